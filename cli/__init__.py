@@ -1,0 +1,1 @@
+"""The command line: arguments and printing, nothing else."""

@@ -1,0 +1,1 @@
+"""edge-opt: rewrites the attention of TFLite language models for edge NPUs."""

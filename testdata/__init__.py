@@ -1,0 +1,1 @@
+"""Small models with random weights, made by the scripts in this folder."""
