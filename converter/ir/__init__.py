@@ -1,1 +1,30 @@
-""""""
+"""The model as a graph: TFLite's own words, with use-def chains that edits keep right."""
+
+from edge_opt.ir.dtypes import DType
+from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor, topological
+from edge_opt.ir.model import Constants, Metadata, Model, Signature
+from edge_opt.ir.quantization import Quantization, same_quantization
+from edge_opt.ir.read import from_tables, load
+from edge_opt.ir.write import save, to_bytes, to_tables
+
+__all__ = [
+    "Buffer",
+    "Constants",
+    "DType",
+    "Metadata",
+    "Model",
+    "Operator",
+    "OperatorCode",
+    "Quantization",
+    "Shape",
+    "Signature",
+    "Subgraph",
+    "Tensor",
+    "from_tables",
+    "load",
+    "same_quantization",
+    "save",
+    "to_bytes",
+    "to_tables",
+    "topological",
+]

@@ -1,0 +1,361 @@
+"""Tensors, operators and subgraphs with use-def chains. Edits go through `Subgraph`, which keeps the chains right.
+
+An operator that is not (yet) in a subgraph reads and defines tensors without their knowing it: a rewrite is built
+aside that way, and becomes part of the graph in one step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.schema.tables import ENUMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge_opt.ir.dtypes import DType
+    from edge_opt.ir.quantization import Quantization
+    from edge_opt.schema.data import Data
+    from edge_opt.schema.table import Table
+
+BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
+_OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}
+
+Shape = tuple[int, ...]
+
+
+class Buffer:
+    """Bytes that constant tensors share; `data` is None for the empty buffer. Never edited in place."""
+
+    __slots__ = ("data", "table")
+
+    def __init__(self, data: Data | None = None, table: Table | None = None) -> None:
+        self.data = data
+        self.table = table
+
+
+class Tensor:
+    """One value of a subgraph. `shape` holds sizes (dynamic ones as the file records them, usually 1)."""
+
+    __slots__ = (
+        "_uses",
+        "buffer",
+        "dtype",
+        "is_variable",
+        "name",
+        "producer",
+        "quantization",
+        "shape",
+        "shape_signature",
+        "table",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: DType,
+        *,
+        quantization: Quantization | None = None,
+        buffer: Buffer | None = None,
+        shape_signature: Shape | None = None,
+        is_variable: bool = False,
+        table: Table | None = None,
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.quantization = quantization
+        self.buffer = buffer
+        self.shape_signature = shape_signature
+        self.is_variable = is_variable
+        self.table = table
+        self.producer: Operator | None = None
+        self._uses: dict[Operator, int] = {}
+
+    @property
+    def consumers(self) -> list[Operator]:
+        """Operators of the subgraph that read this tensor, each once, in the order they began to."""
+        return list(self._uses)
+
+    @property
+    def has_rank(self) -> bool:
+        """False where the file says that not even the number of dimensions is known."""
+        return bool(self.shape) or self.table is None or bool(self.table.get("has_rank"))
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True where a dimension is known only at run time."""
+        return self.shape_signature is not None and -1 in self.shape_signature
+
+    @property
+    def is_constant(self) -> bool:
+        """True where the bytes of the tensor are in the file."""
+        return self.buffer is not None and self.buffer.data is not None and not self.is_variable
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def is_quantized(self) -> bool:
+        """True where the stored integers stand for real numbers."""
+        return self.quantization is not None and self.quantization.is_affine
+
+    def array(self) -> NDArray[np.generic]:
+        """The constant's stored numbers, shape `shape`; reads the file only now.
+
+        Raises:
+            ValueError: if the tensor is not constant, or its type has no numpy counterpart.
+        """
+        dtype = self.dtype.numpy
+        if not self.is_constant or dtype is None:
+            raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
+        assert self.buffer is not None
+        assert self.buffer.data is not None
+        return self.buffer.data.view().view(dtype).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype.name}{list(self.shape)})"
+
+
+class OperatorCode:
+    """Which operator, in which version; `custom_code` names a custom one."""
+
+    __slots__ = ("builtin", "custom_code", "table", "version")
+
+    def __init__(
+        self, builtin: int, version: int = 1, custom_code: str | None = None, table: Table | None = None
+    ) -> None:
+        self.builtin = builtin
+        self.version = version
+        self.custom_code = custom_code
+        self.table = table
+
+    @property
+    def name(self) -> str:
+        """The schema's name, e.g. BATCH_MATMUL; CUSTOM for every custom operator."""
+        return _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}")
+
+    def key(self) -> tuple[int, int, str | None]:
+        """Operator codes with equal keys are interchangeable."""
+        return (self.builtin, self.version, self.custom_code if self.name == "CUSTOM" else None)
+
+
+class Operator:
+    """One step of a subgraph. Inputs may be None where an optional one is left out."""
+
+    __slots__ = (
+        "_inputs",
+        "_next",
+        "_outputs",
+        "_previous",
+        "code",
+        "intermediates",
+        "options",
+        "subgraph",
+        "table",
+    )
+
+    def __init__(
+        self,
+        code: OperatorCode,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        options: Table | None = None,
+        table: Table | None = None,
+        intermediates: Sequence[Tensor] = (),
+    ) -> None:
+        self.code = code
+        self.intermediates = tuple(intermediates)
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self.options = options
+        self.table = table
+        self.subgraph: Subgraph | None = None
+        self._previous: Operator | None = None
+        self._next: Operator | None = None
+
+    @property
+    def name(self) -> str:
+        """The schema's name of the operator, e.g. BATCH_MATMUL."""
+        return self.code.name
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What it reads; change it with `Subgraph.set_input`."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What it defines."""
+        return self._outputs
+
+    @property
+    def output(self) -> Tensor:
+        """The only output, of operators that have one."""
+        assert len(self._outputs) == 1
+        return self._outputs[0]
+
+    def input(self, index: int) -> Tensor:
+        """Input `index`, which the operator's definition requires to be there."""
+        tensor = self._inputs[index]
+        assert tensor is not None
+        return tensor
+
+    def option(self, name: str) -> int | float | bool:
+        """A scalar option's value, or the schema's default where the options are left out."""
+        if self.options is None:
+            return 0
+        value: int | float | bool = self.options.get(name)
+        return value
+
+    def __repr__(self) -> str:
+        names = ", ".join("-" if t is None else t.name for t in self._inputs)
+        return f"Operator({self.name}({names}) -> {', '.join(t.name for t in self._outputs)})"
+
+
+class Subgraph:
+    """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it.
+
+    Iterating is safe while the operator just visited is removed, or others are inserted before it.
+    """
+
+    def __init__(self, name: str = "", table: Table | None = None) -> None:
+        self.name = name
+        self.table = table
+        self.tensors: list[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self._first: Operator | None = None
+        self._last: Operator | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def operators(self) -> Iterator[Operator]:
+        """The operators, in execution order."""
+        operator = self._first
+        while operator is not None:
+            following = operator._next  # noqa: SLF001
+            yield operator
+            operator = following
+
+    def is_output(self, tensor: Tensor) -> bool:
+        """True where the subgraph gives the tensor to its caller."""
+        return any(tensor is output for output in self.outputs)
+
+    def add_tensor(self, tensor: Tensor) -> Tensor:
+        """List a tensor; operators may only use listed ones when the model is written."""
+        self.tensors.append(tensor)
+        return tensor
+
+    def append(self, operator: Operator) -> Operator:
+        """Add an operator at the end."""
+        return self.insert_before(None, operator)
+
+    def insert_before(self, anchor: Operator | None, operator: Operator) -> Operator:
+        """Add an operator in front of `anchor` (at the end for None); its tensors learn of it."""
+        assert operator.subgraph is None
+        assert anchor is None or anchor.subgraph is self
+        previous = self._last if anchor is None else anchor._previous  # noqa: SLF001
+        operator._previous, operator._next = previous, anchor  # noqa: SLF001
+        if previous is None:
+            self._first = operator
+        else:
+            previous._next = operator  # noqa: SLF001
+        if anchor is None:
+            self._last = operator
+        else:
+            anchor._previous = operator  # noqa: SLF001
+        operator.subgraph = self
+        self._count += 1
+        for tensor in operator.inputs:
+            _count_use(tensor, operator, 1)
+        for output in operator.outputs:
+            assert output.producer is None, f"{output} is defined twice"
+            output.producer = operator
+        return operator
+
+    def remove(self, operator: Operator) -> None:
+        """Take an operator out; its outputs are then defined by nobody."""
+        assert operator.subgraph is self
+        previous, following = operator._previous, operator._next  # noqa: SLF001
+        if previous is None:
+            self._first = following
+        else:
+            previous._next = following  # noqa: SLF001
+        if following is None:
+            self._last = previous
+        else:
+            following._previous = previous  # noqa: SLF001
+        operator.subgraph = operator._previous = operator._next = None  # noqa: SLF001
+        self._count -= 1
+        for tensor in operator.inputs:
+            _count_use(tensor, operator, -1)
+        for output in operator.outputs:
+            output.producer = None
+
+    def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
+        """Let an operator of this subgraph read another tensor."""
+        assert operator.subgraph is self
+        _count_use(operator._inputs[index], operator, -1)  # noqa: SLF001
+        inputs = list(operator._inputs)  # noqa: SLF001
+        inputs[index] = tensor
+        operator._inputs = tuple(inputs)  # noqa: SLF001
+        _count_use(tensor, operator, 1)
+
+    def replace_uses(self, old: Tensor, new: Tensor) -> None:
+        """Let every operator that reads `old` read `new`; graph outputs stay as they are."""
+        for operator in old.consumers:
+            for index, tensor in enumerate(operator.inputs):
+                if tensor is old:
+                    self.set_input(operator, index, new)
+
+
+def _count_use(tensor: Tensor | None, operator: Operator, change: int) -> None:
+    if tensor is None:
+        return
+    count = tensor._uses.get(operator, 0) + change  # noqa: SLF001
+    if count:
+        tensor._uses[operator] = count  # noqa: SLF001
+    else:
+        del tensor._uses[operator]  # noqa: SLF001
+
+
+def topological(operators: Iterable[Operator]) -> list[Operator]:
+    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
+    pending = list(operators)
+    producer = {id(tensor): operator for operator in pending for tensor in operator.outputs}
+    ordered: list[Operator] = []
+    done: set[int] = set()
+    for root in pending:
+        stack = [root]
+        while stack:
+            operator = stack[-1]
+            missing = [
+                source
+                for tensor in operator.inputs
+                if tensor is not None
+                and (source := producer.get(id(tensor))) is not None
+                and id(source) not in done
+            ]
+            if id(operator) in done:
+                stack.pop()
+            elif missing:
+                stack.extend(reversed(missing))
+            else:
+                done.add(id(operator))
+                ordered.append(operator)
+                stack.pop()
+    return ordered
+

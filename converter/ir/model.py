@@ -1,0 +1,106 @@
+"""A whole model: its subgraphs, signatures, buffers and metadata. Knows nothing of files; see `read` and `write`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, OperatorCode, Tensor
+from edge_opt.schema.data import Data
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge_opt.ir.dtypes import DType
+    from edge_opt.ir.graph import Shape, Subgraph
+    from edge_opt.ir.quantization import Quantization
+    from edge_opt.schema.reader import ModelFile
+    from edge_opt.schema.table import Table
+
+
+@dataclass(slots=True)
+class Signature:
+    """A named entry point: argument names of one subgraph's inputs and outputs."""
+
+    key: str
+    subgraph: Subgraph
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    table: Table | None = None
+
+
+@dataclass(slots=True)
+class Metadata:
+    """A named blob beside the graphs."""
+
+    name: str
+    buffer: Buffer
+    table: Table | None = None
+
+
+@dataclass(slots=True)
+class Model:
+    """Everything a .tflite file says. `buffers[0]` is the empty one that tensors without bytes refer to."""
+
+    subgraphs: list[Subgraph] = field(default_factory=list)
+    signatures: list[Signature] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=lambda: [Buffer()])
+    operator_codes: list[OperatorCode] = field(default_factory=list)
+    metadata: list[Metadata] = field(default_factory=list)
+    table: Table | None = None
+    file: ModelFile | None = None
+    constant_buffers: dict[bytes, Buffer] = field(default_factory=dict)
+
+    def operator_code(self, name: str, version: int = 1) -> OperatorCode:
+        """The model's code for a builtin operator in that version, listed anew where it is not yet."""
+        code = OperatorCode(BUILTIN_OPERATORS[name], version)
+        for known in self.operator_codes:
+            if known.key() == code.key():
+                return known
+        self.operator_codes.append(code)
+        return code
+
+    def signature_name(self, subgraph: Subgraph) -> str:
+        """The name users know the subgraph by: its signature's key, else its own name."""
+        for signature in self.signatures:
+            if signature.subgraph is subgraph:
+                return signature.key
+        return subgraph.name
+
+    def entry_points(self) -> list[tuple[str, Subgraph]]:
+        """What a caller can run, by name: the signatures, or the first subgraph of a model without any."""
+        if self.signatures:
+            return [(signature.key, signature.subgraph) for signature in self.signatures]
+        return [(subgraph.name or "main", subgraph) for subgraph in self.subgraphs[:1]]
+
+
+class Constants:
+    """Makes constant tensors for one subgraph; equal values of equal type share a tensor, and the bytes a buffer."""
+
+    def __init__(self, model: Model) -> None:
+        self._buffers = model.constant_buffers
+        self._made: dict[tuple[object, ...], Tensor] = {}
+
+    def make(
+        self,
+        name: str,
+        array: NDArray[np.generic],
+        dtype: DType,
+        quantization: Quantization | None = None,
+    ) -> Tensor:
+        """A constant with the numbers of `array` (already in the type that stores `dtype`) and its shape."""
+        raw, shape = array.tobytes(), tuple(int(size) for size in array.shape)
+        key = (raw, shape, dtype, None if quantization is None else quantization.key())
+        known = self._made.get(key)
+        if known is None:
+            known = self._made[key] = self._new(name, raw, shape, dtype, quantization)
+        return known
+
+    def _new(
+        self, name: str, raw: bytes, shape: Shape, dtype: DType, quantization: Quantization | None
+    ) -> Tensor:
+        buffer = self._buffers.get(raw)
+        if buffer is None:
+            buffer = self._buffers[raw] = Buffer(Data.from_bytes(raw))
+        return Tensor(name, shape, dtype, quantization=quantization, buffer=buffer)

@@ -1,0 +1,95 @@
+"""Quantization parameters of a tensor: real = scale * (stored - zero_point). Values only, no arithmetic on graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_opt.schema.table import Table, new_table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Quantization:
+    """What a tensor's QuantizationParameters table says; never edited in place, so tensors may share one.
+
+    `scale` float32 `[c]`, `zero_point` int64 `[c]` with c = 1 (per tensor) or the size of axis
+    `dimension` (per axis); both empty where the table carries only calibration ranges.
+    """
+
+    __slots__ = ("dimension", "scale", "table", "zero_point")
+
+    def __init__(self, table: Table) -> None:
+        scale, zero_point = table.get("scale"), table.get("zero_point")
+        self.table = table
+        self.scale: NDArray[np.float32] = np.empty(0, np.float32) if scale is None else scale
+        self.zero_point: NDArray[np.int64] = (
+            np.zeros(len(self.scale), np.int64) if zero_point is None or not len(zero_point) else zero_point
+        )
+        self.dimension: int = table.get("quantized_dimension")
+
+    @classmethod
+    def affine(cls, scale: float, zero_point: int = 0) -> Quantization:
+        """Per-tensor parameters."""
+        return cls(
+            new_table(
+                "QuantizationParameters",
+                scale=np.array([scale], np.float32),
+                zero_point=np.array([zero_point], np.int64),
+            )
+        )
+
+    @property
+    def is_affine(self) -> bool:
+        """True where there is a scale, i.e. the stored integers stand for real numbers."""
+        return len(self.scale) > 0
+
+    @property
+    def is_per_axis(self) -> bool:
+        """True where every index of axis `dimension` has parameters of its own."""
+        return len(self.scale) > 1
+
+    @property
+    def has_details(self) -> bool:
+        """True for blockwise or custom quantization, whose details this class does not read."""
+        return self.table.get("details") is not None
+
+    def sliced(self, begin: int, size: int) -> Quantization:
+        """Parameters of the slice `begin : begin + size` of the quantized axis."""
+        fields = dict(self.table.fields)
+        for name in ("scale", "zero_point", "min", "max"):
+            values = fields.get(name)
+            if values is not None and len(values) > 1:
+                fields[name] = values[begin : begin + size]
+        return Quantization(Table(self.table.spec, fields))
+
+    def along(self, dimension: int) -> Quantization:
+        """The same parameters, told of another axis (a reshape or transpose moved it)."""
+        fields = dict(self.table.fields)
+        fields["quantized_dimension"] = dimension
+        return Quantization(Table(self.table.spec, fields))
+
+    def key(self) -> tuple[bytes, bytes, int]:
+        """Equal keys: the same mapping from stored to real numbers."""
+        return (self.scale.tobytes(), self.zero_point.tobytes(), self.dimension if self.is_per_axis else 0)
+
+    def __repr__(self) -> str:
+        if not self.is_affine:
+            return "Quantization()"
+        if self.is_per_axis:
+            return f"Quantization({len(self.scale)} scales along axis {self.dimension})"
+        return f"Quantization(scale={float(self.scale[0])!r}, zero_point={int(self.zero_point[0])})"
+
+
+def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
+    """True where both map stored numbers to real ones alike (no parameters counts as one mapping)."""
+    if a is b:
+        return True
+    affine_a, affine_b = a is not None and a.is_affine, b is not None and b.is_affine
+    if not affine_a or not affine_b:
+        return affine_a == affine_b
+    assert a is not None
+    assert b is not None
+    return a.key() == b.key()

@@ -1,0 +1,225 @@
+"""Tables -> IR. Checks what makes a graph a graph (indices, one producer each, execution order); edits nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.ir.dtypes import DType
+from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
+from edge_opt.ir.model import Metadata, Model, Signature
+from edge_opt.ir.quantization import Quantization
+from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.reader import ModelFile, read_model
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from edge_opt.schema.table import Table
+
+# The deprecated 8-bit field holds 127 (PLACEHOLDER_FOR_GREATER_OP_CODES) where the code needs 32 bits.
+_PLACEHOLDER = 127
+_MAX_ELEMENTS = 1 << 48
+
+
+def load(source: str | os.PathLike[str] | bytes) -> Model:
+    """Read a .tflite file (or its bytes). Weights stay on disk until somebody needs their numbers.
+
+    Raises:
+        ModelFormatError: where the file is not a valid model; names table, field and byte offset, or subgraph,
+            operator and tensor.
+    """
+    return from_tables(read_model(source))
+
+
+def from_tables(file: ModelFile) -> Model:
+    """The model that the file's tables describe.
+
+    Raises:
+        ModelFormatError: for indices out of range, two producers of a tensor, use before definition, constants
+            whose bytes do not fit their shape, names used twice.
+    """
+    root = file.root
+    model = Model(table=root, file=file)
+    model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
+    model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
+    for index, table in enumerate(root.get("subgraphs") or []):
+        model.subgraphs.append(_SubgraphReader(model, table, index).read())
+    if not model.subgraphs:
+        raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
+    for table in root.get("signature_defs") or []:
+        _add_signature(model, table)
+    for table in root.get("metadata") or []:
+        index = table.get("buffer")
+        buffer = _at(model.buffers, index, lambda: f"metadata '{table.get('name')}'", "buffer")
+        model.metadata.append(Metadata(table.get("name") or "", buffer, table))
+    return model
+
+
+def _operator_code(table: Table) -> OperatorCode:
+    deprecated, builtin = table.get("deprecated_builtin_code"), table.get("builtin_code")
+    # Writers before TFLite schema 3a fill only the deprecated field; the larger of the two is meant.
+    code = max(deprecated, builtin) if deprecated < _PLACEHOLDER else builtin
+    return OperatorCode(code, table.get("version"), table.get("custom_code"), table)
+
+
+def _at(items: Sequence[Any], index: int, where: Callable[[], str], what: str) -> Any:  # noqa: ANN401
+    if 0 <= index < len(items):
+        return items[index]
+    raise ModelFormatError(f"{where()}: {what} {index} does not exist, there are {len(items)}")
+
+
+class _SubgraphReader:
+    def __init__(self, model: Model, table: Table, index: int) -> None:
+        self._model = model
+        self._table = table
+        self._name = table.get("name") or f"#{index}"
+        self._graph = Subgraph(table.get("name") or "", table)
+        self._defined: set[int] = set()
+
+    def read(self) -> Subgraph:
+        graph, table = self._graph, self._table
+        graph.tensors = [self._tensor(t, i) for i, t in enumerate(table.get("tensors") or [])]
+        graph.inputs = self._tensors(table.get("inputs"), "inputs")
+        graph.outputs = self._tensors(table.get("outputs"), "outputs")
+        self._read_operators()
+        return graph
+
+    def _fail(self, message: str) -> ModelFormatError:
+        return ModelFormatError(f"subgraph '{self._name}', {message}")
+
+    def _tensors(self, indices: Sequence[int] | None, what: str) -> list[Tensor]:
+        where = f"subgraph '{self._name}' {what}"
+        return [
+            _at(self._graph.tensors, i, lambda: where, "tensor") for i in _integers(indices)
+        ]
+
+    def _tensor(self, table: Table, index: int) -> Tensor:
+        name = table.get("name") or ""
+        where = f"tensor {index} '{name}'"
+        shape, signature = table.get("shape"), table.get("shape_signature")
+        quantization = table.get("quantization")
+        tensor = Tensor(
+            name,
+            self._shape(shape, where, 0),
+            DType(table.get("type")),
+            quantization=None if quantization is None else Quantization(quantization),
+            buffer=_at(self._model.buffers, table.get("buffer"), lambda: where, "buffer"),
+            shape_signature=None if signature is None else self._shape(signature, where, -1),
+            is_variable=table.get("is_variable"),
+            table=table,
+        )
+        self._check_bytes(tensor, where)
+        self._check_quantization(tensor, where)
+        return tensor
+
+    def _shape(self, sizes: Sequence[int] | None, where: str, least: int) -> tuple[int, ...]:
+        shape = _integers(sizes)
+        if any(size < least for size in shape) or math.prod(shape) > _MAX_ELEMENTS:
+            raise self._fail(f"{where}: shape {list(shape)} is not one that memory can hold")
+        return shape
+
+    def _check_bytes(self, tensor: Tensor, where: str) -> None:
+        assert tensor.table is not None
+        if not tensor.is_constant or tensor.table.get("sparsity") is not None:
+            return
+        assert tensor.buffer is not None
+        assert tensor.buffer.data is not None
+        expected, actual = tensor.dtype.byte_size(tensor.elements), tensor.buffer.data.length
+        if expected is not None and expected != actual:
+            raise self._fail(
+                f"{where}: {tensor.dtype.name}{list(tensor.shape)} needs {expected} bytes, "
+                f"its buffer {tensor.table.get('buffer')} holds {actual}"
+            )
+
+    def _check_quantization(self, tensor: Tensor, where: str) -> None:
+        parameters = tensor.quantization
+        if parameters is None or not parameters.is_affine:
+            return
+        scale = parameters.scale
+        if not np.isfinite(scale).all() or (scale < 0).any():
+            raise self._fail(f"{where}: quantization scales must be finite and not negative")
+        if len(parameters.zero_point) not in (1, len(scale)):
+            raise self._fail(f"{where}: {len(scale)} scales but {len(parameters.zero_point)} zero points")
+        if not parameters.is_per_axis or not tensor.shape:
+            return
+        axis = parameters.dimension
+        if not 0 <= axis < len(tensor.shape) or tensor.shape[axis] != len(scale):
+            raise self._fail(f"{where}: {len(scale)} scales do not fit axis {axis} of {list(tensor.shape)}")
+
+    def _read_operators(self) -> None:
+        for tensor in self._graph.inputs:
+            self._defined.add(id(tensor))
+        later = {
+            index
+            for table in self._table.get("operators") or []
+            for index in _integers(table.get("outputs"))
+        }
+        self._undefined = {
+            id(self._graph.tensors[index]) for index in later if 0 <= index < len(self._graph.tensors)
+        }
+        for position, table in enumerate(self._table.get("operators") or []):
+            self._read_operator(table, position)
+
+    def _read_operator(self, table: Table, position: int) -> None:
+        code: OperatorCode = _at(
+            self._model.operator_codes,
+            table.get("opcode_index"),
+            lambda: f"subgraph '{self._name}', operator {position}",
+            "operator code",
+        )
+        where = f"operator {position} ({code.name})"
+        tensors = self._graph.tensors
+        place = f"subgraph '{self._name}', {where}"
+        inputs: list[Tensor | None] = [
+            None if index == -1 else _at(tensors, index, lambda: place, "input tensor")
+            for index in _integers(table.get("inputs"))
+        ]
+        outputs: list[Tensor] = [
+            _at(tensors, index, lambda: place, "output tensor") for index in _integers(table.get("outputs"))
+        ]
+        for tensor in inputs:
+            if tensor is not None and id(tensor) in self._undefined and id(tensor) not in self._defined:
+                raise self._fail(f"{where}: reads '{tensor.name}' before it is defined (cyclic or out of order)")
+        for output in outputs:
+            if id(output) in self._defined or output.is_constant:
+                raise self._fail(f"{where}: defines '{output.name}', which is already defined")
+            self._defined.add(id(output))
+        intermediates = [
+            _at(tensors, index, lambda: place, "intermediate tensor")
+            for index in _integers(table.get("intermediates"))
+        ]
+        options = table.get("builtin_options") or table.get("builtin_options_2")
+        self._graph.append(Operator(code, inputs, outputs, options, table, intermediates))
+
+
+def _add_signature(model: Model, table: Table) -> None:
+    key = table.get("signature_key") or ""
+    if any(signature.key == key for signature in model.signatures):
+        raise ModelFormatError(f"signature '{key}' is there twice", table="Model", field="signature_defs")
+    where = f"signature '{key}'"
+    subgraph: Subgraph = _at(model.subgraphs, table.get("subgraph_index"), lambda: where, "subgraph")
+
+    def arguments(field: str) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for entry in table.get(field) or []:
+            name = entry.get("name") or ""
+            if name in named:
+                raise ModelFormatError(f"{where}: {field} names '{name}' twice")
+            named[name] = _at(subgraph.tensors, entry.get("tensor_index"), lambda: where, f"{field}: tensor")
+        return named
+
+    model.signatures.append(Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table))
+
+
+def _integers(values: Sequence[int] | None) -> tuple[int, ...]:
+    if values is None:
+        return ()
+    return tuple(values.tolist()) if isinstance(values, np.ndarray) else tuple(values)
+
+
+# Kept beside the reader because both need to agree on it.
+assert BUILTIN_OPERATORS["PLACEHOLDER_FOR_GREATER_OP_CODES"] == _PLACEHOLDER

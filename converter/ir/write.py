@@ -1,0 +1,198 @@
+"""IR -> tables. What nobody changed keeps its table as it was read; indices are given out anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.tables import UNIONS
+from edge_opt.schema.writer import WriteStats, model_bytes, write_model
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+
+    from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
+    from edge_opt.ir.model import Model, Signature
+
+_SCHEMA_VERSION = 3
+_PLACEHOLDER = 127
+_OPTION_FIELDS = {"builtin_options": "BuiltinOptions", "builtin_options_2": "BuiltinOptions2"}
+
+
+def save(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> WriteStats:
+    """Write a model to a file, whole or not at all; weights go from file to file.
+
+    Raises:
+        UsageError: the output is the input, or exists and `overwrite` is False.
+        OutputError: the output cannot be written; nothing is left behind.
+    """
+    return write_model(to_tables(model), path, overwrite=overwrite, progress=progress)
+
+
+def to_bytes(model: Model) -> bytes:
+    """The model as the bytes of a .tflite file."""
+    return model_bytes(to_tables(model))
+
+
+def to_tables(model: Model) -> Table:
+    """The root table of a model."""
+    return _ModelWriter(model).write()
+
+
+class _Numbering:
+    """Gives out indices: the listed items keep their order, others follow in order of first use."""
+
+    def __init__(self, listed: Iterable[Any]) -> None:
+        self.items = list(listed)
+        self._index = {id(item): index for index, item in enumerate(self.items)}
+
+    def of(self, item: object) -> int:
+        index = self._index.get(id(item))
+        if index is None:
+            index = self._index[id(item)] = len(self.items)
+            self.items.append(item)
+        return index
+
+
+class _ModelWriter:
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._codes = _Numbering(model.operator_codes)
+        self._buffers = _Numbering(model.buffers)
+        self._subgraphs = _Numbering(model.subgraphs)
+        self._tensors: dict[int, _Numbering] = {}
+
+    def write(self) -> Table:
+        model = self._model
+        root = _copy(model.table) if model.table is not None else new_table("Model", version=_SCHEMA_VERSION)
+        _put(root, "subgraphs", [self._subgraph(subgraph) for subgraph in model.subgraphs])
+        _put(root, "signature_defs", [self._signature(signature) for signature in model.signatures])
+        _put(root, "metadata", [self._metadata(entry) for entry in model.metadata])
+        _put(root, "operator_codes", [_operator_code(code) for code in self._codes.items])
+        _put(root, "buffers", [_buffer(buffer) for buffer in self._buffers.items])
+        return root
+
+    def _metadata(self, entry: Any) -> Table:  # noqa: ANN401
+        table = _copy(entry.table) if entry.table is not None else new_table("Metadata", name=entry.name)
+        return _update(table, "buffer", self._buffers.of(entry.buffer))
+
+    def _subgraph(self, subgraph: Subgraph) -> Table:
+        table = _copy(subgraph.table) if subgraph.table is not None else new_table("SubGraph")
+        if subgraph.table is None and subgraph.name:
+            table.set("name", subgraph.name)
+        numbers = self._tensors[id(subgraph)] = _Numbering(subgraph.tensors)
+        operators = [self._operator(operator, numbers) for operator in subgraph.operators]
+        _put_indices(table, "inputs", [numbers.of(tensor) for tensor in subgraph.inputs])
+        _put_indices(table, "outputs", [numbers.of(tensor) for tensor in subgraph.outputs])
+        _put(table, "operators", operators)
+        _put(table, "tensors", [self._tensor(tensor) for tensor in numbers.items])
+        return table
+
+    def _operator(self, operator: Operator, numbers: _Numbering) -> Table:
+        table = _copy(operator.table) if operator.table is not None else new_table("Operator")
+        _update(table, "opcode_index", self._codes.of(operator.code))
+        inputs = [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs]
+        _put_indices(table, "inputs", inputs)
+        _put_indices(table, "outputs", [numbers.of(tensor) for tensor in operator.outputs])
+        if operator.intermediates:
+            _put_indices(table, "intermediates", [numbers.of(tensor) for tensor in operator.intermediates])
+        _put_options(table, operator.options)
+        return table
+
+    def _tensor(self, tensor: Tensor) -> Table:
+        table = _copy(tensor.table) if tensor.table is not None else new_table("Tensor")
+        _update(table, "name", tensor.name)
+        _put_indices(table, "shape", tensor.shape)
+        if tensor.shape_signature is not None:
+            _put_indices(table, "shape_signature", tensor.shape_signature)
+        _update(table, "type", int(tensor.dtype))
+        # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
+        _update(table, "buffer", 0 if tensor.buffer is None else self._buffers.of(tensor.buffer))
+        if tensor.quantization is not None:
+            _update(table, "quantization", tensor.quantization.table)
+        _update(table, "is_variable", tensor.is_variable)
+        return table
+
+    def _signature(self, signature: Signature) -> Table:
+        table = _copy(signature.table) if signature.table is not None else new_table("SignatureDef")
+        _update(table, "signature_key", signature.key)
+        _update(table, "subgraph_index", self._subgraphs.of(signature.subgraph))
+        numbers = self._tensors[id(signature.subgraph)]
+        for field, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+            entries = [
+                new_table("TensorMap", name=name, tensor_index=numbers.of(tensor))
+                for name, tensor in arguments.items()
+            ]
+            if not _same_arguments(table.get(field), entries):
+                _put(table, field, entries)
+        return table
+
+
+def _operator_code(code: OperatorCode) -> Table:
+    if code.table is not None:
+        return code.table
+    table = new_table(
+        "OperatorCode",
+        deprecated_builtin_code=min(code.builtin, _PLACEHOLDER),
+        version=code.version,
+        builtin_code=code.builtin,
+    )
+    if code.custom_code is not None:
+        table.set("custom_code", code.custom_code)
+    return table
+
+
+def _buffer(buffer: Buffer) -> Table:
+    if buffer.table is not None:
+        return buffer.table
+    return new_table("Buffer") if buffer.data is None else new_table("Buffer", data=buffer.data)
+
+
+def _put_options(table: Table, options: Table | None) -> None:
+    for field, union in _OPTION_FIELDS.items():
+        if options is not None and options.spec.name in UNIONS[union]:
+            _update(table, f"{field}_type", UNIONS[union][options.spec.name])
+            table.fields[field] = options
+        elif table.fields.get(field) is not None:
+            del table.fields[field]
+            table.fields.pop(f"{field}_type", None)
+
+
+def _copy(table: Table) -> Table:
+    return Table(table.spec, dict(table.fields))
+
+
+def _update(table: Table, field: str, value: object) -> Table:
+    """Set a field unless it says so already: "absent" and "present with the default" stay apart."""
+    if table.get(field) != value:
+        table.set(field, value)
+    return table
+
+
+def _put(table: Table, field: str, values: list[Table]) -> None:
+    if values or field in table.fields:
+        table.fields[field] = values
+
+
+def _put_indices(table: Table, field: str, values: Sequence[int]) -> None:
+    present = table.fields.get(field)
+    if present is None and not values:
+        return
+    if present is None or len(present) != len(values) or present.tolist() != list(values):
+        table.fields[field] = np.array(values, np.int32)
+
+
+def _same_arguments(present: list[Table] | None, entries: list[Table]) -> bool:
+    def pairs(tables: list[Table]) -> list[tuple[object, object]]:
+        return [(table.get("name"), table.get("tensor_index")) for table in tables]
+
+    return pairs(present or []) == pairs(entries)
