@@ -1,0 +1,136 @@
+"""Broadcasting: the shape that operands give together, and whether a recorded result fits it.
+
+The rules are those of the `Broadcastable` trait of MLIR; nothing here knows an operator or a model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.shapes.dimension import (
+    DYNAMIC,
+    Shape,
+    as_shape,
+    dimension_text,
+    same_size,
+    shape_text,
+)
+from edge_opt.shapes.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def broadcast(*shapes: Iterable[int] | None) -> Shape | None:
+    """Infer the shape of a result from the shapes of its operands.
+
+    Each shape is a tuple, -1 (or a `Dim`) a dynamic dimension, None an unranked operand. Ranks are made equal
+    with 1s on the left, then dimension by dimension:
+
+        (?, ?) -> ?    (?, 1) -> ?    (?, n) -> n    (1, 1) -> 1    (1, n) -> n    (n, n) -> n
+
+    Unranked operands are left out; if all are, the result is None. Size 0 counts as an n, as in numpy.
+
+    Source: MLIR's `Broadcastable` trait, `InferResultShape`.
+
+    Raises:
+        ShapeError: there is no operand, two static sizes over 1 differ, or a dimension is no size.
+    """
+    labels = [f"operand {index}" for index in range(len(shapes))]
+    ranked = [as_shape(shape, label) for shape, label in zip(shapes, labels, strict=True)]
+    return broadcast_operands(ranked, labels)
+
+
+def broadcast_operands(shapes: Sequence[Shape | None], labels: Sequence[str]) -> Shape | None:
+    """Do as `broadcast`; in a refusal the operands go by their `labels`, as many as shapes."""
+    if not shapes:
+        raise ShapeError("a broadcast needs at least one operand, got none")
+    ranked = [(shape, label) for shape, label in zip(shapes, labels, strict=True) if shape is not None]
+    if not ranked:
+        return None
+    result, first = ranked[0]
+    sources = [(first, axis) for axis in range(len(result))]
+    for shape, label in ranked[1:]:
+        result, sources = _infer_pair(result, sources, shape, label)
+    return result
+
+
+_Sources = list[tuple[str, int]]
+
+
+def _infer_pair(result: Shape, sources: _Sources, shape: Shape, label: str) -> tuple[Shape, _Sources]:
+    """Fold one more operand in; `sources` tells which operand's axis gave each dimension so far."""
+    rank = max(len(result), len(shape))
+    padded = (1,) * (rank - len(result)) + result
+    incoming = (1,) * (rank - len(shape)) + shape
+    offset = rank - len(shape)
+    own = [(label, axis - offset) for axis in range(rank)]
+    kept = own[: rank - len(result)] + sources
+    dims: list[int] = []
+    for axis, (left, right) in enumerate(zip(padded, incoming, strict=True)):
+        dim = infer_dimension(left, right)
+        if dim is None:
+            raise _sizes_differ(left, kept[axis], right, own[axis])
+        if left == 1 and axis >= offset:
+            kept[axis] = own[axis]
+        dims.append(dim)
+    return tuple(dims), kept
+
+
+def infer_dimension(left: int, right: int) -> int | None:
+    """Infer one dimension of the result; None where two static sizes exclude each other.
+
+    Source: MLIR's `Broadcastable` trait, `InferDim`. Two dynamic dimensions of one name give that name.
+    """
+    if left == 1:
+        return right
+    if right == 1:
+        return left
+    if left < 0 and right < 0:
+        return left if same_size(left, right) else DYNAMIC
+    if left < 0:
+        return right
+    return left if right < 0 or left == right else None
+
+
+def _sizes_differ(left: int, source: tuple[str, int], right: int, other: tuple[str, int]) -> ShapeError:
+    (first, axis), (second, other_axis) = source, other
+    return ShapeError(
+        f"sizes do not broadcast: {left} in {first} (axis {axis}), {right} in {second} (axis {other_axis}): "
+        "expected equal sizes, or 1 in one of them"
+    )
+
+
+def verify_broadcast(
+    operands: Sequence[Iterable[int] | None], result: Iterable[int] | None, allow_refinement: bool = False
+) -> None:
+    """Check that `result` is a legal result shape for the operands.
+
+    With nothing inferred (no ranked operand) or an unranked result there is nothing to check. Else the ranks
+    must be equal, and each static dimension of the result must equal the inferred one. An inferred dynamic
+    dimension against a static one is refused, as the trait's pseudo-code and its third incorrect example have
+    it; with `allow_refinement` it passes, as the trait's table has it.
+
+    Source: MLIR's `Broadcastable` trait, `Verify`.
+
+    Raises:
+        ShapeError: the operands do not broadcast, or the result does not fit what they give.
+    """
+    inferred = broadcast(*operands)
+    actual = as_shape(result, "the result")
+    if inferred is None or actual is None:
+        return
+    reason = misfit(inferred, actual, allow_refinement=allow_refinement)
+    if reason:
+        raise ShapeError(f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}")
+
+
+def misfit(inferred: Shape, actual: Shape, *, allow_refinement: bool) -> str | None:
+    """Say why a recorded shape does not fit the inferred one; None where it does."""
+    if len(inferred) != len(actual):
+        return f"rank {len(inferred)} expected, rank {len(actual)} recorded"
+    for axis, (expected, recorded) in enumerate(zip(inferred, actual, strict=True)):
+        if recorded < 0 or expected == recorded or (expected < 0 and allow_refinement):
+            continue
+        return f"axis {axis} is {dimension_text(expected)}, recorded as {recorded}"
+    return None

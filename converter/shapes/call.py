@@ -1,0 +1,245 @@
+"""What a rule sees of the operator it is asked about: shapes, options and known values; it knows no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, as_shape, normalize_axis, shape_text
+from edge_opt.shapes.errors import ShapeError
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Constant: TypeAlias = Callable[[int], Array | None]
+"""Gives the value of input i where it is known. Of an integer value some elements may be unknown: then it is
+an object array with None, or a `Dim`, in their places."""
+
+Element: TypeAlias = int | None
+Results: TypeAlias = Sequence[Shape | None]
+
+_MOST_UNKNOWN_ELEMENTS = 64
+
+
+class Options(Protocol):
+    """The options table of an operator."""
+
+    def get(self, name: str) -> Any:
+        """Return the field's value, or the schema's default."""
+        ...
+
+
+class TensorLike(Protocol):
+    """What shape rules read of a tensor."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The recorded shape."""
+        ...
+
+    @property
+    def dtype(self) -> int:
+        """Its TensorType."""
+        ...
+
+
+class OperatorLike(Protocol):
+    """What shape rules read of an operator; `edge_opt.ir.Operator` is one."""
+
+    @property
+    def name(self) -> str:
+        """The schema's name of the operator, e.g. BATCH_MATMUL."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[TensorLike | None]:
+        """What it reads; None where an optional input is left out."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[TensorLike]:
+        """What it defines."""
+        ...
+
+    @property
+    def options(self) -> Options | None:
+        """Its options, None where the file has none."""
+        ...
+
+
+Enter: TypeAlias = Callable[[int, Sequence[Shape | None], Sequence[Array | None]], Results | None]
+"""Derives the outputs of a subgraph from the shapes and known values of its inputs; None where it cannot."""
+
+
+def _enter_nothing(
+    index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
+) -> Results | None:
+    del index, shapes, values
+    return None
+
+
+class Call:
+    """One operator with the shapes of its inputs."""
+
+    __slots__ = ("_constant", "_options", "enter", "name", "op", "shapes")
+
+    def __init__(
+        self,
+        op: OperatorLike,
+        shapes: Sequence[Shape | None],
+        constant: Constant,
+        enter: Enter = _enter_nothing,
+    ) -> None:
+        self.op = op
+        self.name = op.name
+        self.shapes = shapes
+        self.enter = enter
+        self._constant = constant
+        self._options = op.options
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """Return an option's value; `default` where there are no options or the value is an absent vector."""
+        if self._options is None:
+            return default
+        value = self._options.get(name)
+        return default if value is None else value
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean option, False where the operator has no options."""
+        return bool(self.option(name, False))
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is there; an optional one may be left out, or cut off."""
+        return index < len(self.op.inputs) and self.op.inputs[index] is not None
+
+    def label(self, index: int) -> str:
+        """Name input `index` in a sentence."""
+        tensor = self.op.inputs[index] if index < len(self.op.inputs) else None
+        return f"input {index}" if tensor is None else f"tensor '{tensor.name}'"
+
+    def labels(self) -> list[str]:
+        """Name every input."""
+        return [self.label(index) for index in range(len(self.shapes))]
+
+    def described(self, index: int) -> str:
+        """Name input `index` with its shape."""
+        return f"{self.label(index)} {shape_text(self.shapes[index])}"
+
+    def known(self, index: int) -> Array | None:
+        """Return what is known of the value of input `index`: all of it, or some elements, or None."""
+        return self._constant(index) if self.has(index) else None
+
+    def value(self, index: int) -> Array | None:
+        """Return the value of input `index` where all of it is known."""
+        value = self.known(index)
+        return None if value is None or value.dtype == object else value
+
+    def elements(self, index: int) -> list[Element] | None:
+        """Return the elements of an integer input, None for each that is unknown.
+
+        The result is None where not even their number is known.
+        """
+        if not self.has(index):
+            return None
+        value = self._constant(index)
+        if value is None:
+            return self._unknown_elements(index)
+        if value.dtype != object and value.dtype.kind not in "iu":
+            raise ShapeError(f"{self.label(index)} has the type {value.dtype}: expected whole numbers")
+        elements: list[Element] = value.ravel().tolist()
+        return elements
+
+    def _unknown_elements(self, index: int) -> list[Element] | None:
+        shape = self.shapes[index]
+        if shape is None or len(shape) > 1:
+            return None
+        count = shape[0] if shape else 1
+        return [None] * count if 0 <= count <= _MOST_UNKNOWN_ELEMENTS else None
+
+    def integers(self, index: int) -> list[int] | None:
+        """Return the elements of an integer input where all are known."""
+        elements = self.elements(index)
+        if elements is None:
+            return None
+        known = [element for element in elements if element is not None and not isinstance(element, Dim)]
+        return known if len(known) == len(elements) else None
+
+    def sizes(self, index: int) -> Shape | None:
+        """Return the shape that input `index` spells out, a vector; None where not even its length is known.
+
+        Raises:
+            ShapeError: the input is no vector, or a known size is negative.
+        """
+        self.require_rank(index, 1)
+        elements = self.elements(index)
+        if elements is None:
+            return None
+        if any(size is not None and size < 0 and not isinstance(size, Dim) for size in elements):
+            raise ShapeError(f"{self.label(index)} has a negative size: {elements}")
+        return tuple(as_dimension(size) for size in elements)
+
+    def scalar(self, index: int) -> Element:
+        """Return the only element of an integer input, None where unknown.
+
+        Raises:
+            ShapeError: the input has more than one element.
+        """
+        elements = self.elements(index)
+        if elements is None:
+            return None
+        if len(elements) != 1:
+            raise ShapeError(f"{self.label(index)} has {len(elements)} elements: expected one")
+        return elements[0]
+
+    def require_rank(self, index: int, low: int, high: int | None = None) -> Shape | None:
+        """Return the shape of input `index`, None where unranked.
+
+        Raises:
+            ShapeError: its rank lies outside [low, high].
+        """
+        shape = self.shapes[index]
+        if shape is None or low <= len(shape) <= (low if high is None else high):
+            return shape
+        wanted = str(low) if high in (None, low) else f"{low} to {high}"
+        raise ShapeError(f"{self.described(index)} has rank {len(shape)}: expected rank {wanted}")
+
+    def require_single(self, index: int) -> None:
+        """Refuse an input that cannot have exactly one element.
+
+        Raises:
+            ShapeError: the sizes are known, and their product is not 1.
+        """
+        shape = self.shapes[index]
+        if shape is not None and any(dim >= 0 and dim != 1 for dim in shape):
+            raise ShapeError(f"{self.described(index)}: expected one element")
+
+    def axis(self, axis: int, rank: int, what: str) -> int:
+        """Return the axis counted from the front.
+
+        Raises:
+            ShapeError: it lies outside [-rank, rank).
+        """
+        normal = normalize_axis(axis, rank)
+        if normal is None:
+            raise ShapeError(f"axis {axis} lies outside {what}: expected -{rank} to {rank - 1}")
+        return normal
+
+
+def as_dimension(element: Element) -> int:
+    """Return the dimension that an element of a shape operand stands for."""
+    return DYNAMIC if element is None else element
+
+
+def checked_shapes(op: OperatorLike, shapes: Sequence[Shape | None]) -> list[Shape | None]:
+    """Return the shapes as tuples of whole numbers, one for each input.
+
+    Raises:
+        ShapeError: their number is not that of the operator's inputs, or a dimension is no size.
+    """
+    if len(shapes) != len(op.inputs):
+        raise ShapeError(f"{len(shapes)} input shapes for {len(op.inputs)} inputs")
+    return [as_shape(shape, f"input {index}") for index, shape in enumerate(shapes)]

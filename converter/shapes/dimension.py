@@ -1,0 +1,136 @@
+"""Dimensions and shapes: what -1 and None mean, and the arithmetic that keeps both; it knows no operator."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from edge_opt.shapes.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Shape: TypeAlias = tuple[int, ...]
+"""Sizes from the outermost axis in; -1 (or a `Dim`) is a dynamic one. An unranked tensor's shape is None."""
+
+DYNAMIC = -1
+
+
+class Dim(int):
+    """A dynamic dimension with an identity: it equals -1, and two of one name have one size at run time."""
+
+    name: str
+
+    def __new__(cls, name: str) -> Self:
+        """Make the dimension of that name."""
+        dim = super().__new__(cls, DYNAMIC)
+        dim.name = name
+        return dim
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+
+def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
+    """Return the shape as a tuple of int (or `Dim`); None stays None.
+
+    Raises:
+        ShapeError: a dimension is not a whole number or lies below -1; names `label`.
+    """
+    if shape is None:
+        return None
+    return tuple(_as_dimension(dim, label) for dim in shape)
+
+
+def _as_dimension(dim: int, label: str) -> int:
+    if isinstance(dim, Dim):
+        return dim
+    try:
+        size = operator.index(dim)
+    except TypeError:
+        raise ShapeError(
+            f"{label} has the dimension {dim!r}: expected a whole number, or -1 for a dynamic one"
+        ) from None
+    if size < DYNAMIC:
+        raise ShapeError(f"{label} has the dimension {size}: expected a size, or -1 for a dynamic one")
+    return size
+
+
+def same_size(left: int, right: int) -> bool:
+    """Whether the two dimensions are known to be equal at run time: equal sizes, or dynamic with one name."""
+    if left >= 0:
+        return left == right
+    return isinstance(left, Dim) and isinstance(right, Dim) and left.name == right.name
+
+
+def may_be_equal(left: int, right: int) -> bool:
+    """Whether the two dimensions can be equal at run time."""
+    return left < 0 or right < 0 or left == right
+
+
+def is_static(shape: Sequence[int] | None) -> bool:
+    """Whether rank and every size are known."""
+    return shape is not None and all(dim >= 0 for dim in shape)
+
+
+def element_count(dims: Iterable[int]) -> int:
+    """The product of the dimensions; -1 where it depends on a dynamic one (0 times anything is 0)."""
+    count = 1
+    dynamic: list[int] = []
+    for dim in dims:
+        if dim < 0:
+            dynamic.append(dim)
+        else:
+            count *= dim
+    if not dynamic or count == 0:
+        return count
+    return dynamic[0] if count == 1 and len(dynamic) == 1 else DYNAMIC
+
+
+def add_sizes(dims: Iterable[int]) -> int:
+    """The sum of the dimensions; -1 where one of them is dynamic, a lone dynamic one keeps its name."""
+    total = 0
+    dynamic: list[int] = []
+    for dim in dims:
+        if dim < 0:
+            dynamic.append(dim)
+        else:
+            total += dim
+    if not dynamic:
+        return total
+    return dynamic[0] if total == 0 and len(dynamic) == 1 else DYNAMIC
+
+
+def merge_dimensions(left: int, right: int) -> int:
+    """The more specific of two dimensions that are known to describe the same axis.
+
+    The caller has checked `may_be_equal`.
+    """
+    if left >= 0:
+        return left
+    if right >= 0 or isinstance(right, Dim):
+        return right if right >= 0 or not isinstance(left, Dim) else left
+    return left
+
+
+def normalize_axis(axis: int, rank: int) -> int | None:
+    """The axis counted from the front; None where it lies outside [-rank, rank)."""
+    if -rank <= axis < rank:
+        return axis + rank if axis < 0 else axis
+    return None
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """The shape for a sentence: `[1,?,256]`, or "unranked"."""
+    if shape is None:
+        return "unranked"
+    return "[" + ",".join(dimension_text(dim) for dim in shape) + "]"
+
+
+def dimension_text(dim: int) -> str:
+    """The dimension for a sentence: its size, its name, or `?`."""
+    if isinstance(dim, Dim):
+        return dim.name
+    return "?" if dim < 0 else str(dim)

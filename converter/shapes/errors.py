@@ -1,0 +1,22 @@
+"""The one error of shape derivation: a sentence, and where in the model it is; it must not know any rule."""
+
+from __future__ import annotations
+
+from edge_opt.schema.errors import EdgeOptError
+
+
+class ShapeError(EdgeOptError):
+    """The shapes, types or attributes of an operation cannot go together.
+
+    `detail` is the sentence itself, `where` the place ("subgraph 'decode', operator 34 (BATCH_MATMUL)") or
+    None.
+    """
+
+    def __init__(self, detail: str, where: str | None = None) -> None:
+        super().__init__(f"{where}: {detail}" if where else detail)
+        self.detail = detail
+        self.where = where
+
+    def at(self, where: str) -> ShapeError:
+        """Return the same error with its place; a place that is already known stays."""
+        return self if self.where else ShapeError(self.detail, where)

@@ -1,0 +1,267 @@
+"""Rules of operators that take a part of a tensor, or put one in: slices, gathers, lookups, updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_opt.shapes.call import Call, Element, Results, as_dimension
+from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, may_be_equal
+from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.registry import rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_STRIDED_INDICES = 31
+
+
+@rule("SLICE", inputs=3)
+def slice_(call: Call) -> Results:
+    """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left.
+
+    Source: TFLite, slice.cc, CalculateOutputShapeVector.
+    """
+    shape = call.shapes[0]
+    call.require_rank(1, 1)
+    call.require_rank(2, 1)
+    begin, size = call.elements(1), call.elements(2)
+    if shape is None:
+        count = next((len(known) for known in (begin, size) if known is not None), None)
+        return [None if count is None else (DYNAMIC,) * count]
+    for index, known in ((1, begin), (2, size)):
+        if known is not None and len(known) != len(shape):
+            raise ShapeError(
+                f"{call.label(index)} has {len(known)} numbers: expected one per axis of {call.described(0)}"
+            )
+    unknown: list[Element] = [None] * len(shape)
+    bounds = zip(begin or unknown, size or unknown, strict=True)
+    return [tuple(_slice_size(call, axis, *pair) for axis, pair in enumerate(bounds))]
+
+
+def _slice_size(call: Call, axis: int, begin: Element, size: Element) -> int:
+    whole = (call.shapes[0] or ())[axis]
+    if begin is not None and begin < 0 and not isinstance(begin, Dim):
+        raise ShapeError(
+            f"the slice of {call.described(0)} begins at {begin} in axis {axis}: expected 0 or more"
+        )
+    if size is None or isinstance(size, Dim):
+        return as_dimension(size)
+    if size < DYNAMIC:
+        raise ShapeError(
+            f"the slice of {call.described(0)} has the size {size} in axis {axis}: expected -1 or more"
+        )
+    start = None if begin is None or begin < 0 else begin
+    if whole >= 0 and (start or 0) + max(size, 0) > whole:
+        raise ShapeError(
+            f"the slice of {call.described(0)} leaves axis {axis}: it begins at {start or 0} and takes "
+            f"{'the rest' if size < 0 else size}"
+        )
+    if size >= 0:
+        return size
+    if start == 0:
+        return whole
+    return DYNAMIC if start is None or whole < 0 else whole - start
+
+
+class _Window(NamedTuple):
+    """One entry of a strided slice: where it begins and ends, None for an unknown or masked bound."""
+
+    begin: Element
+    end: Element
+    stride: Element
+    open_begin: bool
+    open_end: bool
+    shrink: bool
+
+
+@rule("STRIDED_SLICE", inputs=4)
+def strided_slice(call: Call) -> Results:
+    """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
+
+    `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
+    `shrink_axis_mask` takes the single index `begin` and drops the axis. With `offset`, the end counts from
+    the begin.
+
+    Source: TFLite, strided_slice.cc, BuildStridedSliceParams and ResizeOutputTensor; strided_slice_logic.h.
+    """
+    shape = call.shapes[0]
+    bounds = [_bounds(call, index) for index in (1, 2, 3)]
+    count = next((len(known) for known in bounds if known is not None), None)
+    if shape is None or count is None:
+        return [None]
+    filled = [[None] * count if known is None else known for known in bounds]
+    if count > _MOST_STRIDED_INDICES or any(len(known) != count for known in filled):
+        raise ShapeError(f"its begin, end and strides need one length, at most {_MOST_STRIDED_INDICES}")
+    windows = [_window(call, index, *(known[index] for known in filled)) for index in range(count)]
+    return [_walk_axes(call, shape, windows)]
+
+
+def _bounds(call: Call, index: int) -> list[Element] | None:
+    call.require_rank(index, 1)
+    return call.elements(index)
+
+
+def _masked(call: Call, name: str, index: int) -> bool:
+    return bool(int(call.option(name, 0)) >> index & 1)
+
+
+def _window(call: Call, index: int, begin: Element, end: Element, stride: Element) -> _Window:
+    if stride == 0:
+        raise ShapeError(f"the stride at index {index} is 0")
+    if call.flag("offset") and begin is not None and end is not None:
+        end = None if isinstance(begin, Dim) or isinstance(end, Dim) else begin + end
+    elif call.flag("offset"):
+        end = None
+    return _Window(
+        begin,
+        end,
+        stride,
+        _masked(call, "begin_mask", index),
+        _masked(call, "end_mask", index),
+        _masked(call, "shrink_axis_mask", index),
+    )
+
+
+def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
+    """Go through the bounds and the input's axes side by side, as the masks pair them up."""
+    ellipsis = [index for index in range(len(windows)) if _masked(call, "ellipsis_mask", index)]
+    if len(ellipsis) > 1:
+        raise ShapeError(f"its ellipsis_mask has {len(ellipsis)} bits: expected at most one")
+    added = [i for i in range(len(windows)) if _masked(call, "new_axis_mask", i) and i not in ellipsis]
+    covered = len(shape) - (len(windows) - len(added) - len(ellipsis))
+    if covered < 0:
+        raise ShapeError(f"{call.described(0)} has fewer axes than the slice has bounds")
+    result: list[int] = []
+    axis = 0
+    for index, window in enumerate(windows):
+        if index in ellipsis:
+            result.extend(shape[axis : axis + covered])
+            axis += covered
+        elif index in added:
+            result.append(1)
+        else:
+            if not window.shrink:
+                result.append(_strided_size(shape[axis], window))
+            elif window.begin is not None:
+                _check_index(call, axis, window.begin)
+            axis += 1
+    return (*result, *shape[axis:])
+
+
+def _check_index(call: Call, axis: int, index: int) -> None:
+    size = (call.shapes[0] or ())[axis]
+    if size >= 0 and not isinstance(index, Dim) and not -size <= index < size:
+        raise ShapeError(f"index {index} lies outside axis {axis} of {call.described(0)}")
+
+
+def _strided_size(size: int, window: _Window) -> int:
+    if window.open_begin and window.open_end and window.stride == 1:
+        return size
+    if size < 0:
+        return _size_of_dynamic(size, window)
+    if window.stride is None or (window.begin is None and not window.open_begin):
+        return DYNAMIC
+    if window.end is None and not window.open_end:
+        return DYNAMIC
+    if isinstance(window.begin, Dim) or isinstance(window.end, Dim):
+        return _named_end(window)
+    begin = None if window.open_begin else window.begin
+    end = None if window.open_end else window.end
+    return len(range(*slice(begin, end, window.stride).indices(size)))
+
+
+def _size_of_dynamic(size: int, window: _Window) -> int:
+    """Of an axis of unknown size: the whole of it from 0 on keeps its name, `[:T]` of an axis T too."""
+    from_start = window.open_begin or window.begin == 0
+    if not from_start or window.stride != 1:
+        return DYNAMIC
+    named = isinstance(window.end, Dim) and isinstance(size, Dim) and window.end.name == size.name
+    return size if window.open_end or named else DYNAMIC
+
+
+def _named_end(window: _Window) -> int:
+    """`[0:T]` of a longer axis may be cut at its end, so only -1 is certain."""
+    del window
+    return DYNAMIC
+
+
+@rule("GATHER", inputs=2)
+def gather(call: Call) -> Results:
+    """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones.
+
+    Source: TFLite, gather.cc, Prepare.
+    """
+    shape, indices = call.shapes[0], call.shapes[1]
+    if shape is None or indices is None:
+        return [None]
+    axis = call.axis(int(call.option("axis", 0)), len(shape), call.described(0))
+    batch = int(call.option("batch_dims", 0))
+    batch = batch + len(indices) if batch < 0 else batch
+    if not 0 <= batch <= min(axis, len(indices)):
+        raise ShapeError(
+            f"its batch_dims {batch} must lie between 0, its axis {axis} and the rank of {call.described(1)}"
+        )
+    for index in range(batch):
+        if not may_be_equal(shape[index], indices[index]):
+            raise ShapeError(f"{call.described(0)} and {call.described(1)} differ in batch axis {index}")
+    return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
+
+
+@rule("GATHER_ND", inputs=2)
+def gather_nd(call: Call) -> Results:
+    """Each row of the last axis of the indices picks a slice of input 0.
+
+    Source: TFLite, gather_nd.cc, Prepare.
+    """
+    shape, indices = call.shapes
+    if shape == () or indices == ():
+        raise ShapeError(f"{call.described(0)} and {call.described(1)} must have rank 1 or more")
+    if shape is None or indices is None or indices[-1] < 0:
+        return [None]
+    if indices[-1] > len(shape):
+        raise ShapeError(
+            f"the rows of {call.described(1)} have more numbers than {call.described(0)} has axes"
+        )
+    return [(*indices[:-1], *shape[indices[-1] :])]
+
+
+@rule("DYNAMIC_UPDATE_SLICE", inputs=3)
+def dynamic_update_slice(call: Call) -> Results:
+    """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where.
+
+    Source: TFLite, dynamic_update_slice.cc, Prepare.
+    """
+    shape, update, start = call.shapes[0], call.shapes[1], call.require_rank(2, 1)
+    if shape is None:
+        return [None]
+    if start is not None and not may_be_equal(start[0], len(shape)):
+        raise ShapeError(
+            f"{call.described(2)} must have {len(shape)} numbers, one for each axis of {call.described(0)}"
+        )
+    if update is not None:
+        _check_fits(call, shape, update)
+    return [shape]
+
+
+def _check_fits(call: Call, shape: Shape, update: Shape) -> None:
+    if len(update) != len(shape):
+        raise ShapeError(f"the update {call.described(1)} must have the rank of {call.described(0)}")
+    for axis, (size, part) in enumerate(zip(shape, update, strict=True)):
+        if 0 <= size < part:
+            raise ShapeError(
+                f"the update {call.described(1)} is longer than {call.described(0)} in axis {axis}"
+            )
+
+
+@rule("EMBEDDING_LOOKUP", inputs=2)
+def embedding_lookup(call: Call) -> Results:
+    """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1).
+
+    Source: TFLite, embedding_lookup.cc, Prepare.
+    """
+    lookup, table = call.require_rank(0, 1), call.shapes[1]
+    if table is None:
+        return [None]
+    if len(table) < 2:
+        raise ShapeError(f"the table {call.described(1)} has rank {len(table)}: expected rank 2 or more")
+    return [(DYNAMIC if lookup is None else lookup[0], *table[1:])]
