@@ -1,1 +1,30 @@
-"""The TFLite file format: tables as data, a bounded reader and a streaming writer."""
+"""The TFLite file format: tables as data, a bounded reader and a streaming writer.
+
+It must not know what operators mean; that is the library's part.
+"""
+
+from edge_opt.schema.data import Data
+from edge_opt.schema.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
+from edge_opt.schema.reader import ModelFile, read_model
+from edge_opt.schema.table import Table, new_table, vector
+from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
+from edge_opt.schema.writer import WriteStats, model_bytes, write_model
+
+__all__ = [
+    "ENUMS",
+    "TABLES",
+    "UNIONS",
+    "Data",
+    "EdgeOptError",
+    "ModelFile",
+    "ModelFormatError",
+    "OutputError",
+    "Table",
+    "UsageError",
+    "WriteStats",
+    "model_bytes",
+    "new_table",
+    "read_model",
+    "vector",
+    "write_model",
+]

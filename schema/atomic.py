@@ -1,0 +1,176 @@
+"""Replaces a file all at once: written beside it under another name, flushed to the disk, then renamed.
+
+It must not know what is written, and removes no file but temporary ones of ours that nobody is using.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from edge_opt.schema.errors import OutputError, UsageError
+
+_SUFFIX: Final = ".edge-opt-tmp"
+_OURS: Final = re.compile(r"\.[0-9a-f]{16}\.edge-opt-tmp\Z")
+
+# Some filesystems cannot flush a folder; the rename is then as durable as they make it.
+_CANNOT_FLUSH: Final = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
+
+
+Identity = tuple[int, int]  # device and inode
+
+
+def resolve_target(
+    path: str | os.PathLike[str], *, overwrite: bool, inputs: tuple[Identity, ...] = ()
+) -> Path:
+    """The file that writing to `path` would make or replace; a symlink stands for what it points to.
+
+    Raises:
+        UsageError: it is one of the inputs, or exists and `overwrite` is false.
+        OutputError: its folder does not exist, or it is no regular file.
+    """
+    try:
+        target = Path(path).resolve()
+        status = target.stat()
+    except FileNotFoundError:
+        if target.parent.is_dir():
+            return target
+        missing = f"folder {target.parent} does not exist, create it"
+        raise OutputError(f"{path} cannot be written: {missing}") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
+    if (status.st_dev, status.st_ino) in inputs:
+        raise UsageError(f"{path} is the input itself: give another output")
+    if not stat.S_ISREG(status.st_mode):
+        raise OutputError(f"{path} cannot be written: it is a folder, pipe or device, give a file name")
+    if not overwrite:
+        raise UsageError(f"{path} exists: pass --force (overwrite=True), or give another output")
+    return target
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | os.PathLike[str], *, overwrite: bool, inputs: tuple[Identity, ...] = ()
+) -> Iterator[int]:
+    """A descriptor to write the new content to; the file gets its name only when the block ends well.
+
+    Raises:
+        UsageError, OutputError: as `resolve_target`; also when the disk refuses. Nothing is left behind.
+    """
+    target = resolve_target(path, overwrite=overwrite, inputs=inputs)
+    try:
+        remove_stale(target.parent)
+        temporary, fd = _create(target)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {_reason(error)}") from error
+    try:
+        yield fd
+        _finish(fd, temporary, target, overwrite=overwrite)
+    except OSError as error:
+        _remove(temporary)
+        raise OutputError(
+            f"{path} could not be written: {_reason(error)}; nothing was left behind"
+        ) from error
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def remove_stale(folder: Path) -> list[Path]:
+    """Remove our temporary files in `folder` that no running process has locked; returns what was removed."""
+    removed = []
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _OURS.search(entry.name)]
+    for name in names:
+        candidate = folder / name
+        if _remove_if_unused(candidate):
+            removed.append(candidate)
+    return removed
+
+
+def _remove_if_unused(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False  # gone meanwhile, or not ours to open
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _still_there(path, fd):
+            return False
+        path.unlink()
+    except OSError:
+        return False  # in use by another process, or in a folder where we may not remove
+    finally:
+        os.close(fd)
+    return True
+
+
+def _create(target: Path) -> tuple[Path, int]:
+    """A locked temporary file beside the target; readable by others only if the target will be."""
+    mode = 0o600 if target.exists() else 0o666
+    stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
+    while True:
+        temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}{_SUFFIX}")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        # Between open and flock another run may have taken it for a stale one.
+        if _still_there(temporary, fd):
+            return temporary, fd
+        os.close(fd)
+
+
+def _still_there(path: Path, fd: int) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(fd)
+    return (status.st_dev, status.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:
+    os.fsync(fd)
+    try:
+        os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
+    except FileNotFoundError:
+        pass  # nothing to replace, the umask has decided
+    else:
+        if not overwrite:
+            raise UsageError(f"{target} was made by somebody else meanwhile: pass --force (overwrite=True)")
+    temporary.rename(target)
+    _flush_folder(target.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_FLUSH:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove(temporary: Path) -> None:
+    temporary.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "the disk is full, make room or write elsewhere"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "the file would be larger than the filesystem or `ulimit -f` allows"
+    if isinstance(error, PermissionError):
+        return "no permission to write in this folder, choose another"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

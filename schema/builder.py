@@ -1,0 +1,228 @@
+"""Tables to flatbuffer bytes, with holes where the positions of weights will go; it never sees a weight.
+
+`flatbuffers.Builder` grows the buffer and writes strings and vectors; tables are packed one struct at a time,
+from a layout that is compiled once per table and set of present fields.
+"""
+
+import struct
+from typing import Any, Final, NamedTuple, NoReturn
+
+import flatbuffers
+import numpy as np
+from edge_opt.schema.data import Data
+from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.meaning import STORED_AFTER
+from edge_opt.schema.spec import FieldSpec, TableSpec
+from edge_opt.schema.table import NUMPY_TYPES, Table
+from edge_opt.schema.tables import UNIONS
+
+IDENTIFIER: Final = b"TFL3"
+
+
+class Hole(NamedTuple):
+    """A place in the tables that wants the position of `data`: a uoffset if inside, else a uint64 offset."""
+
+    at: int
+    data: Data
+    external: bool
+
+
+class Built(NamedTuple):
+    """The tables' bytes and the holes in them."""
+
+    content: bytearray
+    holes: list[Hole]
+
+
+class _Layout(NamedTuple):
+    """Where each present field of a table goes; `places` counts from the table's start."""
+
+    size: int
+    align: int
+    vtable: bytes
+    pack: struct.Struct
+    order: tuple[str, ...]
+    references: tuple[tuple[FieldSpec, int], ...]
+    places: dict[str, int]
+
+
+def build(root: Table, *, inside: bool) -> Built:
+    """The flatbuffer of everything below `root`; `inside=False` moves all weights behind it.
+
+    Raises:
+        ModelFormatError: a field holds something that the format cannot.
+    """
+    builder = _TableBuilder(inside, _puts_new_data_after(root))
+    try:
+        content = builder.finish(root)
+    except flatbuffers.builder.BuilderSizeError as error:
+        raise ModelFormatError(
+            "the tables take over 2 GB, which no flatbuffer can: remove something"
+        ) from error
+    total = len(content)
+    return Built(content, [Hole(total - hole.at, hole.data, hole.external) for hole in builder.holes])
+
+
+def _puts_new_data_after(root: Table) -> bool:
+    """New bytes go where the model keeps its others."""
+    stored = (table.fields.get("data") for table in root.fields.get("buffers", ()))
+    return any(data.external for data in stored if data is not None)
+
+
+class _TableBuilder:
+    """Writes back to front, as flatbuffers do: positions count from the end until everything is built."""
+
+    def __init__(self, inside: bool, new_after: bool) -> None:
+        self.holes: list[Hole] = []
+        self._inside = inside
+        self._new_after = new_after
+        self._builder = flatbuffers.Builder(1 << 16)
+        self._layouts: dict[tuple[str, ...], _Layout] = {}
+        self._vtables: dict[bytes, int] = {}
+        self._tables: dict[int, int] = {}
+        self._vectors: dict[tuple[str, int], int] = {}
+        self._strings: dict[str, int] = {}
+
+    def finish(self, root: Table) -> bytearray:
+        self._builder.Finish(self._table(root), file_identifier=IDENTIFIER)
+        content: bytearray = self._builder.Output()
+        return content
+
+    def _table(self, table: Table) -> int:
+        known = self._tables.get(id(table))
+        if known is not None:
+            return known
+        spec = table.spec
+        fields = table.fields
+        data = None
+        if spec.name in STORED_AFTER:
+            fields, data, external = self._placed(table)
+        layout = self._layouts.get((spec.name, *fields))
+        if layout is None:
+            layout = self._layouts[spec.name, *fields] = _arrange(spec, fields)
+        targets = [self._reference(field, fields) for field, _ in layout.references]
+        start = self._place(layout, spec, fields, targets)
+        if data is not None:
+            name = STORED_AFTER[spec.name][1 if external else 0]
+            self.holes.append(Hole(start - layout.places[name], data, external))
+        self._tables[id(table)] = start
+        return start
+
+    def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, bool]:
+        """The fields to write for a table whose bytes may lie inside or after the flatbuffer."""
+        inside, offset, size = STORED_AFTER[table.spec.name]
+        fields = table.fields
+        data = fields.get(inside)
+        if not isinstance(data, Data):
+            return fields, None, False
+        wanted = self._new_after if data.placement is None else data.placement
+        if not (wanted or not self._inside):
+            return fields, data, False
+        fields = {name: value for name, value in fields.items() if name != inside}
+        return fields | {offset: 0, size: data.length}, data, True
+
+    def _place(self, layout: _Layout, spec: TableSpec, fields: dict[str, Any], targets: list[int]) -> int:
+        builder = self._builder
+        vtable = self._vtables.get(layout.vtable)
+        if vtable is None:
+            vtable = self._vtables[layout.vtable] = self._place_vtable(layout.vtable)
+        # The largest fields come first, so what has to be aligned is the byte after the vtable offset.
+        builder.Prep(layout.align, layout.size - 4)
+        start: int = builder.Offset() + layout.size
+        row = [fields[name] for name in layout.order]
+        for (field, index), target in zip(layout.references, targets, strict=True):
+            row[index] = start - layout.places[field.name] - target
+        builder.head -= layout.size
+        try:
+            layout.pack.pack_into(builder.Bytes, builder.head, vtable - start, *row)
+        except struct.error as error:
+            _refuse_values(spec, fields, error)
+        return start
+
+    def _place_vtable(self, vtable: bytes) -> int:
+        builder = self._builder
+        builder.Prep(2, len(vtable))
+        builder.head -= len(vtable)
+        builder.Bytes[builder.head : builder.head + len(vtable)] = vtable
+        offset: int = builder.Offset()
+        return offset
+
+    def _reference(self, field: FieldSpec, fields: dict[str, Any]) -> int:
+        value = fields[field.name]
+        if isinstance(value, Data):
+            return 0
+        if isinstance(value, str):
+            return self._string(value)
+        if field.kind == "union":
+            self._check_union(field, value, fields)
+        if isinstance(value, Table):
+            return self._table(value)
+        known = self._vectors.get((field.type, id(value)))
+        if known is None:
+            known = self._vectors[field.type, id(value)] = self._vector(field, value)
+        return known
+
+    def _check_union(self, field: FieldSpec, value: Table, fields: dict[str, Any]) -> None:
+        code = fields.get(f"{field.name}_type", 0)
+        if UNIONS[field.element].get(code) != value.spec.name:
+            expected = UNIONS[field.element].get(code, "nothing")
+            message = f"holds a {value.spec.name}, but its type says {expected}: set both"
+            raise ModelFormatError(message, table=field.table, field=field.name)
+
+    def _string(self, text: str) -> int:
+        known = self._strings.get(text)
+        if known is None:
+            known = self._strings[text] = self._builder.CreateString(text)
+        return known
+
+    def _vector(self, field: FieldSpec, value: Any) -> int:
+        if field.kind == "scalars":
+            array = np.asarray(value, NUMPY_TYPES[field.element])
+            return int(self._builder.CreateNumpyVector(array))
+        write = self._table if field.kind == "tables" else self._string
+        targets = [write(item) for item in value]
+        builder = self._builder
+        builder.StartVector(4, len(targets), 4)
+        first = builder.Offset() + 4 * len(targets)
+        # Slot i lies 4 * i bytes behind the first, and its offset counts from itself.
+        offsets = [first - 4 * index - target for index, target in enumerate(targets)]
+        builder.head -= 4 * len(targets)
+        struct.pack_into(f"<{len(targets)}I", builder.Bytes, builder.head, *offsets)
+        return int(builder.EndVector())
+
+
+def _arrange(spec: TableSpec, fields: dict[str, Any]) -> _Layout:
+    """Largest fields first, so that none needs padding; the vtable follows from that."""
+    present = [field for field in spec.fields if field.name in fields]
+    if len(present) != len(fields):
+        unknown = next(name for name in fields if name not in spec.by_name)
+        raise ModelFormatError("is no field of this table: remove it", table=spec.name, field=unknown)
+    ordered = sorted(present, key=lambda field: (-field.size, field.slot))
+    places, size = {}, 4
+    for field in ordered:
+        places[field.name] = size
+        size += field.size
+    slots = [0] * (1 + max((field.slot for field in present), default=-1))
+    for field in present:
+        slots[field.slot] = places[field.name]
+    return _Layout(
+        size,
+        max(4, max((field.size for field in present), default=4)),
+        struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), size, *slots),
+        struct.Struct("<i" + "".join(field.code for field in ordered)),
+        tuple(field.name for field in ordered),
+        tuple((field, ordered.index(field)) for field in present if field.kind != "scalar"),
+        places,
+    )
+
+
+def _refuse_values(spec: TableSpec, values: dict[str, Any], error: struct.error) -> NoReturn:
+    for field in spec.fields:
+        if field.kind != "scalar" or field.name not in values:
+            continue
+        try:
+            struct.pack(f"<{field.code}", values[field.name])
+        except struct.error as cause:
+            message = f"holds {values[field.name]!r}, which is no {field.type} ({cause})"
+            raise ModelFormatError(message, table=spec.name, field=field.name) from error
+    raise AssertionError(f"{spec.name}: every value fits, but not all together") from error

@@ -1,0 +1,191 @@
+"""Bytes that stay where they are: a region of an open file, or of memory, until somebody asks for them.
+
+It must not interpret the bytes, and it never opens a file by a name found inside a model.
+"""
+
+import errno
+import mmap
+import os
+import stat
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from edge_opt.schema.errors import ModelFormatError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Source:
+    """A model file (mapped read-only) or a bytes object; `buffer` is what the reader looks at.
+
+    The mapping and the descriptor live as long as somebody refers to the source; `close` gives them back
+    earlier, except for a mapping that arrays still look into, which goes with the last of them.
+    """
+
+    __slots__ = ("__weakref__", "_finalizer", "_stat", "buffer", "fd", "path", "size")
+
+    def __init__(self, content: bytes) -> None:
+        self.path: Path | None = None
+        self.fd: int | None = None
+        self.buffer: Any = content
+        self.size = len(content)
+        self._stat: tuple[int, ...] | None = None
+        self._finalizer: Any = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Source":
+        """Map a regular file; anything else is refused before a byte of it is read.
+
+        Raises:
+            ModelFormatError: the file is missing, unreadable, empty, or no regular file.
+        """
+        source = cls(b"")
+        source.path = Path(path)
+        try:
+            # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise ModelFormatError(_cannot_open(source.path, error)) from error
+        source._finalizer = weakref.finalize(source, os.close, fd)
+        source.fd = fd
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            source.close()
+            raise ModelFormatError(
+                f"{path} is {_file_kind(status.st_mode)}, not a file: give a .tflite model"
+            )
+        if status.st_size == 0:
+            source.close()
+            raise ModelFormatError(f"{path} is empty: it is no model, export or download it again")
+        source.size = status.st_size
+        source._stat = _identity(status)
+        source.buffer = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+        return source
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return "the model in memory" if self.path is None else str(self.path)
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file; None for bytes."""
+        return None if self._stat is None else (self._stat[0], self._stat[1])
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """`length` bytes from `offset` on, uint8[length], read-only and mapped, not copied.
+
+        Raises:
+            ModelFormatError: the file was closed.
+        """
+        if length == 0:
+            return np.empty(0, np.uint8)
+        if not len(self.buffer):
+            raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
+        return np.frombuffer(self.buffer, np.uint8, length, offset)
+
+    def check_unchanged(self) -> None:
+        """Compare size and modification time with those at opening.
+
+        Raises:
+            ModelFormatError: somebody wrote to the file meanwhile, so what was read of it is worth nothing.
+        """
+        if self.fd is not None and _identity(os.fstat(self.fd)) != self._stat:
+            raise ModelFormatError(f"{self.name} was changed while it was in use: read it again")
+
+    def close(self) -> None:
+        """Give back the descriptor, and the mapping unless arrays still look into it."""
+        buffer, self.buffer = self.buffer, b""
+        self.fd = None
+        if self._finalizer is not None:
+            self._finalizer()
+        if isinstance(buffer, mmap.mmap):
+            try:
+                buffer.close()
+            except BufferError:
+                return  # an array still looks into it; the mapping goes with the last one
+
+
+class Data:
+    """Bytes in a region of a `Source` or in memory; `external`: stored after the flatbuffer, not inside it.
+
+    For bytes in memory `external=None` means: wherever the other weights of the model are.
+    """
+
+    __slots__ = ("_external", "_memory", "length", "offset", "source")
+
+    def __init__(
+        self,
+        content: bytes | npt.NDArray[Any] | None,
+        *,
+        external: bool | None = None,
+        source: Source | None = None,
+        offset: int = 0,
+        length: int = 0,
+    ) -> None:
+        self._memory = None if content is None else _as_bytes(content)
+        self._external = external
+        self.source = source
+        self.offset = offset
+        self.length = length if self._memory is None else self._memory.nbytes
+
+    @classmethod
+    def region(cls, source: Source, offset: int, length: int, *, external: bool) -> "Data":
+        """`length` bytes of `source` from `offset` on; the caller has checked that they lie inside."""
+        return cls(None, external=external, source=source, offset=offset, length=length)
+
+    @property
+    def external(self) -> bool:
+        """Whether the bytes lie after the flatbuffer."""
+        return bool(self._external)
+
+    @property
+    def placement(self) -> bool | None:
+        """As `external`, but None for bytes in memory that may go anywhere."""
+        return self._external
+
+    def view(self) -> Bytes:
+        """The bytes, uint8[length], read-only; those of a file are mapped, not copied.
+
+        Raises:
+            ModelFormatError: the file they come from was closed.
+        """
+        if self._memory is not None:
+            return self._memory
+        assert self.source is not None
+        return self.source.view(self.offset, self.length)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        where = "memory" if self.source is None else f"{self.source.name} at {self.offset}"
+        return f"Data({self.length} bytes, {where}{', external' if self.external else ''})"
+
+
+def _as_bytes(content: bytes | npt.NDArray[Any]) -> Bytes:
+    array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
+    flat.flags.writeable = False
+    return flat
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _file_kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _cannot_open(path: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):
+        return f"{str(path)!r} is not a file name: {error}"
+    if error.errno == errno.ENOENT:
+        return f"{path} does not exist: check the path"
+    return f"{path} cannot be opened: {error.strerror}"

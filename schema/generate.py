@@ -1,0 +1,197 @@
+"""Writes tables.py: reads names, slots, types, defaults, unions and enums off the generated TFLite bindings.
+
+It looks at `ai_edge_litert.schema_py_generated` only and never at a model. Run it after a schema release as
+`python -m edge_opt.schema.generate`; with `--check` it only says whether the file still agrees.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ai_edge_litert import schema_py_generated as bindings
+from edge_opt.schema.spec import SCALAR_CODES, Default, Row
+
+TABLES_FILE = Path(__file__).with_name("tables.py")
+HEADER = '''"""TFLite's tables, unions and enums as data; written by edge_opt.schema.generate, do not edit."""
+
+from typing import Final
+
+from edge_opt.schema.spec import Row, TableSpec, table_specs
+'''
+
+# flatc's camelCase drops the underscore before a digit; these are the names that had one.
+_DIGIT_NAMES = {"builtinOptions2": "builtin_options_2", "builtinOptions2Type": "builtin_options_2_type"}
+
+
+class _Recorder:
+    """Stands in for flatbuffers.Builder and writes down what the bindings ask of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def record(*arguments: Any) -> int:
+            self.calls.append((name, arguments))
+            return 0
+
+        return record
+
+
+def snake_case(name: str) -> str:
+    """The schema.fbs spelling of a camelCase name of the bindings."""
+    return _DIGIT_NAMES.get(name) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _record(function: str, *arguments: Any) -> tuple[str, tuple[Any, ...]]:
+    recorder = _Recorder()
+    getattr(bindings, function)(recorder, *arguments)
+    return recorder.calls[-1]
+
+
+def enum_members(name: str) -> dict[str, int]:
+    """The members of an enum class of the bindings, in declaration order."""
+    return {key: value for key, value in vars(getattr(bindings, name)).items() if isinstance(value, int)}
+
+
+def _classes() -> list[str]:
+    return [name for name, value in vars(bindings).items() if inspect.isclass(value)]
+
+
+def read_enums() -> dict[str, dict[str, int]]:
+    """Every enum that is not a union's discriminator."""
+    plain = [name for name in _classes() if _is_enum(name) and not hasattr(bindings, f"{name}Creator")]
+    return {name: enum_members(name) for name in plain}
+
+
+def _is_enum(name: str) -> bool:
+    is_table = hasattr(getattr(bindings, name), "Init")
+    return not is_table and not name.startswith("_") and bool(enum_members(name))
+
+
+def read_unions() -> dict[str, dict[int, str]]:
+    """Union name -> discriminator -> table name."""
+    unions = [name for name in _classes() if _is_enum(name) and hasattr(bindings, f"{name}Creator")]
+    found = {name: {value: key for key, value in enum_members(name).items() if value != 0} for name in unions}
+    for name, members in found.items():
+        for table in members.values():
+            if not hasattr(bindings, f"{table}T"):
+                raise ValueError(f"union {name}: member {table} is no table")
+    return found
+
+
+def _scalar_name(prepend: str) -> str:
+    return prepend.removeprefix("Prepend").removesuffix("Slot").lower()
+
+
+def _vector_type(table: str, parameter: str, annotation: str) -> str:
+    """Element type of a vector, from what packing a vector with one element asks of the builder."""
+    if annotation.endswith("T]]"):
+        return "[" + annotation.removeprefix("Optional[List[").removesuffix("T]]") + "]"
+    element: Any = "" if "str" in annotation else 0
+    recorder = _Recorder()
+    getattr(bindings, f"{table}T")(**{parameter: [element]}).Pack(recorder)
+    names = [name for name, _ in recorder.calls]
+    if "CreateString" in names:
+        return "[string]"
+    return f"[{_scalar_name(names[names.index('StartVector') + 1])}]"
+
+
+def _field_type(table: str, parameter: str, prepend: str, annotation: str, unions: dict[str, str]) -> str:
+    if "UOffsetT" not in prepend:
+        return _scalar_name(prepend)
+    if parameter in unions:
+        return unions[parameter]
+    if annotation.startswith("Optional[List["):
+        return _vector_type(table, parameter, annotation)
+    inner = annotation.removeprefix("Optional[").removesuffix("]")
+    return "string" if inner == "str" else inner.removesuffix("T")
+
+
+def _default(type_name: str, value: Any) -> Default:
+    if type_name not in SCALAR_CODES:
+        return None
+    if type_name == "bool":
+        return bool(value)
+    return float(value) if type_name.startswith("float") else int(value)
+
+
+def read_table(table: str) -> tuple[int, list[Row]]:
+    """Number of slots and the rows `(field, slot, type, default)` of one table."""
+    objects = getattr(bindings, f"{table}T")
+    annotations = dict(re.findall(r"self\.(\w+) = \1  # type: (.*)", inspect.getsource(objects.__init__)))
+    unpack = inspect.getsource(objects._UnPack)  # noqa: SLF001 - the only place that names a field's union
+    unions = dict(re.findall(r"self\.(\w+) = (\w+)Creator\(", unpack))
+    slots = _record(f"{table}Start")[1][0]
+    rows = []
+    for parameter, annotation in annotations.items():
+        camel = parameter[0].upper() + parameter[1:]
+        prepend, (slot, _, default) = _record(f"{table}Add{camel}", 0)
+        type_name = _field_type(table, parameter, prepend, annotation, unions)
+        rows.append((snake_case(parameter), slot, type_name, _default(type_name, default)))
+    if len({slot for _, slot, _, _ in rows} & set(range(slots))) != len(rows):
+        raise ValueError(f"table {table}: {slots} slots, but fields at {[row[1] for row in rows]}")
+    return slots, sorted(rows, key=lambda row: row[1])
+
+
+def read_tables() -> dict[str, tuple[int, list[Row]]]:
+    """The rows of every table of the bindings."""
+    return {name: read_table(name) for name in _classes() if hasattr(bindings, f"{name}Start")}
+
+
+def _enum_lines() -> list[str]:
+    lines = ["ENUMS: Final[dict[str, dict[str, int]]] = {"]
+    for name, members in read_enums().items():
+        lines += [f'    "{name}": {{', *(f'        "{key}": {value},' for key, value in members.items())]
+        lines.append("    },")
+    return [*lines, "}"]
+
+
+def _union_lines() -> list[str]:
+    lines = ["UNIONS: Final[dict[str, dict[int, str]]] = {"]
+    for name, members in read_unions().items():
+        lines += [f'    "{name}": {{', *(f'        {key}: "{table}",' for key, table in members.items())]
+        lines.append("    },")
+    return [*lines, "}"]
+
+
+def _table_lines() -> list[str]:
+    lines = ["_ROWS: Final[dict[str, tuple[int, tuple[Row, ...]]]] = {"]
+    for name, (slots, rows) in read_tables().items():
+        if not rows:
+            lines.append(f'    "{name}": ({slots}, ()),')
+            continue
+        texts = [f'("{row[0]}", {row[1]}, "{row[2]}", {row[3]}),' for row in rows]
+        lines += [f'    "{name}": (', f"        {slots},"]
+        if len(texts) == 1:
+            lines.append(f"        ({texts[0]}),")
+        else:
+            lines += ["        (", *(f"            {text}" for text in texts), "        ),"]
+        lines.append("    ),")
+    return [*lines, "}", "", "TABLES: Final[dict[str, TableSpec]] = table_specs(_ROWS, UNIONS)"]
+
+
+def generate() -> str:
+    """The text of tables.py, formatted as `ruff format` would."""
+    blocks = [HEADER, *("\n".join(lines) + "\n" for lines in (_enum_lines(), _union_lines(), _table_lines()))]
+    return "\n".join(blocks)
+
+
+def main(arguments: list[str]) -> int:
+    """Write tables.py, or with --check compare it; returns the exit code."""
+    text = generate()
+    if "--check" not in arguments:
+        TABLES_FILE.write_text(text, encoding="utf-8")
+        print(f"wrote {TABLES_FILE}")
+        return 0
+    if TABLES_FILE.read_text(encoding="utf-8") == text:
+        print("tables.py agrees with the installed bindings")
+        return 0
+    print("tables.py differs from the installed bindings: run `python -m edge_opt.schema.generate`")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,343 @@
+"""Reads a model's tables out of an untrusted file; every number is checked before it is used.
+
+It must not copy weights, open other files, or change what it reads. There is no flatbuffers verifier for
+Python, so this is the only one. The schema's tables do not nest in themselves (a test holds this), so the
+schema bounds the depth; what is read once at a place is shared from then on, and places may not overlap.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, NamedTuple, NoReturn, Self
+
+import numpy as np
+from edge_opt.schema.data import Data, Source
+from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.meaning import MEANINGS
+from edge_opt.schema.spec import FieldSpec, TableSpec
+from edge_opt.schema.table import NUMPY_TYPES, Table
+from edge_opt.schema.tables import TABLES, UNIONS
+
+IDENTIFIER: Final = b"TFL3"
+
+# A flatbuffer addresses its own bytes with signed 32-bit offsets.
+MAX_FLATBUFFER_SIZE: Final = 2**31 - 1
+
+# A 1B-parameter model has 12,000 tables, 45,000 objects in all. The bound keeps a file made of nothing but
+# tiny tables within a second and 200 MiB.
+MAX_OBJECTS: Final = 600_000
+
+# Compiling the decoder of a vtable costs as much as reading this many objects.
+_VTABLE_COST: Final = 16
+
+_NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
+
+_u16 = struct.Struct("<H").unpack_from
+_i32 = struct.Struct("<i").unpack_from
+_u32 = struct.Struct("<I").unpack_from
+
+
+class ModelFile:
+    """A model read from a file or from bytes; close it, or use it in a `with`, to give the file back.
+
+    `flatbuffer_size` is the part that holds the tables and the weights inside; weights after it start there.
+    """
+
+    __slots__ = ("flatbuffer_size", "root", "source")
+
+    def __init__(self, root: Table, source: Source, flatbuffer_size: int) -> None:
+        self.root = root
+        self.source = source
+        self.flatbuffer_size = flatbuffer_size
+
+    @property
+    def path(self) -> os.PathLike[str] | None:
+        """Where the model was read from; None for bytes."""
+        return self.source.path
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.source.size
+
+    def close(self) -> None:
+        """Give back the file; weights that nobody looked at yet can then no longer be read."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_model(model: str | os.PathLike[str] | bytes, *, max_objects: int = MAX_OBJECTS) -> ModelFile:
+    """Read the tables of a .tflite file; weights stay in the file until somebody asks for them.
+
+    Raises:
+        ModelFormatError: the file is missing, no model, malformed, or written by a newer schema.
+    """
+    source = Source(bytes(model)) if isinstance(model, bytes | bytearray | memoryview) else Source.open(model)
+    try:
+        file = Reader(source, max_objects).model()
+        source.check_unchanged()
+    except BaseException:
+        source.close()
+        raise
+    return file
+
+
+class _Shape(NamedTuple):
+    """What a vtable says of its tables: how to unpack the inline values, and which are references."""
+
+    size: int
+    unpack: Callable[[Any, int], tuple[Any, ...]]
+    names: tuple[str, ...]
+    references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int], Any]], ...]
+    unions: tuple[tuple[FieldSpec, int], ...]
+
+
+class Reader:
+    """One reading of one source."""
+
+    def __init__(self, source: Source, max_objects: int) -> None:
+        self.source = source
+        self.buffer = source.buffer
+        self.end = min(source.size, MAX_FLATBUFFER_SIZE)
+        self.external_start = source.size
+        self._bytes_left = source.size
+        self._objects_left = self._max_objects = max_objects
+        self._shapes: dict[tuple[str, int], _Shape] = {}
+        self._tables: dict[str, dict[int, Table]] = {name: {} for name in TABLES}
+        self._values: dict[tuple[str, int], Any] = {}
+        self._regions: dict[tuple[int, int], Data] = {}
+        self._readers: dict[str, Callable[[FieldSpec, int], Any]] = {
+            "scalars": self._scalars,
+            "string": self._string,
+            "table": self._child,
+            "tables": self._children,
+            "strings": self._strings,
+        }
+
+    def model(self) -> ModelFile:
+        """The root table and everything below it."""
+        start = bytes(self.buffer[:8])
+        if start[4:8] != IDENTIFIER:
+            raise ModelFormatError(f"{self.source.name} is no TFLite model: {_what_else(start)}")
+        (root,) = _u32(self.buffer, 0)
+        if root < 8:
+            self.fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
+        table = self.table(TABLES["Model"], root)
+        return ModelFile(table, self.source, min(self.external_start, self.source.size))
+
+    def fail(self, field: FieldSpec | None, message: str, offset: int | None = None) -> NoReturn:
+        """Refuse the file, naming the field that points to the trouble.
+
+        Raises:
+            ModelFormatError: always.
+        """
+        table, name = (field.table, field.name) if field is not None else ("Model", None)
+        text = f"{message}: the file is damaged, export or download it again"
+        raise ModelFormatError(text, table=table, field=name, offset=offset)
+
+    def fail_newer(self, table: str, field: str | None, message: str, offset: int | None = None) -> NoReturn:
+        """Refuse what our tables don't know: reading on would lose it.
+
+        Raises:
+            ModelFormatError: always.
+        """
+        raise ModelFormatError(f"{message}, so it was {_NEWER}", table=table, field=field, offset=offset)
+
+    def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            self.fail(field, "tables, vectors or weights overlap", offset)
+        self._objects_left -= objects
+        if self._objects_left < 0:
+            limit = f"more than {self._max_objects} tables, vectors and strings"
+            raise ModelFormatError(
+                f"{self.source.name} has {limit}; if it is trusted, read it with a larger max_objects"
+            )
+
+    def table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
+        """The table at `position`, read once."""
+        tables = self._tables[spec.name]
+        known = tables.get(position)
+        if known is not None:
+            return known
+        if position + 4 > self.end:
+            self.fail(field, f"a {spec.name} lies beyond the end of the file", position)
+        shape = self._shape(spec, position, field)
+        if position + shape.size > self.end:
+            self.fail(field, f"a {spec.name} runs over the end of the file", position)
+        self._spend(field, shape.size, position)
+        values = dict(zip(shape.names, shape.unpack(self.buffer, position), strict=True))
+        table = tables[position] = Table(spec, values)
+        for reference, at, read in shape.references:
+            values[reference.name] = read(reference, position + at)
+        for union, at in shape.unions:
+            self._union(union, position + at, values)
+        meaning = MEANINGS.get(spec.name)
+        if meaning is not None:
+            meaning(self, table, position)
+        return table
+
+    def _shape(self, spec: TableSpec, position: int, field: FieldSpec | None) -> _Shape:
+        vtable = position - _i32(self.buffer, position)[0]
+        shape = self._shapes.get((spec.name, vtable))
+        if shape is None:
+            self._spend(field, 0, position, _VTABLE_COST)
+            shape = self._shapes[spec.name, vtable] = self._compile(spec, vtable, position, field)
+        return shape
+
+    def _compile(self, spec: TableSpec, vtable: int, position: int, field: FieldSpec | None) -> _Shape:
+        if not 0 <= vtable <= self.end - 4:
+            self.fail(field, f"the vtable of a {spec.name} lies outside the file", position)
+        length, size = _u16(self.buffer, vtable)[0], _u16(self.buffer, vtable + 2)[0]
+        if length < 4 or length % 2 or vtable + length > self.end or size < 4:
+            self.fail(field, f"the vtable of a {spec.name} has impossible sizes {length} and {size}", vtable)
+        entries = struct.unpack_from(f"<{length // 2 - 2}H", self.buffer, vtable + 4)
+        present: list[tuple[int, FieldSpec]] = []
+        for slot, at in enumerate(entries):
+            if at == 0:
+                continue
+            known = spec.by_slot.get(slot)
+            if known is None:
+                what = "a deprecated field" if slot < spec.slots else "a field we don't know"
+                self.fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
+            if at < 4 or at + known.size > size:
+                self.fail(known, f"lies at {at}, outside its table of {size} bytes", vtable + 4 + 2 * slot)
+            present.append((at, known))
+        return self._arrange(present, size, vtable)
+
+    def _arrange(self, present: list[tuple[int, FieldSpec]], size: int, vtable: int) -> _Shape:
+        codes, reached = ["<4x"], 4
+        for at, field in sorted(present):
+            if at < reached:
+                self.fail(field, "overlaps another field of its table", vtable)
+            codes.append(f"{at - reached}x{field.code}")
+            reached = at + field.size
+        return _Shape(
+            size,
+            struct.Struct("".join(codes)).unpack_from,
+            tuple(field.name for _, field in sorted(present)),
+            tuple(
+                (field, at, self._readers[field.kind]) for at, field in present if field.kind in self._readers
+            ),
+            tuple((field, at) for at, field in present if field.kind == "union"),
+        )
+
+    def _target(self, field: FieldSpec, at: int) -> int:
+        target: int = at + _u32(self.buffer, at)[0]
+        if target < at + 4 or target > self.end - 4:
+            self.fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
+        return target
+
+    def _vector(self, field: FieldSpec, target: int, width: int) -> int:
+        count: int = _u32(self.buffer, target)[0]
+        if count * width > self.end - target - 4:
+            self.fail(field, f"claims {count} elements, more than the file holds", target)
+        return count
+
+    def _scalars(self, field: FieldSpec, at: int) -> Any:
+        target = self._target(field, at)
+        kind = "data" if field.table == "Buffer" else field.type
+        known = self._values.get((kind, target))
+        if known is not None:
+            return known
+        dtype = NUMPY_TYPES[field.element]
+        count = self._vector(field, target, dtype.itemsize)
+        self._spend(field, 4 + count * dtype.itemsize, target)
+        value: Any
+        if kind == "data":
+            value = Data.region(self.source, target + 4, count, external=False)
+        else:
+            value = np.frombuffer(self.buffer, dtype, count, target + 4)
+        self._values[kind, target] = value
+        return value
+
+    def _string(self, field: FieldSpec, at: int) -> str:
+        return self._text(field, self._target(field, at))
+
+    def _text(self, field: FieldSpec, target: int) -> str:
+        known: str | None = self._values.get(("string", target))
+        if known is not None:
+            return known
+        start = target + 4
+        stop = start + self._vector(field, target, 1)
+        if stop >= self.end or self.buffer[stop] != 0:
+            self.fail(field, "is a string that does not end in a zero byte", target)
+        self._spend(field, stop + 1 - target, target)
+        try:
+            text = str(self.buffer[start:stop], "utf-8")
+        except UnicodeDecodeError as error:
+            self.fail(field, f"is no valid UTF-8 ({error.reason})", start + error.start)
+        self._values["string", target] = text
+        return text
+
+    def _child(self, field: FieldSpec, at: int) -> Table:
+        return self.table(TABLES[field.element], self._target(field, at), field)
+
+    def _offsets(self, field: FieldSpec, target: int) -> list[int]:
+        count = self._vector(field, target, 4)
+        self._spend(field, 4 + 4 * count, target, 1 + count)
+        start = target + 4
+        relative = struct.unpack_from(f"<{count}I", self.buffer, start)
+        return [start + 4 * index + offset for index, offset in enumerate(relative)]
+
+    def _children(self, field: FieldSpec, at: int) -> list[Table]:
+        target = self._target(field, at)
+        known: list[Table] | None = self._values.get((field.type, target))
+        if known is None:
+            spec, read = TABLES[field.element], self.table
+            known = [read(spec, place, field) for place in self._offsets(field, target)]
+            self._values[field.type, target] = known
+        return known
+
+    def _strings(self, field: FieldSpec, at: int) -> list[str]:
+        target = self._target(field, at)
+        known: list[str] | None = self._values.get((field.type, target))
+        if known is None:
+            places = self._offsets(field, target)
+            if any(place > self.end - 4 for place in places):
+                self.fail(field, "has a string beyond the end of the file", target)
+            known = self._values[field.type, target] = [self._text(field, place) for place in places]
+        return known
+
+    def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
+        code = values.get(f"{field.name}_type", 0)
+        if code == 0:
+            self.fail(field, f"has a value but no {field.name}_type", at)
+        member = UNIONS[field.element].get(code)
+        if member is None:
+            self.fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
+        values[field.name] = self.table(TABLES[member], self._target(field, at), field)
+
+    def external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
+        """The region of weights stored after the flatbuffer, checked to lie inside the file."""
+        if offset + size > self.source.size:
+            limit = f"the file has {self.source.size} bytes"
+            self.fail(field, f"claims {size} bytes from byte {offset} on, but {limit}", at)
+        self.external_start = min(self.external_start, offset)
+        known = self._regions.get((offset, size))
+        if known is None:
+            self._spend(field, size, offset)
+            known = Data.region(self.source, offset, size, external=True)
+            self._regions[offset, size] = known
+        return known
+
+
+def _what_else(start: bytes) -> str:
+    """What a file that does not carry TFLite's identifier may be instead, and what to do."""
+    if len(start) < 8:
+        return f"it has only {len(start)} bytes, export or download it again"
+    if start == b"LITERTLM":
+        return "it is a .litertlm bundle, give one of the models inside it"
+    if start.startswith(b"PK"):
+        return "it is a zip archive (a .task bundle or a .keras file?), give the .tflite inside it"
+    if start == b"version ":
+        return "it is a Git LFS pointer, fetch the file with `git lfs pull`"
+    return f"bytes 4 to 8 are {start[4:8]!r} instead of {IDENTIFIER!r}, give a .tflite file"

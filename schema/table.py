@@ -1,0 +1,118 @@
+"""A table in memory: its spec and the fields that are present. It must not know how it is stored."""
+
+from typing import Any
+
+import numpy as np
+from edge_opt.schema.spec import TableSpec
+from edge_opt.schema.tables import TABLES, UNIONS
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype(np.bool_),
+    "int8": np.dtype("<i1"),
+    "uint8": np.dtype("<u1"),
+    "int16": np.dtype("<i2"),
+    "uint16": np.dtype("<u2"),
+    "int32": np.dtype("<i4"),
+    "uint32": np.dtype("<u4"),
+    "int64": np.dtype("<i8"),
+    "uint64": np.dtype("<u8"),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+
+_MEMBER_CODES = {union: {table: code for code, table in members.items()} for union, members in UNIONS.items()}
+
+
+class Table:
+    """One table; `fields` holds the present fields only, so "present with the default" is not "absent".
+
+    Values: int, float, bool; str; read-only 1-D little-endian arrays for vectors of numbers; `list[Table]`
+    and `list[str]`; a union's value is a Table, its type the int field `<name>_type` beside it; the bytes of
+    a buffer, and custom options stored after the flatbuffer, are `Data`. Vectors and tables may be shared.
+    """
+
+    __slots__ = ("fields", "spec")
+
+    def __init__(self, spec: TableSpec, fields: dict[str, Any]) -> None:
+        self.spec = spec
+        self.fields = fields
+
+    @property
+    def name(self) -> str:
+        """The table's name in schema.fbs, e.g. "Tensor"."""
+        return self.spec.name
+
+    def get(self, name: str) -> Any:
+        """The field's value, or the schema's default (None for everything but numbers) where it is absent.
+
+        Raises:
+            KeyError: the table has no such field.
+        """
+        fields = self.fields
+        return fields[name] if name in fields else self.spec.defaults[name]
+
+    def set(self, name: str, value: Any) -> None:
+        """Make the field present with this value, or absent with None; a union takes its type along.
+
+        Raises:
+            KeyError: the table has no such field, or the union no such member.
+        """
+        field = self.spec.by_name[name]
+        if field.kind == "union":
+            self._set_union(name, field.element, value)
+        elif value is None:
+            self.fields.pop(name, None)
+        else:
+            self.fields[name] = value
+
+    def _set_union(self, name: str, union: str, value: "Table | None") -> None:
+        if value is None:
+            self.fields.pop(name, None)
+            self.fields.pop(f"{name}_type", None)
+            return
+        self.fields[f"{name}_type"] = _MEMBER_CODES[union][value.spec.name]
+        self.fields[name] = value
+
+    def has(self, name: str) -> bool:
+        """Whether the field is present.
+
+        Raises:
+            KeyError: the table has no such field.
+        """
+        return self.spec.by_name[name].name in self.fields
+
+    def copy(self) -> "Table":
+        """A table with the same values; the values themselves are shared, not copied."""
+        return Table(self.spec, dict(self.fields))
+
+    def __repr__(self) -> str:
+        return f"{self.spec.name}({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+
+
+def new_table(table: str, /, **fields: Any) -> Table:
+    """A table with these fields present; a field that is None stays absent.
+
+    Lists of numbers become arrays of the field's type: `new_table("ReshapeOptions", new_shape=[1, 2])`.
+
+    Raises:
+        KeyError: there is no such table, field or union member.
+    """
+    made = Table(TABLES[table], {})
+    for name, value in fields.items():
+        field = made.spec.by_name[name]
+        if field.kind == "scalars" and isinstance(value, list | tuple):
+            made.set(name, vector(field.element, value))
+        else:
+            made.set(name, value)
+    return made
+
+
+def vector(element: str, values: Any) -> np.ndarray[Any, Any]:
+    """`values` as a field's vector: 1-D, little-endian, read-only; `element` is its type, e.g. "int32".
+
+    Raises:
+        OverflowError: a value does not fit the element type.
+    """
+    array = np.array(values, dtype=NUMPY_TYPES[element])
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,102 @@
+"""Writes a model: tables first, then the weights, from file to file. It must not hold a weight in memory.
+
+The same tables give the same bytes. Weights inside the flatbuffer stay inside while it is under 2 GB.
+"""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.builder import build
+from edge_opt.schema.data import Source
+from edge_opt.schema.placement import Placement, place
+from edge_opt.schema.table import Table
+from edge_opt.schema.transfer import copy_range, write_bytes
+
+Progress = Callable[[int, int], None]
+
+
+class WriteStats(NamedTuple):
+    """What was written: sizes in bytes, `copied` of them from file to file, in `pieces` stretches."""
+
+    path: str
+    size: int
+    flatbuffer_size: int
+    tables_size: int
+    copied: int
+    pieces: int
+
+
+def write_model(
+    root: Table, path: str | os.PathLike[str], *, overwrite: bool = False, progress: Progress | None = None
+) -> WriteStats:
+    """Write the model below `root` to `path`, all at once; `progress(done, total)` counts bytes.
+
+    Raises:
+        UsageError: the output is the input, or exists and `overwrite` is false.
+        OutputError: it could not be written; nothing was left behind.
+        ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
+    """
+    sources = _sources(root)
+    inputs = tuple(identity for source in sources if (identity := source.identity) is not None)
+    resolve_target(path, overwrite=overwrite, inputs=inputs)
+    placement = _place(root)
+    with replacing(path, overwrite=overwrite, inputs=inputs) as target:
+        os.ftruncate(target, placement.size)
+        _write(placement, target, _counter(placement.size, progress))
+        for source in sources:
+            source.check_unchanged()
+    copied = sum(piece.length for piece in placement.pieces if piece.source is not None)
+    stretches = sum(piece.source is not None for piece in placement.pieces)
+    sizes = (placement.size, placement.flatbuffer_size, len(placement.tables))
+    return WriteStats(str(path), *sizes, copied, stretches)
+
+
+def model_bytes(root: Table) -> bytes:
+    """The model below `root` as the bytes that `write_model` would write; weights included, so mind its size.
+
+    Raises:
+        ModelFormatError: the tables hold what the format cannot.
+    """
+    placement = _place(root)
+    content = bytearray(placement.size)
+    content[: len(placement.tables)] = placement.tables
+    for piece in placement.pieces:
+        content[piece.at : piece.at + piece.length] = piece.view().data
+    return bytes(content)
+
+
+def _sources(root: Table) -> list[Source]:
+    """The files that weights come from."""
+    stored = [buffer.fields.get("data") for buffer in root.fields.get("buffers", ())]
+    sources = {id(data.source): data.source for data in stored if data is not None}
+    return [source for source in sources.values() if source is not None]
+
+
+def _place(root: Table) -> Placement:
+    try:
+        return place(build(root, inside=True))
+    except OverflowError:
+        return place(build(root, inside=False))
+
+
+def _write(placement: Placement, target: int, advance: Callable[[int], None]) -> None:
+    write_bytes(memoryview(placement.tables), target, 0, advance)
+    for piece in placement.pieces:
+        if piece.source is None or piece.source.fd is None:
+            write_bytes(piece.view().data, target, piece.at, advance)
+        else:
+            copy_range(piece.source.fd, piece.start, target, piece.at, piece.length, advance=advance)
+
+
+def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return advance
