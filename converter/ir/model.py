@@ -102,5 +102,5 @@ class Constants:
     ) -> Tensor:
         buffer = self._buffers.get(raw)
         if buffer is None:
-            buffer = self._buffers[raw] = Buffer(Data.from_bytes(raw))
+            buffer = self._buffers[raw] = Buffer(Data(raw))
         return Tensor(name, shape, dtype, quantization=quantization, buffer=buffer)

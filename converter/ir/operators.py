@@ -40,7 +40,7 @@ def options_table(operator: str) -> str | None:
         return _SHARED_OPTIONS[operator]
     wanted = operator.replace("_", "").lower() + "options"
     for union in ("BuiltinOptions", "BuiltinOptions2"):
-        for name in UNIONS[union]:
+        for name in UNIONS[union].values():
             if name.lower() == wanted:
                 assert name in TABLES
                 return name

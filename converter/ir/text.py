@@ -430,7 +430,7 @@ class _Parser:
             array = np.full(shape or (), values[0], dtype.numpy)
         elif scalar or shape is not None:
             array = array.reshape(shape or ())
-        buffer = Buffer(Data.from_bytes(array.tobytes()))
+        buffer = Buffer(Data(array.tobytes()))
         self._model.buffers.append(buffer)
         name = f"const_{len(graph.tensors)}"
         shape = tuple(int(size) for size in array.shape)

@@ -159,12 +159,11 @@ def _buffer(buffer: Buffer) -> Table:
 
 def _put_options(table: Table, options: Table | None) -> None:
     for field, union in _OPTION_FIELDS.items():
-        if options is not None and options.spec.name in UNIONS[union]:
-            _update(table, f"{field}_type", UNIONS[union][options.spec.name])
-            table.fields[field] = options
+        if options is not None and options.spec.name in UNIONS[union].values():
+            if table.fields.get(field) is not options:
+                table.set(field, options)
         elif table.fields.get(field) is not None:
-            del table.fields[field]
-            table.fields.pop(f"{field}_type", None)
+            table.set(field, None)
 
 
 def _copy(table: Table) -> Table:

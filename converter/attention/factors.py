@@ -1,0 +1,197 @@
+"""Factored shapes: which factor of which axis of a tensor is the head index. Pure arithmetic, no graphs.
+
+An axis is a product of factors, outermost first. `[1, K, G*T, S]` with heads n = k*G + g is
+`[1, (K: stride G), (G: stride 1)(T), (S)]`: a labelled factor of size s and stride d holds index (n // d) % s of
+head n, so a factor can be cut in two at any point and each part still knows which digit of the head it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from edge_opt.ir.graph import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """`size` consecutive steps of an axis; `stride` 0 is a plain factor.
+
+    A labelled factor of size 1 marks an axis that is broadcast over the heads: all of them read the same.
+    """
+
+    size: int
+    stride: int = 0
+
+    def index(self, head: int) -> int:
+        """Which of the `size` steps belongs to a head."""
+        return head // self.stride % self.size
+
+
+Axis: TypeAlias = tuple[Factor, ...]
+Factored: TypeAlias = tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A labelled factor would have to be cut through the middle of another: the shapes share no refinement."""
+
+    size: int
+    factor: int
+
+
+def plain(shape: Shape) -> Factored:
+    """A shape without labels."""
+    return tuple(() if size == 1 else (Factor(size),) for size in shape)
+
+
+def sizes(factored: Factored) -> Shape:
+    """The shape that the factors multiply to."""
+    return tuple(math.prod(factor.size for factor in axis) for axis in factored)
+
+
+def is_shared(factored: Factored) -> bool:
+    """True where no axis carries a label, not even a broadcast one."""
+    return not any(factor.stride for axis in factored for factor in axis)
+
+
+def labels(factored: Factored) -> tuple[Factor, ...]:
+    """The labelled factors that tell heads apart, in axis order."""
+    return tuple(f for axis in factored for f in axis if f.stride and f.size > 1)
+
+
+def labelled_axes(factored: Factored) -> tuple[int, ...]:
+    """The axes that tell heads apart."""
+    return tuple(i for i, axis in enumerate(factored) if any(f.stride and f.size > 1 for f in axis))
+
+
+def piece_count(factored: Factored) -> int:
+    """How many different pieces the heads see of the tensor."""
+    return math.prod(factor.size for factor in labels(factored))
+
+
+def piece_key(factored: Factored, head: int) -> tuple[int, ...]:
+    """Heads with equal keys see the same piece."""
+    return tuple(factor.index(head) for factor in labels(factored))
+
+
+def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
+    """Axes that a head's piece has; `keep=False` drops those that only carry labels."""
+    if keep:
+        return tuple(range(len(factored)))
+    return tuple(i for i, axis in enumerate(factored) if not axis or any(not f.stride for f in axis))
+
+
+def piece_shape(factored: Factored, *, keep: bool) -> Shape:
+    """Shape of one head's piece: labelled factors removed."""
+    return tuple(
+        math.prod(f.size for f in factored[i] if not f.stride) for i in piece_axes(factored, keep=keep)
+    )
+
+
+def merge_plain(factors: Iterable[Factor]) -> list[Factor]:
+    """Neighbouring plain factors as one; factors of size 1 say nothing and go."""
+    merged: list[Factor] = []
+    for factor in factors:
+        if factor.size == 1:
+            continue
+        if merged and not merged[-1].stride and not factor.stride:
+            merged[-1] = Factor(merged[-1].size * factor.size)
+        else:
+            merged.append(factor)
+    return merged
+
+
+def divide(factor: Factor, outer: int) -> tuple[Factor, Factor]:
+    """Cut a factor in two: `outer` steps of size/outer each. Digit arithmetic keeps both labels right."""
+    inner = factor.size // outer
+    return Factor(outer, factor.stride * inner), Factor(inner, factor.stride)
+
+
+def regroup(factored: Factored, shape: Shape) -> Factored | Mismatch:
+    """The same elements in row-major order under another shape, as RESHAPE sees them.
+
+    Both sides are cut into their coarsest common factors; labels stay on their factors.
+    """
+    pending = merge_plain(factor for axis in factored for factor in axis)
+    pending.reverse()
+    axes: list[Axis] = []
+    for size in shape:
+        taken: list[Factor] = []
+        rest = size
+        while rest > 1:
+            if not pending:
+                return Mismatch(size, 1)
+            factor = pending.pop()
+            if rest % factor.size == 0:
+                taken.append(factor)
+                rest //= factor.size
+            elif factor.size % rest == 0:
+                outer, inner = divide(factor, rest)
+                taken.append(outer)
+                pending.append(inner)
+                rest = 1
+            else:
+                return Mismatch(size, factor.size)
+        axes.append(tuple(merge_plain(taken)))
+    return Mismatch(1, pending[-1].size) if pending else tuple(axes)
+
+
+def spread(factored: Factored, shape: Shape) -> Factored:
+    """Labels of an operand of `shape` that is broadcast (from the right) to a result of these factors."""
+    offset = len(factored) - len(shape)
+    axes: list[Axis] = []
+    for i, size in enumerate(shape):
+        axis = factored[offset + i]
+        whole = math.prod(factor.size for factor in axis)
+        if size == whole:
+            axes.append(axis)
+        else:
+            axes.append(tuple(Factor(1, factor.stride) for factor in axis if factor.stride))
+    return tuple(axes)
+
+
+def take_outer(axis: Sequence[Factor], count: int) -> tuple[tuple[Factor, ...], tuple[Factor, ...]] | None:
+    """Cut an axis behind its outermost `count` steps, if those are all labelled: (outer factors, rest)."""
+    outer: list[Factor] = []
+    rest = list(axis)
+    while count > 1:
+        if not rest or not rest[0].stride:
+            return None
+        factor = rest.pop(0)
+        if count % factor.size == 0:
+            outer.append(factor)
+            count //= factor.size
+        elif factor.size % count == 0:
+            head, tail = divide(factor, count)
+            outer.append(head)
+            rest.insert(0, tail)
+            count = 1
+        else:
+            return None
+    return tuple(outer), tuple(rest)
+
+
+def mixed_index(factors: Sequence[Factor], head: int) -> int:
+    """A head's position among the steps that the factors span together."""
+    position = 0
+    for factor in factors:
+        position = position * factor.size + factor.index(head)
+    return position
+
+
+def to_text(factored: Factored) -> str:
+    """For messages: `[1, (2:head), (2:head)(128), 1408]`."""
+
+    def axis_text(axis: Axis) -> str:
+        if not axis:
+            return "1"
+        if len(axis) == 1 and not axis[0].stride:
+            return str(axis[0].size)
+        return "".join(f"({f.size}:head)" if f.stride else f"({f.size})" for f in axis)
+
+    return f"[{', '.join(axis_text(axis) for axis in factored)}]"

@@ -1,0 +1,30 @@
+"""Which of the equivalent single-head graphs is built: how and where heads are cut, and how they are joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A choice of cut.
+
+    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis, `[B,T,N,H]` -> N x
+    `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead there; "far" cuts
+    first and rearranges each head. `sink` moves multiplications by a scalar below the cut, into each head.
+    """
+
+    cut: Literal["split", "unpack"] = "split"
+    position: Literal["near", "far"] = "near"
+    sink: bool = True
+
+    @property
+    def keep_axes(self) -> bool:
+        """True where a head's tensors keep the head axis, at size 1."""
+        return self.cut == "split"
+
+
+SPLIT = Form()
+UNPACK = Form(cut="unpack", position="far")
+FORMS = {"split": SPLIT, "unpack": UNPACK}

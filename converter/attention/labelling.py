@@ -1,0 +1,168 @@
+"""Carries the head label backwards through a graph, operator by operator, and remembers what it met."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rules import Operands, operand_factors
+from edge_opt.shapes import ShapeError, infer_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge_opt.attention.factors import Factored
+    from edge_opt.ir import Operator, Tensor
+
+DEEPEST = 60
+"""Operators that a label is followed through at most; real blocks have under thirty."""
+
+_LARGEST_STEERING = 1 << 12
+
+
+class OperandFactors:
+    """Factors of an operator's operands, for operators whose recorded shapes are what their inputs give."""
+
+    def __init__(self) -> None:
+        self._refused: dict[Operator, Refusal | None] = {}
+        self._known: dict[tuple[Operator, Factored], Operands | Refusal | None] = {}
+
+    def __call__(self, operator: Operator, result: Factored) -> Operands | Refusal | None:
+        """None where the operator has no rule."""
+        key = (operator, result)
+        if key not in self._known:
+            if operator not in self._refused:
+                self._refused[operator] = _shapes_disagree(operator)
+            self._known[key] = self._refused[operator] or operand_factors(operator, result)
+        return self._known[key]
+
+
+def _shapes_disagree(operator: Operator) -> Refusal | None:
+    if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
+        return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
+    try:
+        derived = infer_operator(operator, [_shape(t) for t in operator.inputs], constant_reader(operator))
+    except ShapeError as error:
+        return Refusal(f"the recorded shapes do not fit: {error}", operator)
+    for shape, output in zip(derived, operator.outputs, strict=False):
+        if shape is not None and -1 not in shape and tuple(shape) != output.shape:
+            return Refusal(
+                "the recorded shape is wrong", operator, output, str(list(shape)), str(list(output.shape))
+            )
+        if 0 in output.shape:
+            return Refusal("an empty tensor", operator, output)
+    return None
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tensor.shape
+
+
+def constant_reader(operator: Operator) -> Callable[[int], NDArray[np.generic] | None]:
+    """Values of an operator's small constant inputs, for shape rules."""
+
+    def constant(index: int) -> NDArray[np.generic] | None:
+        tensor = operator.inputs[index]
+        if tensor is None or not tensor.is_constant or tensor.dtype.numpy is None:
+            return None
+        return tensor.array() if tensor.elements <= _LARGEST_STEERING else None
+
+    return constant
+
+
+class Labelling:
+    """Carries the head label from the merged heads back to the logits products, along the operators' rules."""
+
+    def __init__(self, values: dict[Operator, int], operands: OperandFactors) -> None:
+        """`values`: the value products, and which of their operands holds the probabilities."""
+        self._values = values
+        self._operands = operands
+        self._memo: dict[tuple[int, Factored], bool] = {}
+        self._core_tensors: set[int] = set()
+        self._factors: dict[Operator, Factored] = {}
+        self.products: dict[Operator, Factored] = {}
+        self.logits: dict[Operator, Factored] = {}
+        self.core_operators: dict[Operator, None] = {}
+        self.first_refusal: Refusal | None = None
+
+    def is_core(self, tensor: Tensor) -> bool:
+        """True for tensors that depend on the logits products."""
+        return id(tensor) in self._core_tensors
+
+    def plain_batch(self, operator: Operator) -> int:
+        """Unlabelled steps of an operator's batch axes (B)."""
+        factored = self._factors[operator]
+        return math.prod(f.size for axis in factored[:-2] for f in axis if not f.stride)
+
+    def reach_products(self, tensor: Tensor, factored: Factored) -> dict[Operator, Factored]:
+        """Factors of the value products' results, those that can be reached; nothing is kept of the walk."""
+        found: dict[Operator, Factored] = {}
+        seen: set[tuple[int, Factored]] = set()
+        pending = [(tensor, factored, 0)]
+        while pending:
+            current, labelled, depth = pending.pop()
+            operator = current.producer
+            if operator is None or depth > DEEPEST or (id(current), labelled) in seen:
+                continue
+            seen.add((id(current), labelled))
+            if operator in self._values:
+                found[operator] = labelled
+                continue
+            operands = self._operands(operator, labelled)
+            if isinstance(operands, dict):
+                pending.extend((operator.input(i), own, depth + 1) for i, own in operands.items())
+        return found
+
+    def core(self, tensor: Tensor, factored: Factored) -> bool:
+        """True where the tensor depends on a logits product through labelled tensors; collects what is between."""
+        return self._core(tensor, factored, 0, behind_values=True)
+
+    def _core(self, tensor: Tensor, factored: Factored, depth: int, *, behind_values: bool) -> bool:
+        operator = tensor.producer
+        if operator is None or depth > DEEPEST or fx.is_shared(factored):
+            return False
+        key = (id(tensor), factored)
+        if key in self._memo:
+            return self._memo[key]
+        self._memo[key] = False
+        operands = self._operands(operator, factored)
+        if isinstance(operands, Refusal):
+            self.first_refusal = self.first_refusal or operands
+            return False
+        if operands is None:
+            return False
+        found = self._core_operands(operator, factored, operands, depth, behind_values=behind_values)
+        self._memo[key] = found
+        if found:
+            self._core_tensors.add(id(tensor))
+            self._factors[operator] = factored
+            self.core_operators[operator] = None
+        return found
+
+    def _core_operands(
+        self,
+        operator: Operator,
+        factored: Factored,
+        operands: dict[int, Factored],
+        depth: int,
+        *,
+        behind_values: bool,
+    ) -> bool:
+        if operator.name == "BATCH_MATMUL":
+            if operator in self._values:
+                self.products[operator] = factored
+                side = self._values[operator]
+                return self._core(operator.input(side), operands[side], depth + 1, behind_values=False)
+            if not behind_values and fx.piece_count(factored) > 1:
+                self.logits[operator] = factored
+                return True
+        results = [
+            self._core(operator.input(index), labelled, depth + 1, behind_values=behind_values)
+            for index, labelled in operands.items()
+        ]
+        return any(results)

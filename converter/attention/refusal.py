@@ -1,0 +1,30 @@
+"""Why an attention block stays as it is: a value, not an exception."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_opt.ir import Operator, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The condition that failed, where, and what was expected there."""
+
+    condition: str
+    operator: Operator | None = None
+    tensor: Tensor | None = None
+    expected: str = ""
+    actual: str = ""
+
+    def __str__(self) -> str:
+        text = self.condition
+        if self.expected or self.actual:
+            text += f" (expected {self.expected or 'none'}, found {self.actual or 'none'})"
+        if self.operator is not None:
+            text += f", at {self.operator.name}"
+        if self.tensor is not None:
+            text += f", tensor '{self.tensor.name}'"
+        return text
