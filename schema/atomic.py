@@ -82,18 +82,19 @@ def replacing(
         raise
     finally:
         os.close(fd)
+    try:
+        _flush_folder(target.parent)
+    except OSError as error:
+        raise OutputError(f"{path} was written, but may not last: {_reason(error)}") from error
 
 
 def remove_stale(folder: Path) -> list[Path]:
     """Remove our temporary files in `folder` that no running process has locked; returns what was removed."""
-    removed = []
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if _OURS.search(entry.name)]
-    for name in names:
-        candidate = folder / name
-        if _remove_if_unused(candidate):
-            removed.append(candidate)
-    return removed
+    try:
+        candidates = [path for path in folder.iterdir() if _OURS.search(path.name)]
+    except PermissionError:
+        return []  # a folder that we may write to but not list
+    return [path for path in candidates if _remove_if_unused(path)]
 
 
 def _remove_if_unused(path: Path) -> bool:
@@ -122,10 +123,15 @@ def _create(target: Path) -> tuple[Path, int]:
     while True:
         temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}{_SUFFIX}")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        # Between open and flock another run may have taken it for a stale one.
-        if _still_there(temporary, fd):
-            return temporary, fd
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # Between open and flock another run may have taken it for a stale one.
+            if _still_there(temporary, fd):
+                return temporary, fd
+        except BaseException:
+            _remove(temporary)
+            os.close(fd)
+            raise
         os.close(fd)
 
 
@@ -148,7 +154,6 @@ def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:
         if not overwrite:
             raise UsageError(f"{target} was made by somebody else meanwhile: pass --force (overwrite=True)")
     temporary.rename(target)
-    _flush_folder(target.parent)
 
 
 def _flush_folder(folder: Path) -> None:

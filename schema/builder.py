@@ -149,38 +149,43 @@ class _TableBuilder:
 
     def _reference(self, field: FieldSpec, fields: dict[str, Any]) -> int:
         value = fields[field.name]
-        if isinstance(value, Data):
+        if isinstance(value, Data) and field.name == STORED_AFTER.get(field.table, ("",))[0]:
             return 0
-        if isinstance(value, str):
-            return self._string(value)
+        if field.kind == "string":
+            return self._string(field, value)
         if field.kind == "union":
             self._check_union(field, value, fields)
-        if isinstance(value, Table):
-            return self._table(value)
+        if field.kind in {"table", "union"}:
+            return self._child(field, value)
         known = self._vectors.get((field.type, id(value)))
         if known is None:
             known = self._vectors[field.type, id(value)] = self._vector(field, value)
         return known
 
-    def _check_union(self, field: FieldSpec, value: Table, fields: dict[str, Any]) -> None:
-        code = fields.get(f"{field.name}_type", 0)
-        if UNIONS[field.element].get(code) != value.spec.name:
-            expected = UNIONS[field.element].get(code, "nothing")
-            message = f"holds a {value.spec.name}, but its type says {expected}: set both"
-            raise ModelFormatError(message, table=field.table, field=field.name)
+    def _child(self, field: FieldSpec, value: Any) -> int:
+        if not isinstance(value, Table) or (field.kind != "union" and value.spec.name != field.element):
+            _refuse(field, f"holds {value!r:.80}, not a table of type {field.element}")
+        return self._table(value)
 
-    def _string(self, text: str) -> int:
+    def _check_union(self, field: FieldSpec, value: Any, fields: dict[str, Any]) -> None:
+        expected = UNIONS[field.element].get(fields.get(f"{field.name}_type", 0), "nothing")
+        if not isinstance(value, Table) or expected != value.spec.name:
+            _refuse(field, f"holds {value!r:.80}, but {field.name}_type says {expected}: set both")
+
+    def _string(self, field: FieldSpec, text: Any) -> int:
         known = self._strings.get(text)
         if known is None:
-            known = self._strings[text] = self._builder.CreateString(text)
+            try:
+                known = self._strings[text] = self._builder.CreateString(text)
+            except (TypeError, UnicodeEncodeError) as error:
+                _refuse(field, f"holds {text!r:.80}, which is no text ({error})")
         return known
 
     def _vector(self, field: FieldSpec, value: Any) -> int:
         if field.kind == "scalars":
-            array = np.asarray(value, NUMPY_TYPES[field.element])
-            return int(self._builder.CreateNumpyVector(array))
-        write = self._table if field.kind == "tables" else self._string
-        targets = [write(item) for item in value]
+            return int(self._builder.CreateNumpyVector(_numbers(field, value)))
+        write = self._child if field.kind == "tables" else self._string
+        targets = [write(field, item) for item in value]
         builder = self._builder
         builder.StartVector(4, len(targets), 4)
         first = builder.Offset() + 4 * len(targets)
@@ -189,6 +194,22 @@ class _TableBuilder:
         builder.head -= 4 * len(targets)
         struct.pack_into(f"<{len(targets)}I", builder.Bytes, builder.head, *offsets)
         return int(builder.EndVector())
+
+
+def _numbers(field: FieldSpec, value: Any) -> np.ndarray[Any, Any]:
+    """The vector in the field's type, unless that would change a value."""
+    array = np.asarray(value)
+    dtype = NUMPY_TYPES[field.element]
+    if array.dtype == dtype and array.ndim == 1 and field.table != "Buffer":
+        return array
+    if array.ndim != 1 or field.table == "Buffer" or array.dtype.kind not in "biuf":
+        expected = "Data" if field.table == "Buffer" else f"a vector of {field.element}"
+        _refuse(field, f"holds {value!r:.80}, not {expected}")
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    if not np.array_equal(cast, array.astype(np.float32) if dtype.kind == "f" else array):
+        _refuse(field, f"holds {value!r:.80}, which does not fit {field.element}")
+    return cast
 
 
 def _arrange(spec: TableSpec, fields: dict[str, Any]) -> _Layout:
@@ -223,6 +244,9 @@ def _refuse_values(spec: TableSpec, values: dict[str, Any], error: struct.error)
         try:
             struct.pack(f"<{field.code}", values[field.name])
         except struct.error as cause:
-            message = f"holds {values[field.name]!r}, which is no {field.type} ({cause})"
-            raise ModelFormatError(message, table=spec.name, field=field.name) from error
+            _refuse(field, f"holds {values[field.name]!r:.80}, which is no {field.type} ({cause})")
     raise AssertionError(f"{spec.name}: every value fits, but not all together") from error
+
+
+def _refuse(field: FieldSpec, message: str) -> NoReturn:
+    raise ModelFormatError(message, table=field.table, field=field.name)

@@ -1,4 +1,4 @@
-"""The errors that a user can cause. Every message is one sentence: what, where, expected, actual, what to do."""
+"""The errors that a user can cause; a message is one sentence: what, where, expected, actual, what to do."""
 
 from typing import ClassVar
 

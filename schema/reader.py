@@ -31,6 +31,9 @@ MAX_OBJECTS: Final = 600_000
 # Compiling the decoder of a vtable costs as much as reading this many objects.
 _VTABLE_COST: Final = 16
 
+# Text is the only thing that is copied out of the file, at up to four bytes a character.
+_TEXT_PER_OBJECT: Final = 64
+
 _NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
 
 _u16 = struct.Struct("<H").unpack_from
@@ -270,7 +273,7 @@ class Reader:
         stop = start + self._vector(field, target, 1)
         if stop >= self.end or self.buffer[stop] != 0:
             self.fail(field, "is a string that does not end in a zero byte", target)
-        self._spend(field, stop + 1 - target, target)
+        self._spend(field, stop + 1 - target, target, 1 + (stop - start) // _TEXT_PER_OBJECT)
         try:
             text = str(self.buffer[start:stop], "utf-8")
         except UnicodeDecodeError as error:

@@ -20,7 +20,6 @@ _UNSUPPORTED: Final = {
     errno.EBADF,
     errno.EPERM,
     errno.ENOTSOCK,
-    errno.ETXTBSY,
 }
 
 Step = Callable[[int, int, int, int, int], int]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.builder import build
-from edge_opt.schema.data import Source
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.placement import Placement, place
 from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import copy_range, write_bytes
@@ -42,9 +42,10 @@ def write_model(
     inputs = tuple(identity for source in sources if (identity := source.identity) is not None)
     resolve_target(path, overwrite=overwrite, inputs=inputs)
     placement = _place(root)
+    total = len(placement.tables) + sum(piece.length for piece in placement.pieces)
     with replacing(path, overwrite=overwrite, inputs=inputs) as target:
         os.ftruncate(target, placement.size)
-        _write(placement, target, _counter(placement.size, progress))
+        _write(placement, target, _counter(total, progress))
         for source in sources:
             source.check_unchanged()
     copied = sum(piece.length for piece in placement.pieces if piece.source is not None)
@@ -68,9 +69,9 @@ def model_bytes(root: Table) -> bytes:
 
 
 def _sources(root: Table) -> list[Source]:
-    """The files that weights come from."""
+    """The files that weights come from; a model whose custom options alone are stored after it has none."""
     stored = [buffer.fields.get("data") for buffer in root.fields.get("buffers", ())]
-    sources = {id(data.source): data.source for data in stored if data is not None}
+    sources = {id(data.source): data.source for data in stored if isinstance(data, Data)}
     return [source for source in sources.values() if source is not None]
 
 
