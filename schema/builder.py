@@ -66,7 +66,7 @@ def build(root: Table, *, inside: bool) -> Built:
 def _puts_new_data_after(root: Table) -> bool:
     """New bytes go where the model keeps its others."""
     stored = (table.fields.get("data") for table in root.fields.get("buffers", ()))
-    return any(data.external for data in stored if data is not None)
+    return any(isinstance(data, Data) and data.external for data in stored)
 
 
 class _TableBuilder:

@@ -24,9 +24,9 @@ IDENTIFIER: Final = b"TFL3"
 # A flatbuffer addresses its own bytes with signed 32-bit offsets.
 MAX_FLATBUFFER_SIZE: Final = 2**31 - 1
 
-# A 1B-parameter model has 12,000 tables, 45,000 objects in all. The bound keeps a file made of nothing but
-# tiny tables within a second and 200 MiB.
-MAX_OBJECTS: Final = 600_000
+# Gemma3-270M has 15,000 tables, 80,000 objects in all. The bound keeps a file made of nothing but tiny tables
+# within a second and 200 MiB.
+MAX_OBJECTS: Final = 500_000
 
 # Compiling the decoder of a vtable costs as much as reading this many objects.
 _VTABLE_COST: Final = 16
@@ -109,6 +109,7 @@ class Reader:
     def __init__(self, source: Source, max_objects: int) -> None:
         self.source = source
         self.buffer = source.buffer
+        self._array = source.array
         self.end = min(source.size, MAX_FLATBUFFER_SIZE)
         self.external_start = source.size
         self._bytes_left = source.size
@@ -258,7 +259,7 @@ class Reader:
         if kind == "data":
             value = Data.region(self.source, target + 4, count, external=False)
         else:
-            value = np.frombuffer(self.buffer, dtype, count, target + 4)
+            value = np.frombuffer(self._array, dtype, count, target + 4)
         self._values[kind, target] = value
         return value
 
