@@ -1,5 +1,7 @@
-"""Finds attention blocks: from a SOFTMAX to its value products, from there to the tensor where the heads are merged,
-and back along the head label to the logits products. Reads graphs, changes nothing.
+"""Finds attention blocks. Reads graphs, changes nothing.
+
+From a SOFTMAX forward to its value products and to the tensor where the heads are merged, and from there back along
+the head label to the logits products.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, UNARY
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ class Block:
     """One layer's attention, matched.
 
     `output` is the tensor where the heads stand side by side (factors `factored`, heads N); `core` are the operators
-    from the logits products to it, `logits` and `values` the products themselves. `kv_heads` is K,
+    from the logits products to it, `logits` and `values` the products themselves. `heads_are_rows` is True where a
+    product's rows are nothing but heads (T = 1). `kv_heads` is K,
     `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H.
     """
 
@@ -45,6 +48,7 @@ class Block:
     values: tuple[Operator, ...]
     core: frozenset[Operator]
     operands: OperandFactors
+    heads_are_rows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class NotABlock:
 
     softmax: Operator
     reason: Refusal
+    is_attention: bool = True
 
 
 Match = Block | SingleHead | NotABlock
@@ -81,7 +86,7 @@ def match_block(subgraph: Subgraph, softmax: Operator, operands: OperandFactors 
     """What a SOFTMAX belongs to."""
     products = value_products(softmax)
     if isinstance(products, Refusal):
-        return NotABlock(softmax, products)
+        return NotABlock(softmax, products, is_attention=False)
     sizes = {head_size for _, head_size in products.values()}
     if len(sizes) != 1:
         return NotABlock(softmax, Refusal("value products differ in head size", actual=str(sorted(sizes))))
@@ -172,6 +177,7 @@ class _Matcher:
             values=tuple(self._products),
             core=frozenset(self._labelling.core_operators),
             operands=self._operands,
+            heads_are_rows=any(_rows_are_heads(labelled) for labelled in logits.values()),
         )
 
     def _single_head(self) -> SingleHead | NotABlock:
@@ -271,13 +277,13 @@ class _Matcher:
         for operator in self._labelling.core_operators:
             if operator.name in ("ADD", "SELECT", "SELECT_V2", "SUB"):
                 for tensor in operator.inputs:
-                    if (
-                        tensor is not None
-                        and not self._labelling.is_core(tensor)
-                        and tensor.elements > 1
-                    ):
+                    if tensor is not None and not self._labelling.is_core(tensor) and tensor.elements > 1:
                         return tensor
         return None
+
+
+def _rows_are_heads(factored: Factored) -> bool:
+    return any(axis and all(factor.stride for factor in axis) for axis in factored[-2:])
 
 
 def _factor(size: int) -> tuple[Factor, ...]:

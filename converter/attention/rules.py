@@ -1,5 +1,6 @@
-"""One rule an operator: where its operands carry the head label, given where its result does, and what is left of
-it for a single head. Nothing here knows what attention looks like.
+"""One rule an operator: how the head label passes through it. Nothing here knows what attention looks like.
+
+A rule says where the operands carry the label, given where the result does, and what is left for a single head.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Rule(ABC):
     ) -> Tensor:
         """The operator for one head; `pieces` holds that head's part of each operand."""
 
-    def vanishes(self, operator: Operator, result: Factored, *, keep: bool) -> bool:  # noqa: ARG002
+    def vanishes(self, operator: Operator, result: Factored, *, keep: bool) -> bool:
         """True where nothing of the operator is left for a single head."""
         return False
 
@@ -165,9 +166,7 @@ class Transpose(Rule):
             return build.reshape(operator.outputs[0], pieces[0], shape)
         source = self._source(operator, result)
         kept = fx.piece_axes(source, keep=build.keep_axes)
-        permutation = [
-            kept.index(axis) for axis in constant_integers_or_raise(operator, 1) if axis in kept
-        ]
+        permutation = [kept.index(axis) for axis in constant_integers_or_raise(operator, 1) if axis in kept]
         steering = build.integers(f"{operator.outputs[0].name}/perm", permutation)
         return build.clone(operator, {0: pieces[0], 1: steering}, shape)
 
@@ -301,7 +300,7 @@ class Concatenation(Rule):
         shape = fx.piece_shape(result, keep=build.keep_axes)
         return build.clone(operator, pieces, shape, {"axis": axis})
 
-    def vanishes(self, operator: Operator, result: Factored, *, keep: bool) -> bool:  # noqa: ARG002
+    def vanishes(self, operator: Operator, result: Factored, *, keep: bool) -> bool:
         return self._enumerates(result[self.axis(operator)])
 
 
@@ -342,7 +341,13 @@ class Slice(Rule):
             2: build.integers(f"{name}/end", ends),
             3: build.integers(f"{name}/strides", [1] * len(kept)),
         }
-        options = {"begin_mask": 0, "end_mask": 0, "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0}
+        options = {
+            "begin_mask": 0,
+            "end_mask": 0,
+            "ellipsis_mask": 0,
+            "new_axis_mask": 0,
+            "shrink_axis_mask": 0,
+        }
         return build.clone(operator, {0: pieces[0], **steering}, shape, options)
 
 
@@ -482,5 +487,3 @@ def operand_factors(operator: Operator, result: Factored) -> Operands | Refusal 
     if rule is None or len(operator.outputs) != 1:
         return None
     return rule.operands(operator, result)
-
-

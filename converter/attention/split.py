@@ -1,11 +1,13 @@
-"""Builds the single-head version of an attention block aside: cuts the tensors that carry heads where they come in,
-clones what is between per head, and joins the heads where the old graph had them side by side. Edits nothing.
+"""Builds the single-head version of an attention block aside; edits nothing.
+
+Tensors that carry heads are cut where they come in, what is between is cloned per head, and the heads are joined
+where the old graph had them side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +56,9 @@ def split_heads(
 
     The new ones define `block.output` itself. Old operators whose results are needed outside are in both lists.
     """
+    if form.cut == "unpack" and block.heads_are_rows:
+        # Dropping the axis would leave a vector where BATCH_MATMUL needs a matrix.
+        form = replace(form, cut="split")
     return _Splitter(model, subgraph, block, form, constants).build()
 
 
@@ -63,9 +68,9 @@ class _Splitter:
     ) -> None:
         self._model = model
         self._subgraph = subgraph
-        self._block = block
+        self.block = block
         self._form = form
-        self._keep = form.keep_axes
+        self.keep_axes = form.keep_axes
         self._constants = constants
         self._operands = block.operands
         self._old: dict[Operator, None] = {}
@@ -77,9 +82,9 @@ class _Splitter:
         self._costs: dict[tuple[int, Factored], int] = {}
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
-        output = self._block.output
+        output = self.block.output
         tensor, factored = self._merge_point()
-        heads = [self.piece(tensor, factored, head) for head in range(self._block.heads)]
+        heads = [self.piece(tensor, factored, head) for head in range(self.block.heads)]
         self._join(heads, output)
         assert output.producer is not None
         self._old[output.producer] = None
@@ -109,10 +114,10 @@ class _Splitter:
 
     def _merge_point(self) -> tuple[Tensor, Factored]:
         """The earliest tensor behind the value products from which a head reaches the output by reshaping only."""
-        tensor, factored = self._block.output, self._block.factored
+        tensor, factored = self.block.output, self.block.factored
         best = (tensor, factored)
         passed: list[Operator] = []
-        last = fx.plain((self._block.head_size,))[0]
+        last = fx.plain((self.block.head_size,))[0]
         while True:
             operator = tensor.producer
             if operator is None or operator.name not in MOVEMENT:
@@ -189,7 +194,7 @@ class _Splitter:
 
     def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
         operator = tensor.producer
-        if operator in self._block.core:
+        if operator in self.block.core:
             return True
         return depth < DEEPEST and self._pass_cost(tensor, factored, depth) < self._cut_cost(tensor, factored)
 
@@ -210,7 +215,7 @@ class _Splitter:
             return 0
         pieces = fx.piece_count(factored)
         if pieces == 1:
-            return int(fx.piece_shape(factored, keep=self._keep) != tensor.shape)
+            return int(fx.piece_shape(factored, keep=self.keep_axes) != tensor.shape)
         return pieces * _levels(factored)
 
     def _pass_cost(self, tensor: Tensor, factored: Factored, depth: int) -> int:
@@ -219,7 +224,7 @@ class _Splitter:
         if operator is None or not isinstance(operands, dict):
             return 1 << 30
         rule = RULES[operator.name]
-        own = 0 if rule.vanishes(operator, factored, keep=self._keep) else fx.piece_count(factored)
+        own = 0 if rule.vanishes(operator, factored, keep=self.keep_axes) else fx.piece_count(factored)
         return own + sum(
             self._cost(operator.input(index), labelled, depth + 1) for index, labelled in operands.items()
         )
@@ -250,7 +255,7 @@ class _Splitter:
 
     def _chain(self, tensor: Tensor, factored: Factored) -> Iterator[tuple[Step, Tensor, Factored]]:
         """Upwards: (step, the tensor it reads, that tensor's factors), while nobody else reads what is between."""
-        readers: set[Operator] = {*self._block.core, *self._old}
+        readers: set[Operator] = {*self.block.core, *self._old}
         for _ in range(DEEPEST):
             operator = tensor.producer
             outside = [reader for reader in tensor.consumers if reader not in readers]
@@ -282,9 +287,8 @@ class _Splitter:
         # What stands above the first scaling stays as it is, outside the region.
         while above and above[0].operator.name not in _SCALABLE:
             source = above.pop(0).operator.outputs[0]
-        for step in above:
-            if step.operator.name not in _SCALABLE:
-                source = self._clone_move(step.operator, source)
+        moves = [step for step in above if step.operator.name not in _SCALABLE]
+        source = self._moved(source, moves)
         self._old.update(dict.fromkeys(step.operator for step in above))
         sunk = [step for step in above if step.operator.name in _SCALABLE]
         return Cut(source, labelled, (*sunk, *(step for step, _, _ in chain[index:])))
@@ -298,12 +302,23 @@ class _Splitter:
             return all(factor.stride for factor in axis)
         return fx.take_outer(axis, fx.piece_count(factored)) is not None
 
-    def _clone_move(self, operator: Operator, source: Tensor) -> Tensor:
-        shape = operator.outputs[0].shape
-        result = self.new_tensor(f"{operator.outputs[0].name}/unscaled", shape, source)
-        inputs = (source, *operator.inputs[1:])
-        self._new.append(Operator(operator.code, inputs, [result], operator.options, operator.table))
-        return result
+    def _moved(self, source: Tensor, moves: Sequence[Step]) -> Tensor:
+        """The rearrangements `moves` of another source; those that keep the row-major order become one RESHAPE."""
+        for step in moves:
+            operator, result = step.operator, step.operator.outputs[0]
+            if _keeps_order(operator):
+                continue
+            read = self._unscaled(source, operator.input(0))
+            source = self.new_tensor(f"{result.name}/unscaled", result.shape, source)
+            self._new.append(
+                Operator(
+                    operator.code, (read, *operator.inputs[1:]), [source], operator.options, operator.table
+                )
+            )
+        return self._unscaled(source, moves[-1].operator.outputs[0]) if moves else source
+
+    def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
+        return self.reshaped(source, source, like.shape, f"{like.name}/unscaled")
 
     def _cut_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         key = (id(tensor), factored, fx.piece_key(factored, head))
@@ -312,7 +327,7 @@ class _Splitter:
         return self._cut_pieces[key]
 
     def _make_cut(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        target = fx.piece_shape(factored, keep=self._keep)
+        target = fx.piece_shape(factored, keep=self.keep_axes)
         if tensor.is_constant and tensor.dtype.numpy is not None:
             return self._constant_piece(tensor, factored, head, target)
         axes = fx.labelled_axes(factored)
@@ -321,7 +336,8 @@ class _Splitter:
         axis = axes[0]
         lead = _leading(factored[axis])
         if not lead:
-            return self._cut_piece(*self._exposed(tensor, factored, axis), head)
+            piece = self._cut_piece(*self._exposed(tensor, factored, axis), head)
+            return self.reshaped(tensor, piece, target, f"{tensor.name}/piece")
         count = int(np.prod([factor.size for factor in lead]))
         rest = factored[axis][len(lead) :]
         drops = self._form.cut == "unpack" and not rest
@@ -335,19 +351,21 @@ class _Splitter:
 
     def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
         """The tensor with an axis `(rows)(heads)` as two axes, so that the heads can be cut off."""
-        inner = [i for i, factor in enumerate(factored[axis]) if factor.stride][0]
+        inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
         axes = (*factored[:axis], factored[axis][:inner], factored[axis][inner:], *factored[axis + 1 :])
         return self.reshaped(tensor, tensor, fx.sizes(axes), f"{tensor.name}/exposed"), axes
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         key = (id(tensor), axis, count)
         if key not in self._parts:
-            part = "head" if count == self._block.heads else "group"
+            part = "head" if count == self.block.heads else "group"
             size = tensor.shape[axis] // count
             between = () if drops else (size,)
             shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
             parts = [
-                self.new_tensor(f"{tensor.name}/{part}_{i}", shape, tensor, axis=axis, begin=i * size, size=size)
+                self.new_tensor(
+                    f"{tensor.name}/{part}_{i}", shape, tensor, axis=axis, begin=i * size, size=size
+                )
                 for i in range(count)
             ]
             if drops:
@@ -361,9 +379,7 @@ class _Splitter:
 
     def _constant_piece(self, tensor: Tensor, factored: Factored, head: int, target: Shape) -> Tensor:
         expanded = tensor.array().reshape([f.size for axis in factored for f in axis])
-        index = tuple(
-            (f.index(head) if f.stride else slice(None)) for axis in factored for f in axis
-        )
+        index = tuple((f.index(head) if f.stride else slice(None)) for axis in factored for f in axis)
         values = np.ascontiguousarray(expanded[index]).reshape(target)
         # Per-axis parameters of a labelled axis would need slicing in step; no exporter writes such constants.
         return self._constants.make(f"{tensor.name}/piece", values, tensor.dtype, tensor.quantization)
@@ -402,9 +418,7 @@ class _Splitter:
         self._emit("RESHAPE", [source, steering], [output], new_table("ReshapeOptions", new_shape=wanted))
         return output
 
-    def _emit(
-        self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], options: Table
-    ) -> None:
+    def _emit(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], options: Table) -> None:
         assert options.spec.name == options_table(name)
         data = inputs[-1] if name == "SPLIT" else inputs[0]
         self._new.append(Operator(self._code(name, data), inputs, outputs, options))
@@ -441,9 +455,9 @@ class _HeadBuilder:
 
     def __init__(self, splitter: _Splitter, result: Factored, head: int) -> None:
         self._splitter = splitter
-        self.keep_axes = splitter._keep
+        self.keep_axes = splitter.keep_axes
         index = fx.mixed_index(fx.labels(result), head)
-        whole = fx.piece_count(result) == splitter._block.heads
+        whole = fx.piece_count(result) == splitter.block.heads
         self._suffix = f"head_{index}" if whole else f"group_{index}"
 
     def clone(
@@ -459,7 +473,7 @@ class _HeadBuilder:
             table = Table(table.spec, dict(table.fields))
             for name, value in options.items():
                 table.set(name, value)
-        read = [inputs[i] if i in inputs else tensor for i, tensor in enumerate(operator.inputs)]
+        read = [inputs.get(i, tensor) for i, tensor in enumerate(operator.inputs)]
         like = operator.outputs[0]
         output = self._splitter.new_tensor(f"{like.name}/{self._suffix}", shape, like)
         return self._splitter.clone(operator, read, output, table)
@@ -471,6 +485,13 @@ class _HeadBuilder:
     def reshape(self, like: Tensor, source: Tensor, shape: Shape) -> Tensor:
         """`source` as `shape`, or itself."""
         return self._splitter.reshaped(like, source, shape, f"{like.name}/{self._suffix}")
+
+
+def _keeps_order(operator: Operator) -> bool:
+    """True where a rearrangement is a reshape of the whole tensor."""
+    rule = RULES[operator.name]
+    whole = fx.plain(operator.outputs[0].shape)
+    return not isinstance(rule, Transpose) or rule.keeps_order(operator, whole)
 
 
 def _levels(factored: Factored) -> int:
@@ -494,4 +515,3 @@ def _scales(operator: Operator, carriers: Sequence[int]) -> bool:
     others = [t for i, t in enumerate(operator.inputs) if i not in carriers]
     scalar = all(t is not None and t.is_constant and t.elements == 1 for t in others)
     return len(carriers) == 1 and scalar and not operator.option("fused_activation_function")
-

@@ -286,6 +286,11 @@ class Subgraph:
             output.producer = operator
         return operator
 
+    def after(self, operator: Operator) -> Operator | None:
+        """The operator that runs next; None after the last."""
+        assert operator.subgraph is self
+        return operator._next  # noqa: SLF001
+
     def remove(self, operator: Operator) -> None:
         """Take an operator out; its outputs are then defined by nobody."""
         assert operator.subgraph is self
@@ -358,4 +363,3 @@ def topological(operators: Iterable[Operator]) -> list[Operator]:
                 ordered.append(operator)
                 stack.pop()
     return ordered
-

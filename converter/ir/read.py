@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,8 +55,9 @@ def from_tables(file: ModelFile) -> Model:
         _add_signature(model, table)
     for table in root.get("metadata") or []:
         index = table.get("buffer")
-        buffer = _at(model.buffers, index, lambda: f"metadata '{table.get('name')}'", "buffer")
-        model.metadata.append(Metadata(table.get("name") or "", buffer, table))
+        name = table.get("name") or ""
+        buffer = _at(model.buffers, index, partial("metadata '{}'".format, name), "buffer")
+        model.metadata.append(Metadata(name, buffer, table))
     return model
 
 
@@ -66,7 +68,7 @@ def _operator_code(table: Table) -> OperatorCode:
     return OperatorCode(code, table.get("version"), table.get("custom_code"), table)
 
 
-def _at(items: Sequence[Any], index: int, where: Callable[[], str], what: str) -> Any:  # noqa: ANN401
+def _at(items: Sequence[Any], index: int, where: Callable[[], str], what: str) -> Any:
     if 0 <= index < len(items):
         return items[index]
     raise ModelFormatError(f"{where()}: {what} {index} does not exist, there are {len(items)}")
@@ -93,9 +95,7 @@ class _SubgraphReader:
 
     def _tensors(self, indices: Sequence[int] | None, what: str) -> list[Tensor]:
         where = f"subgraph '{self._name}' {what}"
-        return [
-            _at(self._graph.tensors, i, lambda: where, "tensor") for i in _integers(indices)
-        ]
+        return [_at(self._graph.tensors, i, lambda: where, "tensor") for i in _integers(indices)]
 
     def _tensor(self, table: Table, index: int) -> Tensor:
         name = table.get("name") or ""
@@ -154,9 +154,7 @@ class _SubgraphReader:
         for tensor in self._graph.inputs:
             self._defined.add(id(tensor))
         later = {
-            index
-            for table in self._table.get("operators") or []
-            for index in _integers(table.get("outputs"))
+            index for table in self._table.get("operators") or [] for index in _integers(table.get("outputs"))
         }
         self._undefined = {
             id(self._graph.tensors[index]) for index in later if 0 <= index < len(self._graph.tensors)
@@ -183,7 +181,9 @@ class _SubgraphReader:
         ]
         for tensor in inputs:
             if tensor is not None and id(tensor) in self._undefined and id(tensor) not in self._defined:
-                raise self._fail(f"{where}: reads '{tensor.name}' before it is defined (cyclic or out of order)")
+                raise self._fail(
+                    f"{where}: reads '{tensor.name}' before it is defined (cyclic or out of order)"
+                )
         for output in outputs:
             if id(output) in self._defined or output.is_constant:
                 raise self._fail(f"{where}: defines '{output.name}', which is already defined")

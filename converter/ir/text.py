@@ -15,6 +15,7 @@ as `float32[640,640]{...}`, which can be read by people but not parsed. Quantiza
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _MOST_PRINTED = 64
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_./:-]+\Z")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 
 
 class TextFormError(EdgeOptError):
@@ -71,7 +72,7 @@ class _Names:
                 count += 1
                 name = f"{tensor.name}~{count}"
             taken.add(name)
-            self._names[id(tensor)] = f"%{name}" if _PLAIN_NAME.match(name) else f'%"{name}"'
+            self._names[id(tensor)] = f"%{name}" if _PLAIN_NAME.match(name) else f"%{json.dumps(name)}"
 
     def of(self, tensor: Tensor) -> str:
         return self._names[id(tensor)]
@@ -102,7 +103,7 @@ def _subgraph_lines(subgraph: Subgraph, names: _Names) -> Iterator[str]:
     yield "}"
 
 
-def operator_text(operator: Operator, name: Any = None) -> str:  # noqa: ANN401
+def operator_text(operator: Operator, name: Any = None) -> str:
     """One operator as a line of the text form; `name` gives a tensor's printed name."""
     named = name or (lambda tensor: f"%{tensor.name}")
 
@@ -140,7 +141,7 @@ def _quantization(parameters: Quantization | None) -> str:
     return f" q([{', '.join(scales)}], [{', '.join(points)}], axis {parameters.dimension})"
 
 
-def _number(value: Any) -> str:  # noqa: ANN401
+def _number(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     # str of a numpy scalar is the shortest text that reads back as the same number of that type.
@@ -181,7 +182,7 @@ def _default(table: Table, name: str) -> object:
     return Table(table.spec, {}).get(name)
 
 
-def _option(value: Any) -> str:  # noqa: ANN401
+def _option(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"[{', '.join(_number(v) for v in value)}]"
     if isinstance(value, Table):
@@ -192,7 +193,7 @@ def _option(value: Any) -> str:  # noqa: ANN401
 
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<comment>\#[^0-9\n][^\n]*)|(?P<tensor>%(?:"[^"]*"|[A-Za-z0-9_./:~-]+))|(?P<string>'[^']*')"""
+    r"""\s*(?:(?P<comment>\#[^0-9\n][^\n]*)|(?P<tensor>%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./]+))|(?P<string>'[^']*')"""
     r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))|(?P<word>[A-Za-z_][A-Za-z0-9_]*)"""
     r"""|(?P<arrow>->)|(?P<punct>[\[\](){},:=?\#]))"""
 )
@@ -300,7 +301,8 @@ class _Parser:
     def _tensor_name(self) -> str:
         if self._kind() != "tensor":
             raise self._fail("a tensor (%name)")
-        return self._next()[1:].strip('"')
+        name = self._next()[1:]
+        return str(json.loads(name)) if name.startswith('"') else name
 
     def _number(self) -> str:
         if self._kind() != "number":
@@ -453,7 +455,7 @@ class _Parser:
                 self._take(",")
         return None if name is None else new_table(name, **given)
 
-    def _option_value(self) -> Any:  # noqa: ANN401
+    def _option_value(self) -> Any:
         if self._take("["):
             values: list[int] = []
             while not self._take("]"):

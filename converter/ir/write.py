@@ -81,7 +81,7 @@ class _ModelWriter:
         _put(root, "buffers", [_buffer(buffer) for buffer in self._buffers.items])
         return root
 
-    def _metadata(self, entry: Any) -> Table:  # noqa: ANN401
+    def _metadata(self, entry: Any) -> Table:
         table = _copy(entry.table) if entry.table is not None else new_table("Metadata", name=entry.name)
         return _update(table, "buffer", self._buffers.of(entry.buffer))
 

@@ -1,1 +1,5 @@
-""""""
+"""NPU compilers as data: what each accepts and prefers. One small file each; users can bring their own."""
+
+from edge_opt.targets.target import Target, load_target, target_names
+
+__all__ = ["Target", "load_target", "target_names"]

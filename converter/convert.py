@@ -1,0 +1,291 @@
+"""The main job: read a model, run the passes signature by signature, prove each rewrite, write the result."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from edge_opt.ir import Constants, Model, load, save
+from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
+from edge_opt.schema.atomic import resolve_target
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import Target, load_target
+from edge_opt.verify.proof import RegionProver, assert_same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from edge_opt.ir import Subgraph
+
+    Progress = Callable[[str, int, int], None]
+
+Verify = Literal["regions", "full", "none"]
+
+
+class NothingMatchedError(UsageError):
+    """`require_match` was asked for, and no site matched."""
+
+    exit_code = 4
+
+
+class SitesLeftError(UsageError):
+    """`require_all` was asked for, and a site could not be converted."""
+
+    exit_code = 1
+
+
+@dataclass(slots=True)
+class SignatureSummary:
+    """One entry point before and after; bytes are those of its largest intermediate tensor."""
+
+    name: str
+    operators_before: int
+    operators_after: int = 0
+    largest_tensor_before: int = 0
+    largest_tensor_after: int = 0
+    blocks: int = 0
+    converted: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "name": self.name,
+            "operators_before": self.operators_before,
+            "operators_after": self.operators_after,
+            "largest_tensor_bytes_before": self.largest_tensor_before,
+            "largest_tensor_bytes_after": self.largest_tensor_after,
+        }
+
+
+@dataclass(slots=True)
+class ConversionResult:
+    """What was done: every site with its verdict, and where the model went (None for a dry run)."""
+
+    input: str | None
+    output: str | None
+    target: str
+    verified: str
+    signatures: list[SignatureSummary] = field(default_factory=list)
+    sites: list[SiteReport] = field(default_factory=list)
+    seconds: float = 0.0
+    model: Model | None = None
+
+    @property
+    def converted(self) -> list[SiteReport]:
+        """Sites that were rewritten."""
+        return [site for site in self.sites if site.status is Status.CONVERTED]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and reports."""
+        return {
+            "input": self.input,
+            "output": self.output,
+            "target": self.target,
+            "seconds": round(self.seconds, 3),
+            "signatures": [summary.to_dict() for summary in self.signatures],
+            "sites": [site.to_dict() for site in self.sites],
+            "verified": self.verified,
+        }
+
+
+def convert(
+    source: str | os.PathLike[str] | bytes | Model,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    target: str | Target = "generic",
+    passes: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    signatures: Iterable[str] | None = None,
+    verify: Verify = "regions",
+    overwrite: bool = False,
+    dry_run: bool = False,
+    require_match: bool = False,
+    require_all: bool = False,
+    progress: Progress | None = None,
+) -> ConversionResult:
+    """Rewrite a model for an NPU, prove every rewrite, and write it.
+
+    Args:
+        source: a .tflite file, its bytes, or a loaded `Model` (which is edited in place).
+        output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
+        target: a bundled target's name, the path of a target file, or a `Target`.
+        passes: names of the passes to run, all that are on for the target where None.
+        skip: names of passes to leave out.
+        signatures: names of the entry points to rewrite, all where None.
+        verify: "regions" proves each rewritten region, "full" also compares the whole models, "none" neither.
+        overwrite: replace an existing output.
+        dry_run: do everything but write.
+        require_match: raise `NothingMatchedError` where no site was converted.
+        require_all: raise `SitesLeftError` where a multi-head block was left as it is.
+        progress: called with (stage, done, total) on long work.
+
+    Raises:
+        ModelFormatError: the source is not a valid model.
+        UsageError: an unknown name, an output that is the input or exists.
+        OutputError: the output cannot be written.
+        DifferenceFound: `verify="full"` found a difference; nothing was written.
+    """
+    started = time.perf_counter()
+    chosen = _choose_passes(passes, skip)
+    facts = target if isinstance(target, Target) else load_target(target)
+    with ExitStack() as stack:
+        prover = None
+        if verify != "none":
+            # Started first: the runtime's import overlaps with reading the model.
+            prover = stack.enter_context(RegionProver())
+            prover.start()
+        destination = None if dry_run else _destination(source, output, overwrite=overwrite)
+        model = source if isinstance(source, Model) else load(source)
+        result = ConversionResult(
+            None if isinstance(source, Model | bytes) else os.fspath(source),
+            None if destination is None else str(destination),
+            facts.name,
+            verify,
+            model=model,
+        )
+        _rewrite(model, chosen, facts, signatures, prover, result, progress)
+        _check_requirements(result, require_match=require_match, require_all=require_all)
+        if destination is not None:
+            _write(model, destination, source, verify, overwrite=overwrite, progress=progress)
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def default_output(source: str | os.PathLike[str]) -> Path:
+    """`gemma.tflite` -> `gemma.opt.tflite`, beside the input."""
+    path = Path(source)
+    return path.with_name(f"{path.stem}.opt{path.suffix}")
+
+
+def _destination(
+    source: str | os.PathLike[str] | bytes | Model, output: str | os.PathLike[str] | None, *, overwrite: bool
+) -> Path | None:
+    if output is None:
+        if isinstance(source, Model | bytes):
+            return None
+        output = default_output(source)
+    inputs: tuple[tuple[int, int], ...] = ()
+    if not isinstance(source, Model | bytes) and Path(source).exists():
+        status = Path(source).stat()
+        inputs = ((status.st_dev, status.st_ino),)
+    # Looked at before any work: nobody wants to learn of an existing output after an hour.
+    resolve_target(output, overwrite=overwrite, inputs=inputs)
+    return Path(output)
+
+
+def _choose_passes(passes: Iterable[str] | None, skip: Iterable[str]) -> list[Pass]:
+    skipped = list(skip)
+    wanted = list(PASSES) if passes is None else list(passes)
+    for name in (*wanted, *skipped):
+        if name not in PASSES:
+            raise UsageError(f"pass '{name}' does not exist; there are: {', '.join(PASSES)}")
+    return [PASSES[name] for name in PASSES if name in wanted and name not in skipped]
+
+
+def _choose_signatures(model: Model, wanted: Iterable[str] | None) -> list[tuple[str, Subgraph]]:
+    entries = model.entry_points()
+    if wanted is None:
+        return entries
+    names = list(wanted)
+    known = [name for name, _ in entries]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"signature '{name}' does not exist; there are: {', '.join(known) or 'none'}")
+    return [(name, subgraph) for name, subgraph in entries if name in names]
+
+
+def _rewrite(
+    model: Model,
+    passes: list[Pass],
+    target: Target,
+    wanted: Iterable[str] | None,
+    prover: RegionProver | None,
+    result: ConversionResult,
+    progress: Progress | None,
+) -> None:
+    entries = _choose_signatures(model, wanted)
+    usage = Usage.of(model)
+    chosen = {name for name, _ in entries}
+    result.signatures = [
+        SignatureSummary(name, len(graph), largest_tensor_before=largest_intermediate(graph))
+        for name, graph in model.entry_points()
+    ]
+    total = sum(_softmaxes(graph) for _, graph in entries) * len(passes)
+    seen: set[int] = set()
+
+    def on_site(report: SiteReport) -> None:
+        result.sites.append(report)
+        if progress is not None:
+            progress("rewriting", len(result.sites), max(total, len(result.sites)))
+
+    for name, graph in entries:
+        if id(graph) in seen:
+            continue
+        seen.add(id(graph))
+        context = Context(model, graph, name, target, Constants(model), prover, on_site)
+        for chosen_pass in passes:
+            run_pass(chosen_pass, context)
+    if result.converted:
+        remove_unused(model, usage)
+    for summary, (name, graph) in zip(result.signatures, model.entry_points(), strict=True):
+        summary.operators_after = len(graph)
+        summary.largest_tensor_after = largest_intermediate(graph)
+        own = [site for site in result.sites if site.signature == name and name in chosen]
+        summary.blocks = sum((site.heads or 0) > 1 for site in own)
+        summary.converted = sum(site.status is Status.CONVERTED for site in own)
+
+
+def _softmaxes(graph: Subgraph) -> int:
+    return sum(operator.name == "SOFTMAX" for operator in graph.operators)
+
+
+def largest_intermediate(graph: Subgraph) -> int:
+    """Bytes of the largest tensor that an operator of the subgraph defines."""
+    sizes = (
+        tensor.dtype.byte_size(tensor.elements) or 0
+        for operator in graph.operators
+        for tensor in operator.outputs
+    )
+    return max(sizes, default=0)
+
+
+def _check_requirements(result: ConversionResult, *, require_match: bool, require_all: bool) -> None:
+    if require_match and not result.converted:
+        raise NothingMatchedError(
+            "no attention block was converted and --require-match asks for one: nothing was written; "
+            "run `edge-opt explain` to see why each block was left"
+        )
+    left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
+    if require_all and left:
+        first = left[0]
+        raise SitesLeftError(
+            f"{len(left)} of {len(result.sites)} sites were not converted and --require-all asks for all: nothing "
+            f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}"
+        )
+
+
+def _write(
+    model: Model,
+    destination: Path,
+    source: str | os.PathLike[str] | bytes | Model,
+    verify: Verify,
+    *,
+    overwrite: bool,
+    progress: Progress | None,
+) -> None:
+    def on_bytes(done: int, total: int) -> None:
+        if progress is not None:
+            progress("writing", done, total)
+
+    def compare_whole(written: Path) -> None:
+        if isinstance(source, Model):
+            raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
+        assert_same(source, written, progress)
+
+    check = compare_whole if verify == "full" else None
+    save(model, destination, overwrite=overwrite, progress=on_bytes, check=check)

@@ -1,0 +1,211 @@
+"""What a pass is, what happens to each place where it could apply, and what is told of it afterwards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from edge_opt.attention.refusal import Refusal
+from edge_opt.passes.rewrite import (
+    Rewrite,
+    commit,
+    frame_violation,
+    remove_dead,
+    shape_violation,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from edge_opt.ir import Constants, Model, Operator, Subgraph
+    from edge_opt.targets import Target
+
+
+class Status(StrEnum):
+    """What became of a site."""
+
+    CONVERTED = "converted"
+    SKIPPED = "skipped"
+    ROLLED_BACK = "rolled-back"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How equal the new region must be to the old one, on random inputs and both kernel sets.
+
+    `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere.
+    `steps`: integers at most `tolerance` quantization steps apart.
+    """
+
+    kind: str = "bitwise"
+    tolerance: float = 0.0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "bitwise" else f"{self.kind} {self.tolerance:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What running both versions of a region gave; `None` where a figure does not apply."""
+
+    demand: Demand
+    holds: bool
+    bitwise: bool
+    max_abs: float
+    steps: int | None = None
+    fully_masked_rows_max_abs: float | None = None
+    shared_with: int = 0
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "demand": str(self.demand),
+            "bitwise": self.bitwise,
+            "max_abs": self.max_abs,
+            "steps": self.steps,
+            "fully_masked_rows_max_abs": self.fully_masked_rows_max_abs,
+        }
+
+
+class Prover(Protocol):
+    """Runs both versions of a region."""
+
+    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
+        """Whether the new region does what the old one did, to the demand."""
+
+
+@dataclass(slots=True)
+class SiteReport:
+    """One place where a pass could apply, and the verdict; `settled` where there was nothing to do."""
+
+    pass_name: str
+    signature: str
+    index: int
+    status: Status
+    reason: str = ""
+    heads: int | None = None
+    kv_heads: int | None = None
+    operator: str = ""
+    settled: bool = False
+    proof: Proof | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports; `index` counts the sites of a pass in a signature."""
+        return {
+            "pass": self.pass_name,
+            "signature": self.signature,
+            "index": self.index,
+            "status": str(self.status),
+            "reason": self.reason or None,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "operator": self.operator,
+            "proof": None if self.proof is None else self.proof.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place that matched; `build` makes the rewrite aside, or says why it cannot."""
+
+    operator: Operator
+    build: Callable[[], Rewrite | Refusal]
+    heads: int | None = None
+    kv_heads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSite:
+    """A place that did not match, or (`settled`) needs nothing done."""
+
+    operator: Operator
+    reason: str
+    settled: bool = False
+    heads: int | None = None
+    kv_heads: int | None = None
+
+
+@dataclass(slots=True)
+class Context:
+    """What a pass works on: one entry point of a model, for a target."""
+
+    model: Model
+    subgraph: Subgraph
+    signature: str
+    target: Target
+    constants: Constants
+    prover: Prover | None = None
+    on_site: Callable[[SiteReport], None] | None = None
+    sharing: list[Operator] = field(default_factory=list)
+
+    @property
+    def frozen(self) -> str:
+        """Why nothing in this model may be rewritten; empty where it may."""
+        names = {entry.name for entry in self.model.metadata}
+        if "model_control_dependencies" in names:
+            return "the model orders operators by index (metadata model_control_dependencies), which a rewrite breaks"
+        return ""
+
+
+class Pass(ABC):
+    """A rewrite that applies at sites, each on its own: matched, built aside, checked, proved, committed or dropped."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    demand: ClassVar[Demand] = Demand()
+
+    @abstractmethod
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        """Every place where the pass could apply, in execution order."""
+
+
+def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
+    """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was."""
+    reports: list[SiteReport] = []
+    for index, site in enumerate(list(chosen.sites(context))):
+        report = SiteReport(
+            chosen.name,
+            context.signature,
+            index,
+            Status.SKIPPED,
+            heads=site.heads,
+            kv_heads=site.kv_heads,
+            operator=site.operator.outputs[0].name,
+        )
+        if isinstance(site, SkippedSite):
+            report.reason, report.settled = site.reason, site.settled
+        elif context.frozen:
+            report.reason = context.frozen
+        else:
+            _transact(chosen, site, context, report)
+        reports.append(report)
+        if context.on_site is not None:
+            context.on_site(report)
+    remove_dead(context.subgraph, context.sharing)
+    context.sharing.clear()
+    return reports
+
+
+def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
+    rewrite = site.build()
+    if isinstance(rewrite, Refusal):
+        report.reason = str(rewrite)
+        return
+    violation = (
+        frame_violation(rewrite)
+        or shape_violation(rewrite.added())
+        or context.target.violation(rewrite.added())
+    )
+    if violation is not None:
+        report.status, report.reason = Status.ROLLED_BACK, violation
+        return
+    if context.prover is not None:
+        report.proof = context.prover.prove(rewrite, chosen.demand)
+        if not report.proof.holds:
+            report.status, report.reason = Status.ROLLED_BACK, report.proof.reason
+            return
+    context.sharing.extend(commit(rewrite))
+    report.status = Status.CONVERTED

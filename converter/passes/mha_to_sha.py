@@ -1,0 +1,47 @@
+"""Multi-head attention -> one single-head attention per head, joined at the end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.form import FORMS
+from edge_opt.attention.split import split_heads
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.rewrite import Rewrite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_opt.attention.refusal import Refusal
+
+
+class MhaToSha(Pass):
+    """`softmax` is per row and `BATCH_MATMUL` per batch and row, so heads never mix before the output projection.
+
+    `[B,K,G*T,S]` becomes N x `[B,1,T,S]`, with N = K*G. Exact: the same products are summed in the same order.
+    """
+
+    name: ClassVar[str] = "mha_to_sha"
+    summary: ClassVar[str] = "splits multi-head attention into one single-head attention per head"
+    demand: ClassVar[Demand] = Demand("bitwise")
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        """One for each SOFTMAX."""
+        for match in find_blocks(context.subgraph):
+            if isinstance(match, Block):
+                build = partial(_build, context, match)
+                yield Site(match.softmax, build, match.heads, match.kv_heads)
+            elif isinstance(match, NotABlock):
+                yield SkippedSite(match.softmax, str(match.reason), settled=not match.is_attention)
+            else:
+                yield SkippedSite(match.softmax, "already single-head", settled=True, heads=1, kv_heads=1)
+
+
+def _build(context: Context, block: Block) -> Rewrite | Refusal:
+    form = FORMS[context.target.form]
+    anchor = block.output.producer
+    assert anchor is not None
+    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor)

@@ -1,0 +1,183 @@
+"""One rewrite of one region: what it replaces, whether it keeps to its frame, and how it becomes part of the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_opt.attention.labelling import constant_reader
+from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
+from edge_opt.shapes import ShapeError, infer_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """`old` operators of `subgraph` are to be replaced by `new` ones, both in execution order.
+
+    Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
+    ones take its place.
+    """
+
+    subgraph: Subgraph
+    old: tuple[Operator, ...]
+    new: tuple[Operator, ...]
+    anchor: Operator
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the old region reads from outside, constants left out, in order of first use."""
+        return tuple(t for t in reads(self.old) if not t.is_constant)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What the old region defines for operators outside or the graph's caller."""
+        inside = set(self.old)
+        return tuple(
+            tensor
+            for operator in self.old
+            for tensor in operator.outputs
+            if self.subgraph.is_output(tensor) or any(c not in inside for c in tensor.consumers)
+        )
+
+    def added(self) -> tuple[Operator, ...]:
+        """The new operators that are not old ones."""
+        kept = set(self.old)
+        return tuple(operator for operator in self.new if operator not in kept)
+
+
+def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
+    """Tensors that the operators read and do not define, each once, in order of first use."""
+    defined = {id(tensor) for operator in operators for tensor in operator.outputs}
+    found: dict[int, Tensor] = {}
+    for operator in operators:
+        for tensor in operator.inputs:
+            if tensor is not None and id(tensor) not in defined:
+                found.setdefault(id(tensor), tensor)
+    return tuple(found.values())
+
+
+def frame_violation(rewrite: Rewrite) -> str | None:
+    """Why the new region could touch anything outside itself; None where it cannot.
+
+    Frame rule: it reads only tensors that the old region read (or new constants), and defines exactly those that the
+    old one defined for others. Checked on the graph, without running anything.
+    """
+    allowed = {id(tensor) for tensor in reads(rewrite.old)}
+    for tensor in reads(rewrite.new):
+        if id(tensor) not in allowed and not tensor.is_constant:
+            return f"the new region reads '{tensor.name}', which the old one did not"
+    listed = {id(tensor) for tensor in rewrite.subgraph.tensors}
+    old_outputs = {id(tensor) for operator in rewrite.old for tensor in operator.outputs}
+    defined: dict[int, Tensor] = {}
+    for operator in rewrite.new:
+        for tensor in operator.outputs:
+            if id(tensor) in defined:
+                return f"the new region defines '{tensor.name}' twice"
+            if id(tensor) in listed and id(tensor) not in old_outputs:
+                return f"the new region defines '{tensor.name}', which is not the old one's"
+            defined[id(tensor)] = tensor
+    for tensor in rewrite.outputs():
+        if id(tensor) not in defined:
+            return f"the new region leaves '{tensor.name}' undefined"
+    return _order_violation(rewrite)
+
+
+def _order_violation(rewrite: Rewrite) -> str | None:
+    inside = {id(tensor) for operator in rewrite.new for tensor in operator.outputs}
+    ready: set[int] = set()
+    for operator in rewrite.new:
+        for tensor in operator.inputs:
+            if tensor is not None and id(tensor) in inside and id(tensor) not in ready:
+                return f"the new region reads '{tensor.name}' before defining it"
+        ready.update(id(tensor) for tensor in operator.outputs)
+    return None
+
+
+def shape_violation(operators: Iterable[Operator]) -> str | None:
+    """Where a derived shape is not the recorded one; None where all agree."""
+    for operator in operators:
+        shapes = [None if tensor is None else tensor.shape for tensor in operator.inputs]
+        try:
+            derived = infer_operator(operator, shapes, constant_reader(operator))
+        except ShapeError as error:
+            return str(error)
+        for shape, tensor in zip(derived, operator.outputs, strict=True):
+            if shape is None or tuple(shape) != tensor.shape:
+                found = "unknown" if shape is None else str(list(shape))
+                return (
+                    f"{operator.name} '{tensor.name}': derived shape {found}, recorded {list(tensor.shape)}"
+                )
+    return None
+
+
+def commit(rewrite: Rewrite) -> list[Operator]:
+    """Make the new region part of the graph; returns the old operators that stay for now.
+
+    Those may be dead when the last rewrite that shares them is done.
+    """
+    graph = rewrite.subgraph
+    staying = set(rewrite.new)
+    position = graph.after(rewrite.anchor)
+    for operator in reversed(rewrite.old):
+        if operator not in staying:
+            graph.remove(operator)
+    listed = {id(tensor) for tensor in graph.tensors}
+    for operator in rewrite.added():
+        graph.insert_before(position, operator)
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensor is not None and id(tensor) not in listed:
+                listed.add(id(tensor))
+                graph.add_tensor(tensor)
+    return [operator for operator in rewrite.old if operator in staying]
+
+
+def remove_dead(graph: Subgraph, candidates: Iterable[Operator]) -> int:
+    """Remove those operators whose results nobody reads any more, and what only they needed; returns how many."""
+    pending = list(candidates)
+    removed = 0
+    while pending:
+        operator = pending.pop()
+        if operator.subgraph is not graph:
+            continue
+        if any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs):
+            continue
+        sources = [tensor.producer for tensor in operator.inputs if tensor is not None]
+        graph.remove(operator)
+        removed += 1
+        pending.extend(source for source in sources if source is not None)
+    return removed
+
+
+def cut_out(operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Model:
+    """A model of its own that holds just these operators. Names are numbers, so equal regions give equal bytes."""
+    model = Model()
+    graph = Subgraph("region")
+    model.subgraphs.append(graph)
+    copies: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            buffer = None
+            if tensor.is_constant:
+                assert tensor.buffer is not None
+                buffer = Buffer(tensor.buffer.data)
+            copies[id(tensor)] = graph.add_tensor(
+                Tensor(
+                    str(len(copies)),
+                    tensor.shape,
+                    tensor.dtype,
+                    quantization=tensor.quantization,
+                    buffer=buffer,
+                    is_variable=tensor.is_variable,
+                )
+            )
+        return copies[id(tensor)]
+
+    graph.inputs = [copy(tensor) for tensor in inputs]
+    for operator in operators:
+        read = [None if tensor is None else copy(tensor) for tensor in operator.inputs]
+        defined = [copy(tensor) for tensor in operator.outputs]
+        graph.append(Operator(operator.code, read, defined, operator.options))
+    graph.outputs = [copies[id(tensor)] for tensor in outputs]
+    return model
