@@ -1,0 +1,31 @@
+"""What can go wrong between us and the native runtime, as types; no logic."""
+
+from edge_opt.schema.errors import EdgeOptError, UsageError
+
+
+class RuntimeFailed(EdgeOptError):
+    """The native runtime did not give a result for this model."""
+
+
+class RuntimeRefused(RuntimeFailed):
+    """The runtime declined the model or its inputs; `reason` is the runtime's own sentence."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RuntimeCrashed(RuntimeFailed):
+    """The runtime's process ended in the middle of a request."""
+
+
+class RuntimeTimedOut(RuntimeFailed):
+    """The runtime gave no answer within the time limit and was stopped."""
+
+
+class BackendMissing(UsageError):
+    """The chosen backend is an optional package that is not installed."""
+
+
+class GoldenError(EdgeOptError):
+    """A golden file cannot be read, or was not recorded for what is asked of it."""

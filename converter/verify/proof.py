@@ -1,0 +1,234 @@
+"""Do two small models compute the same? The worker's side of a region proof, and the plain data of its result.
+
+Works on inputs and outputs by position, because a rewrite may rename tensors. Never raises for a difference: a proof
+that fails is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.verify import metrics
+from edge_opt.verify.inputs import InputHint, InputPlan, Kind, generate, plan
+from edge_opt.verify.metrics import Difference
+from edge_opt.verify.tensors import Kernels, SignatureInfo
+
+Array = NDArray[Any]
+Runner = Callable[[bytes, Kernels, list[Callable[[], dict[str, Array]]]], Iterable[dict[str, Array]]]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProof:
+    """One output on one kernel set: all rows with an open mask entry, and apart from them the fully masked rows."""
+
+    output: int
+    open_rows: Difference
+    masked_rows: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came of running both versions of a region.
+
+    `mismatch` says why the two could not be compared at all (numbers, shapes, dtypes or quantization of inputs or
+    outputs differ); then `outputs` is empty. `spread` compares, on the first version alone, the first kernel set with
+    the second (None if only one was asked for): what the kernels themselves disagree by.
+    """
+
+    outputs: Mapping[str, tuple[OutputProof, ...]]
+    spread: tuple[Difference, ...] | None = None
+    mismatch: str | None = None
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether every output was bit for bit the same on every kernel set, fully masked rows included."""
+        return self.mismatch is None and all(_bitwise(proofs) for proofs in self.outputs.values())
+
+    def bitwise_on(self, kernels: Kernels) -> bool:
+        """The same for one kernel set."""
+        return self.mismatch is None and kernels in self.outputs and _bitwise(self.outputs[kernels])
+
+    def worst(self, figure: Callable[[Difference], float], *, masked: bool = False) -> float:
+        """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs; infinite after a mismatch."""
+        if self.mismatch is not None:
+            return float("inf")
+        found = [proof.masked_rows if masked else proof.open_rows for proof in self._all()]
+        return max((figure(difference) for difference in found if difference is not None), default=0.0)
+
+    def _all(self) -> list[OutputProof]:
+        return [proof for proofs in self.outputs.values() for proof in proofs]
+
+
+def _bitwise(proofs: Sequence[OutputProof]) -> bool:
+    return all(p.open_rows.bitwise and (p.masked_rows is None or p.masked_rows.bitwise) for p in proofs)
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRequest:
+    """What to run: see `Worker.prove` for the meaning of each field."""
+
+    kernels: tuple[Kernels, ...]
+    hints: tuple[InputHint | None, ...]
+    seed: int
+    runs: int
+    kind: Kind
+    row_axes: tuple[int | None, ...]
+
+
+def prove(
+    before: bytes,
+    after: bytes,
+    signatures: tuple[SignatureInfo, SignatureInfo],
+    request: ProofRequest,
+    run: Runner,
+) -> Proof:
+    """Runs both models on the same inputs; at most one of them is loaded at a time.
+
+    Raises:
+        Whatever `run` raises.
+    """
+    first, second = signatures
+    mismatch = _mismatch(first, second)
+    if mismatch is not None:
+        return Proof({}, mismatch=mismatch)
+    hints = request.hints + (None,) * (len(first.inputs) - len(request.hints))
+    plans = [
+        plan(first, seed=request.seed, run=number, kind=request.kind, hints=hints)
+        for number in range(request.runs)
+    ]
+    inputs = [_maker(first, made) for made in plans]
+    renamed = [_maker(second, made) for made in plans]
+    outputs: dict[str, tuple[OutputProof, ...]] = {}
+    originals: list[list[Array]] = []
+    spread: tuple[Difference, ...] | None = None
+    for kernels in request.kernels:
+        reference = [list(values.values()) for values in run(before, kernels, inputs)]
+        if originals and spread is None:
+            spread = _spread(originals, reference, first)
+        originals = originals or reference
+        rewritten = (list(values.values()) for values in run(after, kernels, renamed))
+        try:
+            outputs[kernels] = _compare(reference, rewritten, first, plans, request.row_axes)
+        except _ShapesDiffer as error:
+            return Proof({}, mismatch=str(error))
+    return Proof(outputs, spread)
+
+
+def to_plain(proof: Proof) -> dict[str, Any]:
+    """The fields as plain data, for the way from the worker."""
+    return {**asdict(proof), "outputs": {k: [asdict(p) for p in v] for k, v in proof.outputs.items()}}
+
+
+def from_plain(plain: Mapping[str, Any]) -> Proof:
+    """The inverse of `to_plain`."""
+    outputs = {
+        kernels: tuple(
+            OutputProof(
+                proof["output"],
+                metrics.from_plain(proof["open_rows"]),
+                metrics.from_plain(proof["masked_rows"]) if proof["masked_rows"] else None,
+            )
+            for proof in proofs
+        )
+        for kernels, proofs in plain["outputs"].items()
+    }
+    spread = plain["spread"]
+    return Proof(
+        outputs, None if spread is None else tuple(map(metrics.from_plain, spread)), plain["mismatch"]
+    )
+
+
+class _ShapesDiffer(Exception):
+    """An output came out in another shape than the other version's."""
+
+
+def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
+    for what, ones, others in (
+        ("input", first.inputs, second.inputs),
+        ("output", first.outputs, second.outputs),
+    ):
+        if len(ones) != len(others):
+            return f"{len(ones)} {what}s before, {len(others)} after"
+        for place, (one, other) in enumerate(zip(ones, others, strict=True)):
+            for property_name in ("shape", "dtype", "quantization"):
+                old, new = getattr(one, property_name), getattr(other, property_name)
+                if old != new:
+                    return f"{what} {place} ('{one.tensor}'): {property_name} {old} before, {new} after"
+    return None
+
+
+def _maker(signature: SignatureInfo, plans: Sequence[InputPlan]) -> Callable[[], dict[str, Array]]:
+    names = [info.name for info in signature.inputs]
+    return lambda: {name: generate(made) for name, made in zip(names, plans, strict=True)}
+
+
+def _spread(one: list[list[Array]], other: list[list[Array]], first: SignatureInfo) -> tuple[Difference, ...]:
+    found: list[Difference] = []
+    for run_one, run_other in zip(one, other, strict=True):
+        measured = [
+            metrics.measure(a, b, quantized_a=info, quantized_b=info)
+            for a, b, info in zip(run_one, run_other, first.outputs, strict=True)
+        ]
+        found = [metrics.merge(*pair) for pair in zip(found, measured, strict=True)] if found else measured
+    return tuple(found)
+
+
+def _compare(
+    reference: Sequence[list[Array]],
+    rewritten: Iterable[list[Array]],
+    first: SignatureInfo,
+    plans: Sequence[tuple[InputPlan, ...]],
+    row_axes: Sequence[int | None],
+) -> tuple[OutputProof, ...]:
+    merged: list[OutputProof] = []
+    for made, ones, others in zip(plans, reference, rewritten, strict=True):
+        masked = _masked_rows(made)
+        proofs = []
+        for place, (a, b) in enumerate(zip(ones, others, strict=True)):
+            axis = row_axes[place] if place < len(row_axes) else None
+            proofs.append(_output(place, a, b, first, masked, axis))
+        merged = [_merge(*pair) for pair in zip(merged, proofs, strict=True)] if merged else proofs
+    return tuple(merged)
+
+
+def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, frozenset[int]]:
+    """How many query rows a mask has, and which of them are masked everywhere."""
+    for made in plans:
+        shape = made.info.shape
+        if made.role == "mask" and made.masked_rows and len(shape) > 1:
+            return shape[-2], frozenset(made.masked_rows)
+    return 1, frozenset()
+
+
+def _output(
+    place: int,
+    a: Array,
+    b: Array,
+    first: SignatureInfo,
+    masked: tuple[int, frozenset[int]],
+    axis: int | None,
+) -> OutputProof:
+    info = first.outputs[place]
+    if a.shape != b.shape:
+        raise _ShapesDiffer(f"output {place} ('{info.tensor}'): shape {a.shape} before, {b.shape} after")
+    rows, closed = masked
+    if axis is None or not closed or len(info.scales) > 1:
+        return OutputProof(place, metrics.measure(a, b, quantized_a=info, quantized_b=info))
+    chosen = np.isin(np.arange(a.shape[axis]) % rows, list(closed))
+    parts = [
+        metrics.measure(a.compress(which, axis), b.compress(which, axis), quantized_a=info, quantized_b=info)
+        for which in (~chosen, chosen)
+    ]
+    return OutputProof(place, parts[0], parts[1])
+
+
+def _merge(one: OutputProof, other: OutputProof) -> OutputProof:
+    masked = one.masked_rows
+    if masked is not None and other.masked_rows is not None:
+        masked = metrics.merge(masked, other.masked_rows)
+    return OutputProof(one.output, metrics.merge(one.open_rows, other.open_rows), masked)

@@ -1,0 +1,422 @@
+"""The parent's side of the worker process: starts it, sends requests, watches the clock, turns its end into errors.
+
+Nothing here loads the native runtime. A worker that crashed or was stopped is replaced at the next request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.schema.errors import EdgeOptError
+from edge_opt.verify import proof
+from edge_opt.verify.errors import BackendMissing, RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
+from edge_opt.verify.inputs import InputHint, InputPlan, Kind
+from edge_opt.verify.proof import Proof
+from edge_opt.verify.protocol import Arrays, FrameError, Header, frame, read_frame
+from edge_opt.verify.tensors import Kernels, SignatureInfo
+
+Array = NDArray[Any]
+Model = str | os.PathLike[str] | bytes
+
+_STARTUP_SECONDS = 120.0
+_LARGE_MODEL = 64 << 20
+_LOG_KEPT = 16 << 10
+_BASE_MEMORY = 4 << 30
+_MEMORY_PER_BYTE = 3
+
+
+class _Ended(Exception):
+    """The worker closed its end of a pipe."""
+
+
+class _OutOfTime(Exception):
+    """The deadline passed."""
+
+
+class Worker:
+    """A child process that runs models; a context manager, started at the first request or by `start()`.
+
+    Args:
+        time_limit: seconds that one request may take.
+        memory_limit: bytes of private memory for one request, mapped model files not counted; by default 4 GiB and
+            three times the model's size (XNNPACK keeps a packed copy of float weights). Linux enforces it
+            (RLIMIT_DATA); on macOS only the time limit holds.
+
+    Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or
+    `RuntimeTimedOut`; the worker can be used on after each of them. An interrupt kills the child at once.
+    """
+
+    def __init__(self, *, time_limit: float = 600.0, memory_limit: int | None = None) -> None:
+        self.time_limit = time_limit
+        self.memory_limit = memory_limit
+        self.peak_memory = 0
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the child and returns at once; the runtime is loaded there while the caller goes on."""
+        with self._lock:
+            self._started()
+
+    def close(self) -> None:
+        """Ends the child; a later request starts a new one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    def describe(self, model: Model) -> tuple[SignatureInfo, ...]:
+        """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
+        reply, _ = self._ask({"operation": "describe"}, model, {}, f"model {name_of(model)}")
+        return tuple(SignatureInfo.from_json(fields) for fields in reply["signatures"])
+
+    def run(
+        self, model: Model, signature: str | None, inputs: Mapping[str, Array], kernels: Kernels = "xnnpack"
+    ) -> Arrays:
+        """Runs one signature on one set of inputs (by the signature's names) and returns its outputs.
+
+        `signature` may be None if the model has only one, or none (then `describe` names the inputs of subgraph 0).
+        """
+        return self.run_many(model, signature, [inputs], kernels)[0]
+
+    def run_many(
+        self,
+        model: Model,
+        signature: str | None,
+        inputs: Sequence[Mapping[str, Array]],
+        kernels: Kernels = "xnnpack",
+    ) -> list[Arrays]:
+        """The same for several sets of inputs; the model is loaded once."""
+        arrays: Arrays = {}
+        listed = []
+        for number, values in enumerate(inputs):
+            listed.append({"arrays": {name: f"{number}/{name}" for name in values}})
+            arrays.update({f"{number}/{name}": np.asarray(value) for name, value in values.items()})
+        return self._run(model, signature, listed, arrays, kernels)
+
+    def run_plans(
+        self,
+        model: Model,
+        signature: str | None,
+        plans: Sequence[Sequence[InputPlan]],
+        kernels: Kernels = "xnnpack",
+    ) -> list[Arrays]:
+        """The same for inputs that the worker generates itself, one sequence of plans per run."""
+        listed = [{"plans": {made.info.name: made.to_json() for made in run}} for run in plans]
+        return self._run(model, signature, listed, {}, kernels)
+
+    def prove(
+        self,
+        before: bytes,
+        after: bytes,
+        *,
+        hints: Sequence[InputHint | None] = (),
+        kernels: Sequence[Kernels] = ("xnnpack", "reference"),
+        seed: int = 0,
+        runs: int = 1,
+        kind: Kind = "realistic",
+        row_axes: Sequence[int | None] = (),
+        where: str = "",
+    ) -> Proof:
+        """Runs two small models on the same random inputs, by position in subgraph 0; only figures come back.
+
+        Args:
+            before: the region as it was.
+            after: the region rewritten: the same inputs and outputs in the same order.
+            hints: what the inputs are, by position (None, or a missing one: plain data). A mask's hint can name query
+                rows to be masked everywhere.
+            kernels: the kernel sets to run on.
+            seed: decides all inputs, together with their positions.
+            runs: how many input sets; the figures are the worst over all.
+            kind: realistic inputs or one of the hostile kinds.
+            row_axes: for each output, the axis on which the mask's query rows lie (index modulo the mask's rows), so
+                that fully masked rows are measured apart; None, or a missing one: not separated.
+            where: the region's name, for error messages.
+
+        Raises:
+            RuntimeRefused: the reason starts with `before:` or `after:`.
+            RuntimeCrashed: the runtime's process ended.
+            RuntimeTimedOut: it took longer than the time limit.
+        """
+        header = {
+            "operation": "prove",
+            "kernels": list(kernels),
+            "hints": [asdict(hint) if hint else None for hint in hints],
+            "seed": seed,
+            "runs": runs,
+            "kind": kind,
+            "row_axes": list(row_axes),
+        }
+        arrays = {"before": _as_array(before), "after": _as_array(after)}
+        reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip())
+        return proof.from_plain(reply["proof"])
+
+    def _run(
+        self,
+        model: Model,
+        signature: str | None,
+        inputs: Sequence[Mapping[str, Any]],
+        arrays: Arrays,
+        kernels: Kernels,
+    ) -> list[Arrays]:
+        header = {"operation": "run", "signature": signature, "kernels": kernels, "inputs": list(inputs)}
+        where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
+        _, results = self._ask(header, model, arrays, where)
+        runs: list[Arrays] = [{} for _ in inputs]
+        for key, array in results.items():
+            number, _, name = key.partition("/")
+            runs[int(number)][name] = array
+        return runs
+
+    def _ask(self, header: Header, model: Model, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
+        """One request and its answer; `where` begins every message."""
+        with self._lock, _Sent(model) as sent:
+            size = sent.size + sum(array.nbytes for array in arrays.values())
+            memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
+            full = {**header, **sent.header, "memory_limit": memory, "time_limit": self.time_limit}
+            process = self._started()
+            try:
+                process.wait_until_ready()
+                reply, results = process.exchange(full, {**sent.arrays, **arrays}, self.time_limit)
+            except BaseException as error:
+                self._process = None
+                # A child that closed its pipe is ending by itself: its own exit status says why.
+                process.kill(patience=2.0 if isinstance(error, _Ended) else 0.0)
+                _translate(error, process, where, self.time_limit)
+        if "error" in reply:
+            _raise_reply(reply, where, memory)
+        self.peak_memory = max(self.peak_memory, reply["peak"])
+        return reply, results
+
+    def _started(self) -> _Process:
+        if self._process is None:
+            self._process = _Process()
+        return self._process
+
+
+class _Sent:
+    """How a model goes to the worker: by its path, as bytes, or by a temporary file if it is large."""
+
+    def __init__(self, model: Model) -> None:
+        self.header: Header = {}
+        self.arrays: Arrays = {}
+        self._temporary: str | None = None
+        self._model = model
+        self.size = len(model) if isinstance(model, bytes) else _file_size(Path(model))
+
+    def __enter__(self) -> Self:
+        if not isinstance(self._model, bytes):
+            self.header = {"path": str(Path(self._model).absolute())}
+        elif len(self._model) < _LARGE_MODEL:
+            self.arrays = {"model": _as_array(self._model)}
+        else:
+            descriptor, self._temporary = tempfile.mkstemp(suffix=".tflite")
+            with open(descriptor, "wb") as file:
+                file.write(self._model)
+            self.header = {"path": self._temporary}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary is not None:
+            Path(self._temporary).unlink(missing_ok=True)
+
+
+class _Process:
+    """One child process and its three pipes: requests, replies, and the log of whatever it prints."""
+
+    def __init__(self) -> None:
+        if not sys.executable:
+            raise EdgeOptError(
+                "the Python interpreter's own path is unknown, so no worker process can be started"
+            )
+        self._replies, answers = os.pipe()
+        requests, self._requests = os.pipe()
+        self._log, log = os.pipe()
+        module = [sys.executable, "-P", "-m", "edge_opt.verify.worker", str(os.getpid()), str(answers)]
+        try:
+            self._child = subprocess.Popen(
+                module, stdin=requests, stdout=log, stderr=log, pass_fds=(answers,), env=_environment()
+            )
+        finally:
+            for descriptor in (requests, answers, log):
+                os.close(descriptor)
+        for descriptor in (self._requests, self._replies, self._log):
+            os.set_blocking(descriptor, False)
+        self.pid = self._child.pid
+        self.log = bytearray()
+        self._log_ended = False
+        self._deadline = 0.0
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        """Waits for the first frame, which says that the runtime is loaded."""
+        if self._ready:
+            return
+        self._deadline = time.monotonic() + _STARTUP_SECONDS
+        reply, _ = read_frame(self._fill)
+        if "error" in reply:
+            raise EdgeOptError(
+                f"the LiteRT runtime could not be loaded ({reply['reason']}); install the package ai-edge-litert"
+            )
+        self._ready = True
+
+    def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
+        """Sends a request and reads its answer, both before the deadline."""
+        self._deadline = time.monotonic() + seconds
+        for piece in frame(header, arrays):
+            self._send(piece)
+        return read_frame(self._fill)
+
+    def kill(self, patience: float = 0.0) -> None:
+        """Ends the child, after waiting `patience` seconds for it to end by itself; collects it, closes the pipes."""
+        try:
+            self._child.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+        self._child.wait()
+        self._drain()
+        for descriptor in (self._requests, self._replies, self._log):
+            os.close(descriptor)
+
+    def ending(self) -> str:
+        """How the child ended, in words, with the last line that the runtime printed."""
+        status = self._child.returncode
+        try:
+            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        except ValueError:
+            how = f"signal {-status}"
+        lines = self.log.decode(errors="replace").splitlines()
+        said = [line.strip() for line in lines if line.strip() and not line.startswith(("INFO:", "WARNING:"))]
+        return f"{how}; its last words: {said[-1][:300]}" if said else how
+
+    def _send(self, piece: memoryview) -> None:
+        done = 0
+        while done < len(piece):
+            self._wait(self._requests, select.POLLOUT)
+            try:
+                done += os.write(self._requests, piece[done:])
+            except BlockingIOError:
+                continue
+            except BrokenPipeError as error:
+                raise _Ended from error
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            self._wait(self._replies, select.POLLIN)
+            try:
+                count = os.readv(self._replies, [view[done:]])
+            except BlockingIOError:
+                continue
+            if count == 0:
+                raise _Ended
+            done += count
+
+    def _wait(self, descriptor: int, event: int) -> None:
+        """Until the descriptor is ready; what the runtime prints meanwhile is taken off its pipe."""
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not self._log_ended:
+            poll.register(self._log, select.POLLIN)
+        while True:
+            left = self._deadline - time.monotonic()
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
+                raise _OutOfTime
+            if self._log in ready:
+                self._drain()
+                if self._log_ended:
+                    poll.unregister(self._log)
+            if descriptor in ready:
+                return
+
+    def _drain(self) -> None:
+        while not self._log_ended:
+            try:
+                words = os.read(self._log, 1 << 16)
+            except BlockingIOError:
+                return
+            self._log_ended = not words
+            self.log += words
+            del self.log[:-_LOG_KEPT]
+
+
+def name_of(model: Model) -> str:
+    """A model's name for messages: its quoted path, or its size if it is only bytes."""
+    return f"of {len(model)} bytes" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
+
+
+def _file_size(path: Path) -> int:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise EdgeOptError(f"model '{path}' cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise EdgeOptError(f"model '{path}' is not a regular file")
+    return status.st_size
+
+
+def _as_array(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
+
+
+def _environment() -> dict[str, str]:
+    """The child finds the same packages as we do, whatever was done to `sys.path` here."""
+    environment = dict(os.environ)
+    environment.pop("PYTHONINSPECT", None)
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return environment
+
+
+def _translate(error: BaseException, process: _Process, where: str, seconds: float) -> NoReturn:
+    if isinstance(error, _OutOfTime):
+        raise RuntimeTimedOut(
+            f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
+            "raise the time limit, or look for an endless loop in the model"
+        ) from None
+    if isinstance(error, (_Ended, FrameError, json.JSONDecodeError)):
+        raise RuntimeCrashed(f"{where}: the runtime's process ended with {process.ending()}") from None
+    raise error
+
+
+def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
+    kind, reason = reply["error"], reply["reason"]
+    if kind == "missing":
+        raise BackendMissing(
+            f"the backend '{reason}' is not installed; install it with: pip install 'edge-opt[{reason}]'"
+        )
+    if kind == "internal":
+        raise RuntimeCrashed(f"{where}: the worker failed: {reason}")
+    if reason.startswith("no reason given") or reason == "out of memory":
+        reason += f"; it was allowed {memory >> 20} MiB of memory"
+    raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)

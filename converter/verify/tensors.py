@@ -1,0 +1,80 @@
+"""What the runtime says of a model's inputs and outputs, as plain data; must not load the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kernels = Literal["xnnpack", "reference", "optimized", "tensorflow"]
+"""Which kernels run: XNNPACK, the reference kernels, the optimized kernels without XNNPACK, TensorFlow's own."""
+
+MAIN = "main"
+"""The name under which subgraph 0 of a model without signatures is run, by position."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One input or output of a signature.
+
+    `name` is the signature's name for it, `tensor` the tensor's own. `shape` has 1 where `declared` has -1 (a
+    dynamic dimension). `scales` and `zero_points` are empty without quantization, and run along `axis` when
+    there are several.
+    """
+
+    name: str
+    tensor: str
+    shape: tuple[int, ...]
+    declared: tuple[int, ...]
+    dtype: str
+    scales: tuple[float, ...] = ()
+    zero_points: tuple[int, ...] = ()
+    axis: int = 0
+
+    @property
+    def quantized(self) -> bool:
+        """Whether integers stand for real numbers here."""
+        return bool(self.scales) and self.dtype in {"int8", "uint8", "int16", "int32"}
+
+    @property
+    def quantization(self) -> tuple[tuple[float, ...], tuple[int, ...], int]:
+        """Scales, zero points and axis, to be compared as one."""
+        return self.scales, self.zero_points, self.axis if len(self.scales) > 1 else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> TensorInfo:
+        """The inverse of `to_json`."""
+        sequences = ("shape", "declared", "scales", "zero_points")
+        return cls(**{key: tuple(value) if key in sequences else value for key, value in fields.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureInfo:
+    """One entry point; `positional` says that it is subgraph 0 of a model without signatures."""
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    positional: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SignatureInfo:
+        """The inverse of `to_json`."""
+        return cls(
+            name=fields["name"],
+            inputs=_infos(fields["inputs"]),
+            outputs=_infos(fields["outputs"]),
+            positional=fields["positional"],
+        )
+
+
+def _infos(items: Sequence[Mapping[str, Any]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo.from_json(item) for item in items)
