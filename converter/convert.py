@@ -13,9 +13,9 @@ from edge_opt.ir import Constants, Model, load, save
 from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.schema.atomic import resolve_target
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import EdgeOptError, UsageError
 from edge_opt.targets import Target, load_target
-from edge_opt.verify.proof import RegionProver, assert_same
+from edge_opt.verify.regions import RegionProver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,14 +27,20 @@ if TYPE_CHECKING:
 Verify = Literal["regions", "full", "none"]
 
 
-class NothingMatchedError(UsageError):
+class NothingMatchedError(EdgeOptError):
     """`require_match` was asked for, and no site matched."""
 
     exit_code = 4
 
 
-class SitesLeftError(UsageError):
+class SitesLeftError(EdgeOptError):
     """`require_all` was asked for, and a site could not be converted."""
+
+    exit_code = 1
+
+
+class DifferenceFoundError(EdgeOptError):
+    """Comparing the whole models found a difference."""
 
     exit_code = 1
 
@@ -128,7 +134,7 @@ def convert(
         ModelFormatError: the source is not a valid model.
         UsageError: an unknown name, an output that is the input or exists.
         OutputError: the output cannot be written.
-        DifferenceFound: `verify="full"` found a difference; nothing was written.
+        DifferenceFoundError: `verify="full"` found a difference; nothing was written.
     """
     started = time.perf_counter()
     chosen = _choose_passes(passes, skip)
@@ -285,7 +291,13 @@ def _write(
     def compare_whole(written: Path) -> None:
         if isinstance(source, Model):
             raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
-        assert_same(source, written, progress)
+        from edge_opt.verify.compare import compare  # noqa: PLC0415  only this path needs it
+
+        report = compare(source, written)
+        if not report.equal:
+            raise DifferenceFoundError(
+                f"the converted model differs from the input: {report.summary()}; nothing was written"
+            )
 
     check = compare_whole if verify == "full" else None
     save(model, destination, overwrite=overwrite, progress=on_bytes, check=check)

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,9 +56,15 @@ def resolve_target(
 
 @contextlib.contextmanager
 def replacing(
-    path: str | os.PathLike[str], *, overwrite: bool, inputs: tuple[Identity, ...] = ()
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool,
+    inputs: tuple[Identity, ...] = (),
+    check: Callable[[Path], None] | None = None,
 ) -> Iterator[int]:
     """A descriptor to write the new content to; the file gets its name only when the block ends well.
+
+    `check` looks at the finished temporary file before it gets its name, and refuses it by raising.
 
     Raises:
         UsageError, OutputError: as `resolve_target`; also when the disk refuses. Nothing is left behind.
@@ -71,6 +77,8 @@ def replacing(
         raise OutputError(f"{path} cannot be written: {_reason(error)}") from error
     try:
         yield fd
+        if check is not None:
+            check(temporary)
         _finish(fd, temporary, target, overwrite=overwrite)
     except OSError as error:
         _remove(temporary)

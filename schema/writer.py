@@ -5,6 +5,7 @@ The same tables give the same bytes. Weights inside the flatbuffer stay inside w
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from edge_opt.schema.atomic import replacing, resolve_target
@@ -29,9 +30,16 @@ class WriteStats(NamedTuple):
 
 
 def write_model(
-    root: Table, path: str | os.PathLike[str], *, overwrite: bool = False, progress: Progress | None = None
+    root: Table,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> WriteStats:
     """Write the model below `root` to `path`, all at once; `progress(done, total)` counts bytes.
+
+    `check` may look at the finished file before it gets its name, and refuse it by raising.
 
     Raises:
         UsageError: the output is the input, or exists and `overwrite` is false.
@@ -43,7 +51,7 @@ def write_model(
     resolve_target(path, overwrite=overwrite, inputs=inputs)
     placement = _place(root)
     total = len(placement.tables) + sum(piece.length for piece in placement.pieces)
-    with replacing(path, overwrite=overwrite, inputs=inputs) as target:
+    with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
         os.ftruncate(target, placement.size)
         _write(placement, target, _counter(total, progress))
         for source in sources:

@@ -13,6 +13,7 @@ from edge_opt.schema.writer import WriteStats, model_bytes, write_model
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
     from edge_opt.ir.model import Model, Signature
@@ -28,14 +29,17 @@ def save(
     *,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> WriteStats:
     """Write a model to a file, whole or not at all; weights go from file to file.
+
+    `check` may look at the finished file before it gets its name, and refuse it by raising.
 
     Raises:
         UsageError: the output is the input, or exists and `overwrite` is False.
         OutputError: the output cannot be written; nothing is left behind.
     """
-    return write_model(to_tables(model), path, overwrite=overwrite, progress=progress)
+    return write_model(to_tables(model), path, overwrite=overwrite, progress=progress, check=check)
 
 
 def to_bytes(model: Model) -> bytes:

@@ -48,7 +48,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What running both versions of a region gave; `None` where a figure does not apply."""
+    """What running both versions of a region gave; `None` where a figure does not apply.
+
+    `note` says where the demand was met in another way than stated; `repeated` that an equal region was run before.
+    """
 
     demand: Demand
     holds: bool
@@ -56,8 +59,9 @@ class Proof:
     max_abs: float
     steps: int | None = None
     fully_masked_rows_max_abs: float | None = None
-    shared_with: int = 0
     reason: str = ""
+    note: str = ""
+    repeated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -67,6 +71,7 @@ class Proof:
             "max_abs": self.max_abs,
             "steps": self.steps,
             "fully_masked_rows_max_abs": self.fully_masked_rows_max_abs,
+            "note": self.note or None,
         }
 
 
