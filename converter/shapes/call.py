@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from numpy.typing import NDArray
 
 from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, as_shape, normalize_axis, shape_text
 from edge_opt.shapes.errors import ShapeError
-from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 Constant: TypeAlias = Callable[[int], Array | None]
@@ -42,9 +43,26 @@ class TensorLike(Protocol):
         ...
 
     @property
+    def shape_signature(self) -> tuple[int, ...] | None:
+        """The recorded shape with -1 for dynamic dimensions, None where the file has none."""
+        ...
+
+    @property
+    def has_rank(self) -> bool:
+        """False where not even the number of dimensions is recorded."""
+        ...
+
+    @property
     def dtype(self) -> int:
         """Its TensorType."""
         ...
+
+
+def recorded_shape(tensor: TensorLike) -> Shape | None:
+    """The shape that the file records, -1 for dynamic dimensions, None for an unranked tensor."""
+    if tensor.shape_signature:
+        return tensor.shape_signature
+    return tensor.shape if tensor.has_rank else None
 
 
 class OperatorLike(Protocol):
@@ -71,13 +89,20 @@ class OperatorLike(Protocol):
         ...
 
 
-Enter: TypeAlias = Callable[[int, Sequence[Shape | None], Sequence[Array | None]], Results | None]
+class Fact(NamedTuple):
+    """What is known of a tensor: its shape (None unranked) and its value (None, or as `Constant` has it)."""
+
+    shape: Shape | None
+    value: Array | None = None
+
+
+Enter: TypeAlias = Callable[[int, Sequence[Shape | None], Sequence[Array | None]], Sequence[Fact] | None]
 """Derives the outputs of a subgraph from the shapes and known values of its inputs; None where it cannot."""
 
 
 def _enter_nothing(
     index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
-) -> Results | None:
+) -> Sequence[Fact] | None:
     del index, shapes, values
     return None
 
@@ -128,6 +153,10 @@ class Call:
     def described(self, index: int) -> str:
         """Name input `index` with its shape."""
         return f"{self.label(index)} {shape_text(self.shapes[index])}"
+
+    def recorded(self, index: int) -> Shape | None:
+        """Return the recorded shape of output `index`, for operators whose results nothing else states."""
+        return recorded_shape(self.op.outputs[index])
 
     def known(self, index: int) -> Array | None:
         """Return what is known of the value of input `index`: all of it, or some elements, or None."""

@@ -1,21 +1,161 @@
-"""Rules of operators that run a subgraph: its results are derived with the caller's shapes."""
+"""Rules of operators that run a subgraph with the caller's shapes, or keep a variable."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_opt.shapes.dimension import DYNAMIC, element_count, same_size
+from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
 
 if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
+    from collections.abc import Sequence
+
+    from edge_opt.shapes.call import Array, Call, Fact, Results
+    from edge_opt.shapes.dimension import Shape
+
+_ANY = tuple(range(1, 256))
+_MOST_WIDENINGS = 64
 
 
-@rule("STABLEHLO_COMPOSITE", inputs=(1, None), optional=tuple(range(64)), outputs=None)
+def common_shape(left: Shape | None, right: Shape | None) -> Shape | None:
+    """The most specific shape that both shapes fit: -1 where they differ, None where the ranks do."""
+    if left is None or right is None or len(left) != len(right):
+        return None
+    return tuple(a if same_size(a, b) else DYNAMIC for a, b in zip(left, right, strict=True))
+
+
+def _run(
+    call: Call, index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
+) -> Sequence[Fact] | None:
+    facts = call.enter(index, shapes, values)
+    if facts is not None and len(facts) != len(call.op.outputs):
+        raise ShapeError(f"subgraph {index} has {len(facts)} outputs: expected {len(call.op.outputs)}")
+    return facts
+
+
+def composite_facts(call: Call) -> Sequence[Fact] | None:
+    """Shapes and values of a composite's (or call's) results, from its subgraph."""
+    name = "decomposition_subgraph_index" if call.name == "STABLEHLO_COMPOSITE" else "subgraph"
+    values = [call.known(position) for position in range(len(call.shapes))]
+    return _run(call, int(call.option(name, 0)), call.shapes, values)
+
+
+@rule("STABLEHLO_COMPOSITE", "CALL", inputs=(0, None), optional=(0, *_ANY), outputs=None)
 def composite(call: Call) -> Results:
-    """The results are those of the decomposition, entered with the inputs.
+    """The results are those of the subgraph (a composite's decomposition), entered with the inputs.
 
     Source: TFLite, stablehlo_composite.cc, Prepare.
     """
-    index = int(call.option("decomposition_subgraph_index", 0))
-    values = [call.known(position) for position in range(len(call.shapes))]
-    return call.enter(index, call.shapes, values) or [None] * len(call.op.outputs)
+    facts = composite_facts(call)
+    return [None] * len(call.op.outputs) if facts is None else [fact.shape for fact in facts]
+
+
+@rule("IF", inputs=(1, None), optional=_ANY, outputs=None)
+def if_(call: Call) -> Results:
+    """Both branches are entered with the inputs behind the condition; where they differ, -1 or None.
+
+    Source: TFLite, if.cc, Prepare.
+    """
+    call.require_single(0)
+    branches = [int(call.option(f"{name}_subgraph_index", 0)) for name in ("then", "else")]
+    chosen = call.value(0)
+    results = _branches(call, branches)
+    if chosen is None or chosen.size != 1:
+        return _common(results, len(call.op.outputs))
+    return results[0 if bool(chosen.item()) else 1] or [None] * len(call.op.outputs)
+
+
+@rule("STABLEHLO_CASE", inputs=(1, None), optional=_ANY, outputs=None)
+def case(call: Call) -> Results:
+    """Every branch is entered with the inputs behind the index; where they differ, -1 or None.
+
+    Source: TFLite, stablehlo_case.cc, Prepare.
+    """
+    call.require_single(0)
+    branches = [int(index) for index in call.option("branch_subgraph_indices", ())]
+    if not branches:
+        raise ShapeError("it has no branches")
+    return _common(_branches(call, branches), len(call.op.outputs))
+
+
+def _branches(call: Call, branches: Sequence[int]) -> list[Results | None]:
+    shapes = call.shapes[1:]
+    values = [call.known(position) for position in range(1, len(call.shapes))]
+    entered = [_run(call, index, shapes, values) for index in branches]
+    return [None if facts is None else [fact.shape for fact in facts] for facts in entered]
+
+
+def _common(branches: Sequence[Results | None], count: int) -> Results:
+    shapes = branches[0]
+    for branch in branches[1:]:
+        if shapes is None or branch is None:
+            return [None] * count
+        shapes = [common_shape(left, right) for left, right in zip(shapes, branch, strict=True)]
+    return shapes or [None] * count
+
+
+@rule("WHILE", "STABLEHLO_WHILE", inputs=(1, None), outputs=None)
+def while_(call: Call) -> Results:
+    """The results have the shapes that the loop keeps: a size that the body changes is -1.
+
+    Body and condition are entered with the inputs' shapes, then, where the body changes one, with that one
+    widened, until nothing changes.
+
+    Source: TFLite, while.cc, Prepare_impl.
+    """
+    condition, body = (int(call.option(f"{name}_subgraph_index", 0)) for name in ("cond", "body"))
+    count = len(call.shapes)
+    if len(call.op.outputs) != count:
+        raise ShapeError(f"it has {len(call.op.outputs)} outputs: expected {count}, one for each input")
+    shapes, nothing = list(call.shapes), [None] * count
+    call.enter(condition, shapes, nothing)
+    for _ in range(_MOST_WIDENINGS):
+        facts = _run(call, body, shapes, nothing)
+        if facts is None:
+            return [None] * count
+        widened = [common_shape(shape, fact.shape) for shape, fact in zip(shapes, facts, strict=True)]
+        if widened == shapes:
+            return shapes
+        shapes = widened
+    return [None] * count
+
+
+@rule("CALL_ONCE", inputs=0, outputs=0)
+def call_once(call: Call) -> Results:
+    """The subgraph is entered; neither it nor the operator has inputs or results.
+
+    Source: TFLite, call_once.cc, Prepare.
+    """
+    _run(call, int(call.option("init_subgraph_index", 0)), [], [])
+    return []
+
+
+@rule("VAR_HANDLE", inputs=0)
+def var_handle(call: Call) -> Results:
+    """One handle; its recorded shape stays where it holds one element.
+
+    Source: TFLite, var_handle.cc, Prepare.
+    """
+    recorded = call.recorded(0)
+    return [recorded if recorded is not None and element_count(recorded) == 1 else ()]
+
+
+@rule("READ_VARIABLE", inputs=1, data_dependent=True)
+def read_variable(call: Call) -> Results:
+    """The shape of whatever was assigned last: known only at run time.
+
+    Source: TFLite, read_variable.cc, Prepare.
+    """
+    call.require_single(0)
+    return [None]
+
+
+@rule("ASSIGN_VARIABLE", inputs=2, outputs=0)
+def assign_variable(call: Call) -> Results:
+    """No result.
+
+    Source: TFLite, assign_variable.cc, Prepare.
+    """
+    call.require_single(0)
+    return []

@@ -69,8 +69,7 @@ def resolve_reshape(shape: Shape | None, target: Sequence[Element], label: str) 
         axis = open_axes[0]
         rest = dims[:axis] + dims[axis + 1 :]
         dims[axis] = _remaining(shape, rest, label, target, exact=bool(stretches))
-    else:
-        _check_counts(shape, dims, label)
+    _check_counts(shape, dims, label)
     return tuple(dims)
 
 

@@ -108,18 +108,8 @@ def _masked(call: Call, name: str, index: int) -> bool:
 def _window(call: Call, index: int, begin: Element, end: Element, stride: Element) -> _Window:
     if stride == 0:
         raise ShapeError(f"the stride at index {index} is 0")
-    if call.flag("offset") and begin is not None and end is not None:
-        end = None if isinstance(begin, Dim) or isinstance(end, Dim) else begin + end
-    elif call.flag("offset"):
-        end = None
-    return _Window(
-        begin,
-        end,
-        stride,
-        _masked(call, "begin_mask", index),
-        _masked(call, "end_mask", index),
-        _masked(call, "shrink_axis_mask", index),
-    )
+    masks = (_masked(call, name, index) for name in ("begin_mask", "end_mask", "shrink_axis_mask"))
+    return _Window(begin, end, stride, *masks)
 
 
 def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
@@ -129,8 +119,11 @@ def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
         raise ShapeError(f"its ellipsis_mask has {len(ellipsis)} bits: expected at most one")
     added = [i for i in range(len(windows)) if _masked(call, "new_axis_mask", i) and i not in ellipsis]
     covered = len(shape) - (len(windows) - len(added) - len(ellipsis))
-    if covered < 0:
-        raise ShapeError(f"{call.described(0)} has fewer axes than the slice has bounds")
+    if covered < len(ellipsis):
+        raise ShapeError(
+            f"{call.described(0)} has fewer axes than the slice has bounds"
+            + (" and an ellipsis, which the runtime gives one axis at least" if ellipsis else "")
+        )
     result: list[int] = []
     axis = 0
     for index, window in enumerate(windows):
@@ -141,7 +134,7 @@ def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
             result.append(1)
         else:
             if not window.shrink:
-                result.append(_strided_size(shape[axis], window))
+                result.append(_strided_size(call, axis, window))
             elif window.begin is not None:
                 _check_index(call, axis, window.begin)
             axis += 1
@@ -154,20 +147,34 @@ def _check_index(call: Call, axis: int, index: int) -> None:
         raise ShapeError(f"index {index} lies outside axis {axis} of {call.described(0)}")
 
 
-def _strided_size(size: int, window: _Window) -> int:
+def _strided_size(call: Call, axis: int, window: _Window) -> int:
+    size = (call.shapes[0] or ())[axis]
+    if call.flag("offset"):
+        return _offset_size(call, axis, window)
     if window.open_begin and window.open_end and window.stride == 1:
         return size
     if size < 0:
         return _size_of_dynamic(size, window)
-    if window.stride is None or (window.begin is None and not window.open_begin):
+    begin = 0 if window.open_begin else window.begin
+    end = 0 if window.open_end else window.end
+    if any(bound is None or isinstance(bound, Dim) for bound in (begin, end, window.stride)):
         return DYNAMIC
-    if window.end is None and not window.open_end:
-        return DYNAMIC
-    if isinstance(window.begin, Dim) or isinstance(window.end, Dim):
-        return _named_end(window)
-    begin = None if window.open_begin else window.begin
-    end = None if window.open_end else window.end
+    begin, end = (None if window.open_begin else begin), (None if window.open_end else end)
     return len(range(*slice(begin, end, window.stride).indices(size)))
+
+
+def _offset_size(call: Call, axis: int, window: _Window) -> int:
+    """The end counts from the begin, and is not cut to the axis: it must lie in it."""
+    size, begin, length, stride = (call.shapes[0] or ())[axis], window.begin, window.end, window.stride
+    if length is None or stride is None or isinstance(length, Dim) or isinstance(stride, Dim):
+        return length if stride == 1 and length is not None else DYNAMIC
+    if begin is not None and size >= 0 and not isinstance(begin, Dim):
+        start = begin + size if begin < 0 else begin
+        if not 0 <= start <= size or not -1 <= start + length <= size:
+            raise ShapeError(
+                f"the slice from {begin} on by {length} leaves axis {axis} of {call.described(0)}"
+            )
+    return len(range(0, length, stride))
 
 
 def _size_of_dynamic(size: int, window: _Window) -> int:
@@ -177,12 +184,6 @@ def _size_of_dynamic(size: int, window: _Window) -> int:
         return DYNAMIC
     named = isinstance(window.end, Dim) and isinstance(size, Dim) and window.end.name == size.name
     return size if window.open_end or named else DYNAMIC
-
-
-def _named_end(window: _Window) -> int:
-    """`[0:T]` of a longer axis may be cut at its end, so only -1 is certain."""
-    del window
-    return DYNAMIC
 
 
 @rule("GATHER", inputs=2)

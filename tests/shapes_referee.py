@@ -1,0 +1,222 @@
+"""Builds models of one operator and asks the interpreter for the shapes: the referee of the shape rules.
+
+Models are built with the generated bindings, not with edge_opt's writer, so that the two sides share no code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from edge_opt import ir
+from edge_opt.shapes import ShapeError, infer_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor: its shape, type, and value where it is constant."""
+
+    shape: Shape
+    dtype: str = "FLOAT32"
+    value: Any = None
+    scale: float | None = None
+    zero_point: int = 0
+    signature: Shape | None = None
+    variable: bool = False
+
+
+def const(value: Any, dtype: str = "INT32") -> T:
+    """A constant tensor."""
+    array = np.asarray(value, dtype.lower())
+    return T(array.shape, dtype, array)
+
+
+@dataclass
+class Graph:
+    """A subgraph under construction: tensors, operators, inputs and outputs by index."""
+
+    name: str = "main"
+    tensors: list[T] = field(default_factory=list)
+    operators: list[tuple[str, list[int], list[int], tuple[str, dict[str, Any]] | None]] = field(
+        default_factory=list
+    )
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+
+    def tensor(self, tensor: T, *, is_input: bool = False, is_output: bool = False) -> int:
+        self.tensors.append(tensor)
+        index = len(self.tensors) - 1
+        if is_input:
+            self.inputs.append(index)
+        if is_output:
+            self.outputs.append(index)
+        return index
+
+    def operator(
+        self,
+        name: str,
+        inputs: list[int],
+        outputs: list[int],
+        options: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.operators.append((name, inputs, outputs, options))
+
+
+VERSIONS = {"BROADCAST_TO": 2}  # the interpreter has no version 1 of it
+
+
+def model_bytes(graphs: Sequence[Graph]) -> bytes:
+    """Serialize the graphs; the first is the one that runs."""
+    model = schema.ModelT()
+    model.version = 3
+    model.buffers = [schema.BufferT()]
+    model.operatorCodes = []
+    codes: dict[str, int] = {}
+    model.subgraphs = [_subgraph(model, graph, codes) for graph in graphs]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def _subgraph(model: Any, graph: Graph, codes: dict[str, int]) -> Any:
+    subgraph = schema.SubGraphT()
+    subgraph.name = graph.name
+    subgraph.tensors = [_tensor(model, t, index) for index, t in enumerate(graph.tensors)]
+    subgraph.inputs, subgraph.outputs = graph.inputs, graph.outputs
+    subgraph.operators = []
+    for name, inputs, outputs, options in graph.operators:
+        if name not in codes:
+            codes[name] = len(codes)
+            code = schema.OperatorCodeT()
+            code.builtinCode = getattr(schema.BuiltinOperator, name)
+            code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+            code.version = VERSIONS.get(name, 1)
+            model.operatorCodes.append(code)
+        operator = schema.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = codes[name], inputs, outputs
+        if options:
+            _set_options(operator, *options)
+        subgraph.operators.append(operator)
+    return subgraph
+
+
+def _set_options(operator: Any, table: str, values: dict[str, Any]) -> None:
+    options = getattr(schema, f"{table}T")()
+    for key, value in values.items():
+        assert hasattr(options, key), f"{table} has no {key}"
+        setattr(options, key, value)
+    suffix = "" if hasattr(schema.BuiltinOptions, table) else "2"
+    union = getattr(schema, f"BuiltinOptions{suffix}")
+    setattr(operator, f"builtinOptions{suffix}Type", getattr(union, table))
+    setattr(operator, f"builtinOptions{suffix}", options)
+
+
+def _tensor(model: Any, t: T, index: int) -> Any:
+    tensor = schema.TensorT()
+    tensor.name, tensor.shape = f"t{index}", list(t.shape)
+    tensor.type = getattr(schema.TensorType, t.dtype)
+    tensor.buffer, tensor.isVariable = 0, t.variable
+    if t.signature is not None:
+        tensor.shapeSignature = list(t.signature)
+    if t.value is not None:
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(t.value).tobytes(), np.uint8)
+        model.buffers.append(buffer)
+        tensor.buffer = len(model.buffers) - 1
+    if t.scale is not None:
+        tensor.quantization = schema.QuantizationParametersT()
+        tensor.quantization.scale, tensor.quantization.zeroPoint = [t.scale], [t.zero_point]
+    return tensor
+
+
+Options = tuple[str, dict[str, Any]] | None
+
+
+def one_operator(
+    name: str, inputs: Sequence[T | None], outputs: Sequence[T], options: Options = None
+) -> bytes:
+    """A model of one operator; the outputs' recorded shapes are what `outputs` says, `[]` unless stated."""
+    graph = Graph()
+    slots = []
+    for tensor in inputs:
+        fed = tensor is not None and tensor.value is None and not tensor.variable
+        slots.append(-1 if tensor is None else graph.tensor(tensor, is_input=fed))
+    results = [graph.tensor(tensor, is_output=True) for tensor in outputs]
+    graph.operator(name, slots, results, options)
+    return model_bytes([graph])
+
+
+def interpreter(model: bytes) -> Interpreter:
+    """The interpreter without delegates: every tensor stays as the graph has it. (BUILTIN_REF lacks operators.)"""
+    return Interpreter(
+        model_content=model,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_preserve_all_tensors=True,
+    )
+
+
+def runtime_shapes(model: bytes, *, run: bool = False) -> list[Shape] | None:
+    """The output shapes that the interpreter allocates (or has after a run), None where it refuses."""
+    try:
+        runtime = interpreter(model)
+        runtime.allocate_tensors()
+        if run:
+            for detail in runtime.get_input_details():
+                if detail["dtype"] is not np.bytes_:
+                    runtime.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
+            runtime.invoke()
+    except (RuntimeError, ValueError):
+        return None
+    return [tuple(int(size) for size in detail["shape"]) for detail in runtime.get_output_details()]
+
+
+def derived_shapes(model: bytes) -> list[Shape | None] | ShapeError:
+    """The output shapes that our rule derives, or its refusal."""
+    operator = next(iter(ir.load(model).subgraphs[0].operators))
+
+    def value(index: int) -> Any:
+        tensor = operator.inputs[index]
+        return tensor.array() if tensor is not None and tensor.is_constant else None
+
+    try:
+        return list(
+            infer_operator(operator, [None if t is None else t.shape for t in operator.inputs], value)
+        )
+    except ShapeError as error:
+        return error
+
+
+def check(
+    name: str,
+    inputs: Sequence[T | None],
+    options: Options = None,
+    outputs: Sequence[T] | str = "FLOAT32",
+    *,
+    run: bool = False,
+    accepted: bool | None = None,
+    stricter: bool = False,
+) -> None:
+    """Assert that rule and interpreter agree: equal shapes, or both refuse.
+
+    `accepted` states what the interpreter must say; with `stricter` the rule may refuse what it accepts.
+    """
+    results = [T((), outputs)] if isinstance(outputs, str) else outputs
+    model = one_operator(name, inputs, results, options)
+    expected, derived = runtime_shapes(model, run=run), derived_shapes(model)
+    assert accepted is None or accepted == (expected is not None), f"the interpreter says {expected}"
+    if isinstance(derived, ShapeError):
+        assert expected is None or stricter, f"the interpreter derives {expected}, we refuse: {derived}"
+        assert name in str(derived)
+        return
+    assert expected is not None, f"the interpreter refuses, we derive {derived}"
+    assert derived == expected
