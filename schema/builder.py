@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import flatbuffers
 import numpy as np
+
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.meaning import STORED_AFTER

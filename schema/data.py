@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from edge_opt.schema.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
@@ -64,7 +65,11 @@ class Source:
             raise ModelFormatError(f"{path} is empty: it is no model, export or download it again")
         source.size = status.st_size
         source._stat = _identity(status)
-        source.buffer = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+        try:
+            source.buffer = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, OverflowError) as error:
+            source.close()
+            raise ModelFormatError(f"{path} cannot be mapped into memory: {error}") from error
         source.array = np.frombuffer(source.buffer, np.uint8)
         return source
 
@@ -106,7 +111,7 @@ class Source:
         self.fd = None
         if self._finalizer is not None:
             self._finalizer()
-        if isinstance(buffer, mmap.mmap):
+        if not isinstance(buffer, bytes):
             try:
                 buffer.close()
             except BufferError:
@@ -116,7 +121,8 @@ class Source:
 class Data:
     """Bytes in a region of a `Source` or in memory; `external`: stored after the flatbuffer, not inside it.
 
-    For bytes in memory `external=None` means: wherever the other weights of the model are.
+    An array is looked into, not copied: leave it alone afterwards. For bytes in memory `external=None` means:
+    wherever the other weights of the model are.
     """
 
     __slots__ = ("_external", "_memory", "length", "offset", "source")

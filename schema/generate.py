@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as bindings
+
 from edge_opt.schema.spec import SCALAR_CODES, Default, Row
 
 TABLES_FILE = Path(__file__).with_name("tables.py")

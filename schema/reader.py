@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
+
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.meaning import MEANINGS

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+
 from edge_opt.schema.spec import TableSpec
 from edge_opt.schema.tables import TABLES, UNIONS
 

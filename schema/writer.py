@@ -77,8 +77,10 @@ def model_bytes(root: Table) -> bytes:
 
 
 def _sources(root: Table) -> list[Source]:
-    """The files that weights come from; a model whose custom options alone are stored after it has none."""
+    """The files that weights and large custom options come from."""
     stored = [buffer.fields.get("data") for buffer in root.fields.get("buffers", ())]
+    for graph in root.fields.get("subgraphs", ()):
+        stored += [operator.fields.get("custom_options") for operator in graph.fields.get("operators", ())]
     sources = {id(data.source): data.source for data in stored if isinstance(data, Data)}
     return [source for source in sources.values() if source is not None]
 

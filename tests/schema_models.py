@@ -6,6 +6,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
+
 from edge_opt.schema import Data, Table
 from edge_opt.schema.generate import snake_case
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edge_opt.schema import OutputError, UsageError, atomic, new_table, read_model, write_model
 from schema_models import everything, names, pack
+
+from edge_opt.schema import OutputError, UsageError, atomic, new_table, read_model, write_model
 
 ROOT = new_table("Model", version=3)
 

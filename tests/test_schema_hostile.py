@@ -1,5 +1,6 @@
 """Files that lie about themselves are refused with one typed error, quickly and without taking memory."""
 
+import mmap
 import os
 import random
 import struct
@@ -8,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from edge_opt.schema import ModelFormatError, read_model
 from schema_models import everything, int32s, pack, tfl, with_data_after, with_options_after
+
+from edge_opt.schema import ModelFormatError, read_model
 
 
 def place_of(content: bytes, *path: str | int) -> tuple[int, int]:
@@ -87,6 +89,26 @@ def test_a_device_and_an_impossible_name_are_refused() -> None:
         read_model("/dev/zero")
     with pytest.raises(ModelFormatError, match="not a file name"):
         read_model("a\0b")
+
+
+def test_a_file_too_large_to_map_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    path = tmp_path / "model.tflite"
+    path.write_bytes(pack(everything()))
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(ModelFormatError, match="cannot be mapped"):
+        read_model(path)
+
+
+def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    with path.open("wb") as file:
+        file.write(struct.pack("<I4s", 8, b"TFL3"))
+        file.truncate(1 << 40)
+    with pytest.raises(ModelFormatError, match="impossible sizes"):
+        read_model(path)
 
 
 def test_the_error_names_table_field_and_offset() -> None:
@@ -234,7 +256,7 @@ def test_a_union_type_without_value_is_refused() -> None:
     assert "has the type ReshapeOptions but no value" in refusal(content)
 
 
-def test_a_truncated_file_is_refused_or_misses_only_padding() -> None:
+def test_a_truncated_file_is_refused() -> None:
     content = with_data_after(everything(), b"weights" * 20)
     for length in range(0, len(content), 97):
         assert refusal(content[:length])

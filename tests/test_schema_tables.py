@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from edge_opt.schema import ENUMS, TABLES, UNIONS, Data, new_table, vector
 from edge_opt.schema import generate as generator
 
