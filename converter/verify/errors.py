@@ -3,7 +3,7 @@
 from edge_opt.schema.errors import EdgeOptError, UsageError
 
 
-class RuntimeFailed(EdgeOptError):
+class RuntimeFailed(EdgeOptError):  # noqa: N818 - its kinds say what the runtime did
     """The native runtime did not give a result for this model."""
 
 
@@ -23,7 +23,7 @@ class RuntimeTimedOut(RuntimeFailed):
     """The runtime gave no answer within the time limit and was stopped."""
 
 
-class BackendMissing(UsageError):
+class BackendMissing(UsageError):  # noqa: N818 - nothing went wrong, a package is not there
     """The chosen backend is an optional package that is not installed."""
 
 

@@ -6,13 +6,11 @@ they are used. The same seed gives the same numbers whatever the order of the in
 float tensor and to its quantized counterpart.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +26,7 @@ _MASKED = -100.0
 _KNOWN_TOKENS = 128
 _WINDOW = 512
 _LARGE = 1000.0
-_SMALL = {"float16": 2.0**-20, "float64": 2.0**-1060}
+_SMALL = {"float16": 2.0**-20, "float64": 2.0**-1060}  # makes values of about 1 denormal
 
 # The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is no token.
 _ROLES: tuple[tuple[Role, str, str], ...] = (
@@ -45,8 +43,8 @@ _ROLES: tuple[tuple[Role, str, str], ...] = (
 class InputHint:
     """What a caller knows of an input and a name does not say.
 
-    `masked` and `opened` are the values of a masked and an open entry of a mask. `masked_rows` are the query rows (along
-    axis -2) that are masked everywhere.
+    `masked` and `opened` are the values of a masked and an open entry of a mask. `masked_rows` are the query rows
+    (along axis -2) that are masked everywhere.
     """
 
     role: Role = "data"
@@ -59,9 +57,9 @@ class InputHint:
 class InputPlan:
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
-    `start` is the position of the first new token, `past` the number of leading mask columns that stand for the cache,
-    `window` how far back a row sees (0: all the way), `limit` the end of the range of a token. `source` is the quantized
-    counterpart whose range the real numbers take.
+    `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
+    cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
+    `limit` the end of the range of a token. `source` is the quantized counterpart whose range the real numbers take.
     """
 
     info: TensorInfo
@@ -84,7 +82,7 @@ class InputPlan:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> InputPlan:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
         return cls(
             **{
@@ -266,7 +264,9 @@ def _mask(made: InputPlan) -> NDArray[np.float32]:
 
 def _seen(column: NDArray[np.int64], row: NDArray[np.int64], made: InputPlan) -> NDArray[np.bool_]:
     visible = (column <= row) & (column >= made.padding) | (column == row)
-    return visible & (column > row - made.window) if made.window else visible
+    if made.window:
+        visible &= column > row - made.window
+    return np.asarray(visible)
 
 
 def _masked_rows(made: InputPlan, rows: int) -> Sequence[int]:
@@ -339,15 +339,20 @@ def _encode(values: NDArray[np.float32], info: TensorInfo) -> NDArray[Any]:
 
 
 def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
-    """Turns realistic values into large, denormal or not finite ones, in place where that is possible."""
+    """Turns realistic values into large, denormal or not finite ones.
+
+    NaN and infinity come in through embeddings and plain data only: in a cache they would leave no number in any output.
+    """
     if made.kind in {"realistic", "masked_rows"} or array.size == 0:
         return array
     if array.dtype.kind != "f":
         return _extreme_codes(array, made)
     if made.kind == "large":
-        return (array * array.dtype.type(_LARGE)).astype(array.dtype)
+        return np.asarray(array * array.dtype.type(_LARGE))
     if made.kind == "denormal":
-        return (array * array.dtype.type(_SMALL.get(array.dtype.name, 2.0**-135))).astype(array.dtype)
+        return np.asarray(array * array.dtype.type(_SMALL.get(array.dtype.name, 2.0**-135)))
+    if made.role in {"cache", "rotary"}:
+        return array
     flat = array.reshape(-1)
     flat[0] = np.nan
     flat[-1] = np.inf if flat.size > 1 else np.nan

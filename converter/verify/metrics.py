@@ -5,8 +5,6 @@ by any kernel, +0 and -0 on the other hand differ. Quantized integers are compar
 `steps`, and as the real numbers they stand for in everything else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace

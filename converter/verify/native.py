@@ -1,9 +1,7 @@
 """The native runtime, behind four plain functions; only the worker process may import this module.
 
-Whatever the runtime raises becomes `Refused` with its own words, so that the caller need not know its exceptions.
+Whatever the runtime raises becomes `RefusedError` with its own words, so that the caller need not know its exceptions.
 """
-
-from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +25,11 @@ _RESOLVERS = {
 }
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The runtime declined; the text is its reason."""
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """A backend that is not installed; the text is its name."""
 
 
@@ -41,7 +39,7 @@ def describe(model: Model, *, positional: bool = False) -> tuple[SignatureInfo, 
     Nothing is allocated.
 
     Raises:
-        Refused: the runtime cannot read the model.
+        RefusedError: the runtime cannot read the model.
     """
     with _refusals():
         interpreter = _open(model, "reference")
@@ -65,8 +63,8 @@ def run(
     `positional`. The model is released when the iterator is exhausted or closed.
 
     Raises:
-        Refused: the runtime cannot read, allocate or run the model, or does not know the signature.
-        Missing: the backend is not installed.
+        RefusedError: the runtime cannot read, allocate or run the model, or does not know the signature.
+        MissingError: the backend is not installed.
     """
     interpreter: Any = None
     call: Any = None
@@ -91,7 +89,7 @@ def _refusals() -> Iterator[None]:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
         words = " ".join(str(error).split())
-        raise Refused(words[:600] or f"no reason given ({type(error).__name__})") from error
+        raise RefusedError(words[:600] or f"no reason given ({type(error).__name__})") from error
 
 
 def _open(model: Model, kernels: Kernels) -> Any:
@@ -104,7 +102,7 @@ def _open(model: Model, kernels: Kernels) -> Any:
         try:
             tensorflow = importlib.import_module("tensorflow")
         except ImportError as error:
-            raise Missing("tensorflow") from error
+            raise MissingError("tensorflow") from error
         return tensorflow.lite.Interpreter(**source)
     return Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
 
@@ -114,7 +112,7 @@ def _callable(interpreter: Any, signature: str | None) -> Callable[[dict[str, Ar
     if signature is None and len(keys) == 1:
         signature = keys[0]
     if keys and signature not in keys:
-        raise Refused(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
+        raise RefusedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
     if not keys:
         return _Positional(interpreter)
     runner = interpreter.get_signature_runner(signature)
@@ -131,7 +129,7 @@ class _Positional:
     def __call__(self, values: dict[str, Array]) -> dict[str, Array]:
         wanted = {info.name for info in self.signature.inputs}
         if wanted != set(values):
-            raise Refused(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
+            raise RefusedError(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
         places = [detail["index"] for detail in self.interpreter.get_input_details()]
         for place, info in zip(places, self.signature.inputs, strict=True):
             if values[info.name].shape != info.shape:

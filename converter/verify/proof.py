@@ -4,8 +4,6 @@ Works on inputs and outputs by position, because a rewrite may rename tensors. N
 that fails is a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -114,7 +112,7 @@ def prove(
         rewritten = (list(values.values()) for values in run(after, kernels, renamed))
         try:
             outputs[kernels] = _compare(reference, rewritten, first, plans, request.row_axes)
-        except _ShapesDiffer as error:
+        except _ShapesDifferError as error:
             return Proof({}, mismatch=str(error))
     return Proof(outputs, spread)
 
@@ -143,7 +141,7 @@ def from_plain(plain: Mapping[str, Any]) -> Proof:
     )
 
 
-class _ShapesDiffer(Exception):
+class _ShapesDifferError(Exception):
     """An output came out in another shape than the other version's."""
 
 
@@ -215,7 +213,7 @@ def _output(
 ) -> OutputProof:
     info = first.outputs[place]
     if a.shape != b.shape:
-        raise _ShapesDiffer(f"output {place} ('{info.tensor}'): shape {a.shape} before, {b.shape} after")
+        raise _ShapesDifferError(f"output {place} ('{info.tensor}'): shape {a.shape} before, {b.shape} after")
     rows, closed = masked
     if axis is None or not closed or len(info.scales) > 1:
         return OutputProof(place, metrics.measure(a, b, quantized_a=info, quantized_b=info))

@@ -6,8 +6,6 @@ The header's `arrays` lists name, dtype and shape of each. Both sides move bytes
 can block and the other can watch the clock.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -46,7 +44,7 @@ def frame(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[me
         flat = np.ascontiguousarray(array)
         listed.append([name, array.dtype.str, list(array.shape)])
         if flat.size:
-            pieces.append(memoryview(flat.reshape(-1).view(np.uint8)))
+            pieces.append(flat.reshape(-1).view(np.uint8).data)
     encoded = json.dumps({**header, "arrays": listed}).encode()
     yield memoryview(_PREFIX.pack(_MAGIC, len(encoded)) + encoded)
     yield from pieces
@@ -75,6 +73,6 @@ def read_frame(fill: Callable[[memoryview], None]) -> tuple[Header, Arrays]:
             raise FrameError("not an array")
         array: Array = np.empty(shape, dtype)
         if array.size:
-            fill(memoryview(array.reshape(-1).view(np.uint8)))
+            fill(array.reshape(-1).view(np.uint8).data)
         arrays[name] = array
     return header, arrays

@@ -3,18 +3,11 @@
 Nothing here loads the native runtime. A worker that crashed or was stopped is replaced at the next request.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import select
-import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,26 +21,17 @@ from edge_opt.schema.errors import EdgeOptError
 from edge_opt.verify import proof
 from edge_opt.verify.errors import BackendMissing, RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.verify.inputs import InputHint, InputPlan, Kind
+from edge_opt.verify.process import ChildProcess, EndedError, OutOfTimeError
 from edge_opt.verify.proof import Proof
-from edge_opt.verify.protocol import Arrays, FrameError, Header, frame, read_frame
+from edge_opt.verify.protocol import Arrays, FrameError, Header
 from edge_opt.verify.tensors import Kernels, SignatureInfo
 
 Array = NDArray[Any]
 Model = str | os.PathLike[str] | bytes
 
-_STARTUP_SECONDS = 120.0
 _LARGE_MODEL = 64 << 20
-_LOG_KEPT = 16 << 10
 _BASE_MEMORY = 4 << 30
 _MEMORY_PER_BYTE = 3
-
-
-class _Ended(Exception):
-    """The worker closed its end of a pipe."""
-
-
-class _OutOfTime(Exception):
-    """The deadline passed."""
 
 
 class Worker:
@@ -67,7 +51,7 @@ class Worker:
         self.time_limit = time_limit
         self.memory_limit = memory_limit
         self.peak_memory = 0
-        self._process: _Process | None = None
+        self._process: ChildProcess | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -210,16 +194,16 @@ class Worker:
             except BaseException as error:
                 self._process = None
                 # A child that closed its pipe is ending by itself: its own exit status says why.
-                process.kill(patience=2.0 if isinstance(error, _Ended) else 0.0)
+                process.kill(patience=2.0 if isinstance(error, EndedError) else 0.0)
                 _translate(error, process, where, self.time_limit)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         self.peak_memory = max(self.peak_memory, reply["peak"])
         return reply, results
 
-    def _started(self) -> _Process:
+    def _started(self) -> ChildProcess:
         if self._process is None:
-            self._process = _Process()
+            self._process = ChildProcess()
         return self._process
 
 
@@ -240,7 +224,7 @@ class _Sent:
             self.arrays = {"model": _as_array(self._model)}
         else:
             descriptor, self._temporary = tempfile.mkstemp(suffix=".tflite")
-            with open(descriptor, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(self._model)
             self.header = {"path": self._temporary}
         return self
@@ -248,126 +232,6 @@ class _Sent:
     def __exit__(self, *_: object) -> None:
         if self._temporary is not None:
             Path(self._temporary).unlink(missing_ok=True)
-
-
-class _Process:
-    """One child process and its three pipes: requests, replies, and the log of whatever it prints."""
-
-    def __init__(self) -> None:
-        if not sys.executable:
-            raise EdgeOptError(
-                "the Python interpreter's own path is unknown, so no worker process can be started"
-            )
-        self._replies, answers = os.pipe()
-        requests, self._requests = os.pipe()
-        self._log, log = os.pipe()
-        module = [sys.executable, "-P", "-m", "edge_opt.verify.worker", str(os.getpid()), str(answers)]
-        try:
-            self._child = subprocess.Popen(
-                module, stdin=requests, stdout=log, stderr=log, pass_fds=(answers,), env=_environment()
-            )
-        finally:
-            for descriptor in (requests, answers, log):
-                os.close(descriptor)
-        for descriptor in (self._requests, self._replies, self._log):
-            os.set_blocking(descriptor, False)
-        self.pid = self._child.pid
-        self.log = bytearray()
-        self._log_ended = False
-        self._deadline = 0.0
-        self._ready = False
-
-    def wait_until_ready(self) -> None:
-        """Waits for the first frame, which says that the runtime is loaded."""
-        if self._ready:
-            return
-        self._deadline = time.monotonic() + _STARTUP_SECONDS
-        reply, _ = read_frame(self._fill)
-        if "error" in reply:
-            raise EdgeOptError(
-                f"the LiteRT runtime could not be loaded ({reply['reason']}); install the package ai-edge-litert"
-            )
-        self._ready = True
-
-    def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
-        """Sends a request and reads its answer, both before the deadline."""
-        self._deadline = time.monotonic() + seconds
-        for piece in frame(header, arrays):
-            self._send(piece)
-        return read_frame(self._fill)
-
-    def kill(self, patience: float = 0.0) -> None:
-        """Ends the child, after waiting `patience` seconds for it to end by itself; collects it, closes the pipes."""
-        try:
-            self._child.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-        self._child.wait()
-        self._drain()
-        for descriptor in (self._requests, self._replies, self._log):
-            os.close(descriptor)
-
-    def ending(self) -> str:
-        """How the child ended, in words, with the last line that the runtime printed."""
-        status = self._child.returncode
-        try:
-            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        except ValueError:
-            how = f"signal {-status}"
-        lines = self.log.decode(errors="replace").splitlines()
-        said = [line.strip() for line in lines if line.strip() and not line.startswith(("INFO:", "WARNING:"))]
-        return f"{how}; its last words: {said[-1][:300]}" if said else how
-
-    def _send(self, piece: memoryview) -> None:
-        done = 0
-        while done < len(piece):
-            self._wait(self._requests, select.POLLOUT)
-            try:
-                done += os.write(self._requests, piece[done:])
-            except BlockingIOError:
-                continue
-            except BrokenPipeError as error:
-                raise _Ended from error
-
-    def _fill(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            self._wait(self._replies, select.POLLIN)
-            try:
-                count = os.readv(self._replies, [view[done:]])
-            except BlockingIOError:
-                continue
-            if count == 0:
-                raise _Ended
-            done += count
-
-    def _wait(self, descriptor: int, event: int) -> None:
-        """Until the descriptor is ready; what the runtime prints meanwhile is taken off its pipe."""
-        poll = select.poll()
-        poll.register(descriptor, event)
-        if not self._log_ended:
-            poll.register(self._log, select.POLLIN)
-        while True:
-            left = self._deadline - time.monotonic()
-            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
-            if not ready:
-                raise _OutOfTime
-            if self._log in ready:
-                self._drain()
-                if self._log_ended:
-                    poll.unregister(self._log)
-            if descriptor in ready:
-                return
-
-    def _drain(self) -> None:
-        while not self._log_ended:
-            try:
-                words = os.read(self._log, 1 << 16)
-            except BlockingIOError:
-                return
-            self._log_ended = not words
-            self.log += words
-            del self.log[:-_LOG_KEPT]
 
 
 def name_of(model: Model) -> str:
@@ -389,22 +253,13 @@ def _as_array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
 
 
-def _environment() -> dict[str, str]:
-    """The child finds the same packages as we do, whatever was done to `sys.path` here."""
-    environment = dict(os.environ)
-    environment.pop("PYTHONINSPECT", None)
-    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return environment
-
-
-def _translate(error: BaseException, process: _Process, where: str, seconds: float) -> NoReturn:
-    if isinstance(error, _OutOfTime):
+def _translate(error: BaseException, process: ChildProcess, where: str, seconds: float) -> NoReturn:
+    if isinstance(error, OutOfTimeError):
         raise RuntimeTimedOut(
             f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
             "raise the time limit, or look for an endless loop in the model"
         ) from None
-    if isinstance(error, (_Ended, FrameError, json.JSONDecodeError)):
+    if isinstance(error, (EndedError, FrameError, json.JSONDecodeError)):
         raise RuntimeCrashed(f"{where}: the runtime's process ended with {process.ending()}") from None
     raise error
 

@@ -1,10 +1,8 @@
 """What the runtime says of a model's inputs and outputs, as plain data; must not load the runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Kernels = Literal["xnnpack", "reference", "optimized", "tensorflow"]
 """Which kernels run: XNNPACK, the reference kernels, the optimized kernels without XNNPACK, TensorFlow's own."""
@@ -46,10 +44,11 @@ class TensorInfo:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> TensorInfo:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
         sequences = ("shape", "declared", "scales", "zero_points")
-        return cls(**{key: tuple(value) if key in sequences else value for key, value in fields.items()})
+        values: dict[str, Any] = {**fields, **{key: tuple(fields[key]) for key in sequences}}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class SignatureInfo:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> SignatureInfo:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
         return cls(
             name=fields["name"],

@@ -4,8 +4,6 @@ Takes framed requests on standard input and answers on a pipe of its own, so tha
 runtime or at the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -16,14 +14,12 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from edge_opt.verify import inputs, proof
 from edge_opt.verify.protocol import Arrays, FrameError, Header, frame, read_frame
 from edge_opt.verify.tensors import MAIN
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _PARENT_CHECK_SECONDS = 0.5
 _GRACE_SECONDS = 5
@@ -59,9 +55,9 @@ def _answer(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
         reply, results = _OPERATIONS[header["operation"]](native, header, arrays)
         # Names a tensor whose elements cannot be passed on before half of the answer is out.
         list(frame(reply, results))
-    except native.Refused as error:
+    except native.RefusedError as error:
         return {"error": "refused", "reason": str(error)}, {}
-    except native.Missing as error:
+    except native.MissingError as error:
         return {"error": "missing", "reason": str(error)}, {}
     except FrameError as error:
         return {"error": "refused", "reason": str(error)}, {}
@@ -125,8 +121,8 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
 def _of(which: str, native: ModuleType, do: Callable[[], Any]) -> Any:
     try:
         return do()
-    except native.Refused as error:
-        raise native.Refused(f"{which}: {error}") from error
+    except native.RefusedError as error:
+        raise native.RefusedError(f"{which}: {error}") from error
 
 
 def _hint(fields: Header | None) -> inputs.InputHint | None:

@@ -1,0 +1,45 @@
+"""Asserts for a user's tests: two models compute the same, a model still computes what was recorded.
+
+Needs no test framework; each assert starts the runtime in a child process.
+"""
+
+import os
+from typing import Any
+
+from edge_opt.verify.compare import compare
+from edge_opt.verify.comparison import ComparisonReport
+from edge_opt.verify.golden import check
+from edge_opt.verify.source import ModelLike
+
+__all__ = ["assert_equivalent", "assert_golden"]
+
+
+def assert_equivalent(
+    a: ModelLike, b: ModelLike, *, atol: float = 0.0, rtol: float = 0.0, **options: Any
+) -> ComparisonReport:
+    """Asserts that |a-b| <= atol + rtol*|a| for every output of every signature; returns the report.
+
+    `options` are those of `edge_opt.compare` (`signatures`, `backend`, `runs`, `seed`, `hostile`).
+
+    Raises:
+        AssertionError: the models differ; the message has one line per output that does.
+        EdgeOptError: they could not be compared.
+    """
+    return _assert_equal(compare(a, b, atol=atol, rtol=rtol, **options))
+
+
+def assert_golden(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
+    """Asserts that the model computes what `edge-opt golden record` stored in `path`; returns the report.
+
+    Raises:
+        AssertionError: it does not; the message has one line per output that differs.
+        EdgeOptError: the file or the model could not be used.
+    """
+    return _assert_equal(check(model, path))
+
+
+def _assert_equal(report: ComparisonReport) -> ComparisonReport:
+    if not report.equal:
+        lines = "\n".join(f"  {line}" for line in report.differences())
+        raise AssertionError(f"'{report.b}' differs from '{report.a}':\n{lines}")
+    return report

@@ -1,0 +1,309 @@
+"""Runs two models on the same inputs, signature by signature, and says how far their outputs are apart.
+
+At most one of the two is loaded at a time; of the other only the outputs of the signature at hand are kept.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import IO, Literal, Self, get_args
+
+import numpy as np
+
+from edge_opt.schema.errors import UsageError
+from edge_opt.verify import metrics
+from edge_opt.verify.comparison import ComparisonReport, OutputComparison, SignatureComparison
+from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan
+from edge_opt.verify.protocol import Array, Arrays
+from edge_opt.verify.runner import Worker
+from edge_opt.verify.source import ModelLike, Source
+from edge_opt.verify.tensors import Kernels, SignatureInfo, TensorInfo
+
+Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
+Progress = Callable[[str, int, int], None]
+
+_SECONDS_PER_REQUEST = 1800.0
+_REPLY_BYTES = 256 << 20
+_KEPT_IN_MEMORY = 64 << 20
+_ONLY = "only in {}"
+
+
+def compare(
+    a: ModelLike,
+    b: ModelLike,
+    *,
+    signatures: Sequence[str] | None = None,
+    backend: Backend = "xnnpack",
+    runs: int = 1,
+    seed: int = 0,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    hostile: bool = False,
+    progress: Progress | None = None,
+    worker: Worker | None = None,
+) -> ComparisonReport:
+    """Runs every signature of both models on the same random inputs and measures the outputs.
+
+    Inputs are matched by the signature's names, or by position where a model has no signatures (then the name is
+    `main`). A quantized input gets the same real numbers as its float counterpart. What one model has and the other
+    lacks is a reported difference.
+
+    Args:
+        a: the reference: a path, the bytes of a model, or a `Model`.
+        b: what is judged.
+        signatures: only these; all of both by default.
+        backend: kernels to run on; `both` is XNNPACK and the reference kernels.
+        runs: sets of realistic inputs per signature; figures are the worst over all.
+        seed: decides the inputs.
+        atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
+        rtol: see `atol`.
+        hostile: also run one set each of inputs with fully masked rows, large values, denormals, NaN and infinity.
+        progress: called with a stage, the steps done and the steps in all.
+        worker: a running worker to use; by default one of its own.
+
+    Raises:
+        UsageError: an argument has no meaning, or no model has a chosen signature; `BackendMissing` is one.
+        ModelFormatError: a model cannot be read.
+        RuntimeFailed: the runtime refused, crashed on or did not finish a model; names model and signature.
+    """
+    _check(backend, runs, atol, rtol)
+    sets: list[tuple[Kind, int]] = [("realistic", run) for run in range(runs)]
+    if hostile:
+        sets += [(kind, runs + place) for place, kind in enumerate(HOSTILE)]
+    with ExitStack() as stack:
+        running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
+        running.start()
+        first = stack.enter_context(Source(a, "a"))
+        second = stack.enter_context(Source(b, "b"))
+        job = _Job(running, first, second, sets, seed, atol, rtol, progress)
+        found = job.signatures(signatures, _kernels(backend))
+    return ComparisonReport(
+        first.name, second.name, backend, seed, runs, hostile, atol, rtol, signatures=tuple(found)
+    )
+
+
+def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
+    if backend not in get_args(Backend):
+        raise UsageError(f"unknown backend '{backend}', expected one of {', '.join(get_args(Backend))}")
+    if runs < 1:
+        raise UsageError(f"runs is {runs}, expected at least 1")
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if not value >= 0:
+            raise UsageError(f"{name} is {value}, expected a number that is not negative")
+
+
+def _kernels(backend: Backend) -> tuple[Kernels, ...]:
+    return ("xnnpack", "reference") if backend == "both" else (backend,)
+
+
+def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
+    """The signatures to run, in order.
+
+    Raises:
+        UsageError: a chosen one does not exist.
+    """
+    unknown = [name for name in chosen or () if name not in available]
+    if unknown:
+        raise UsageError(f"no signature '{unknown[0]}', there is {', '.join(available)}")
+    return list(available if chosen is None else dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairing:
+    """What of one signature can be run on both sides, and what differs before anything ran."""
+
+    inputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
+    outputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
+    unmatched: tuple[OutputComparison, ...] = ()
+    reason: str = ""
+
+
+@dataclass
+class _Job:
+    worker: Worker
+    a: Source
+    b: Source
+    sets: list[tuple[Kind, int]]
+    seed: int
+    atol: float
+    rtol: float
+    progress: Progress | None
+    done: int = field(default=0, init=False)
+    steps: int = field(default=1, init=False)
+
+    def signatures(
+        self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
+    ) -> list[SignatureComparison]:
+        """One comparison per signature and kernel set."""
+        ours = {signature.name: signature for signature in self.worker.describe(self.a.model)}
+        theirs = {signature.name: signature for signature in self.worker.describe(self.b.model)}
+        names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
+        self.steps = 2 * len(names) * len(kernel_sets)
+        found = []
+        for kernels in kernel_sets:
+            for name in names:
+                if name in ours and name in theirs:
+                    found.append(self._signature(ours[name], theirs[name], kernels))
+                else:
+                    where = self.a.name if name in ours else self.b.name
+                    found.append(SignatureComparison(name, kernels, reason=_ONLY.format(where)))
+                self.done = 2 * len(found)
+        self._tell("compared")
+        return found
+
+    def _signature(self, a: SignatureInfo, b: SignatureInfo, kernels: Kernels) -> SignatureComparison:
+        paired = self._pair(a, b)
+        if paired.reason:
+            return SignatureComparison(a.name, kernels, reason=paired.reason)
+        size = sum(_bytes(info) for info in a.outputs)
+        batch = max(_REPLY_BYTES // max(size, 1), 1)
+        merged: dict[str, OutputComparison] = {}
+        for begin in range(0, len(self.sets), batch):
+            self._run_batch(a, paired, kernels, self.sets[begin : begin + batch], merged)
+        return SignatureComparison(a.name, kernels, (*merged.values(), *paired.unmatched))
+
+    def _run_batch(
+        self,
+        signature: SignatureInfo,
+        paired: _Pairing,
+        kernels: Kernels,
+        sets: Sequence[tuple[Kind, int]],
+        merged: dict[str, OutputComparison],
+    ) -> None:
+        plans_a, plans_b = self._plans(signature, paired, sets)
+        with _Shelf() as shelf:
+            self._tell(f"{signature.name}: running a on {kernels} kernels")
+            for run, outputs in enumerate(
+                self.worker.run_plans(self.a.model, signature.name, plans_a, kernels)
+            ):
+                shelf.keep(run, outputs)
+            self.done += 1
+            self._tell(f"{signature.name}: running b on {kernels} kernels")
+            results = self.worker.run_plans(self.b.model, signature.name, plans_b, kernels)
+            self.done += 1
+            for run, outputs in enumerate(results):
+                for info_a, info_b in paired.outputs:
+                    ours = shelf.get(run, info_a.name)
+                    found = self._measure(info_a, info_b, ours, outputs.pop(info_b.name))
+                    merged[found.name] = _merge(merged.get(found.name), found)
+            self.done -= 2
+
+    def _plans(
+        self, signature: SignatureInfo, paired: _Pairing, sets: Sequence[tuple[Kind, int]]
+    ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+        plans_a, plans_b = [], []
+        for kind, run in sets:
+            made = plan(signature, seed=self.seed, run=run, kind=kind)
+            twins = [pair(one, other) for one, (_, other) in zip(made, paired.inputs, strict=True)]
+            plans_a.append([one for one, _ in twins])
+            plans_b.append([other for _, other in twins])
+        return plans_a, plans_b
+
+    def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
+        if a.shape != b.shape:
+            return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+        difference = metrics.measure(
+            a,
+            b,
+            quantized_a=info_a,
+            quantized_b=info_b,
+            atol=self.atol,
+            rtol=self.rtol,
+            logits=metrics.are_logits(info_a),
+        )
+        if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
+            text = f"quantization {info_a.quantization} in a, {info_b.quantization} in b"
+            return OutputComparison(info_a.name, difference, reason=text)
+        return OutputComparison(info_a.name, difference)
+
+    def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairing:
+        inputs, alone = _match(a, b, "inputs")
+        if alone:
+            info, in_a = alone[0]
+            return _Pairing(
+                reason=f"input '{info.name}' is {_ONLY.format(self.a.name if in_a else self.b.name)}"
+            )
+        for one, other in inputs:
+            if one.declared != other.declared:
+                return _Pairing(
+                    reason=f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
+                )
+        outputs, alone = _match(a, b, "outputs")
+        unmatched = tuple(
+            OutputComparison(info.name, reason=_ONLY.format(self.a.name if in_a else self.b.name))
+            for info, in_a in alone
+        )
+        return _Pairing(tuple(inputs), tuple(outputs), unmatched)
+
+    def _tell(self, stage: str) -> None:
+        if self.progress is not None:
+            self.progress(stage, self.done, self.steps)
+
+
+def _match(
+    a: SignatureInfo, b: SignatureInfo, which: Literal["inputs", "outputs"]
+) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[tuple[TensorInfo, bool]]]:
+    """Pairs by name (by position without signatures), and what has no partner, with whether it is in `a`."""
+    ours, theirs = (a.inputs, b.inputs) if which == "inputs" else (a.outputs, b.outputs)
+    if a.positional and b.positional:
+        count = min(len(ours), len(theirs))
+        paired = list(zip(ours, theirs, strict=False))
+        return paired, [(info, True) for info in ours[count:]] + [(info, False) for info in theirs[count:]]
+    names = {info.name: info for info in theirs}
+    paired = [(info, names[info.name]) for info in ours if info.name in names]
+    known = {info.name for info in ours}
+    alone = [(info, True) for info in ours if info.name not in names]
+    return paired, alone + [(info, False) for info in theirs if info.name not in known]
+
+
+def _merge(one: OutputComparison | None, other: OutputComparison) -> OutputComparison:
+    if one is None:
+        return other
+    difference: metrics.Difference | None = None
+    if one.difference is not None and other.difference is not None:
+        difference = metrics.merge(one.difference, other.difference)
+    return OutputComparison(other.name, difference, one.reason or other.reason)
+
+
+def _bytes(info: TensorInfo) -> int:
+    return int(np.prod(info.shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
+
+
+class _Shelf:
+    """Keeps outputs in memory while they are small, else in a file without a name."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, str], Array] = {}
+        self._file: IO[bytes] | None = None
+        self._stack = ExitStack()
+        self._in_memory = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrays.clear()
+        self._stack.close()
+
+    def keep(self, run: int, outputs: Arrays) -> None:
+        """Takes the arrays out of `outputs`."""
+        for name in list(outputs):
+            array = outputs.pop(name)
+            self._in_memory += array.nbytes
+            if self._in_memory > _KEPT_IN_MEMORY and array.nbytes:
+                self._in_memory -= array.nbytes
+                array = self._to_file(array)
+            self._arrays[run, name] = array
+
+    def get(self, run: int, name: str) -> Array:
+        """The array of that run."""
+        return self._arrays[run, name]
+
+    def _to_file(self, array: Array) -> Array:
+        if self._file is None:
+            self._file = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is
+        offset = self._file.seek(0, 2)
+        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._file.flush()
+        return np.memmap(self._file, array.dtype, "r", offset, array.shape)

@@ -1,0 +1,146 @@
+"""What a comparison found, as data: per signature, per output, with one sentence for people and a dict for programs.
+
+Knows nothing of how models are run. In the dicts a figure that is not a finite number (the signal-to-noise ratio
+where there is no noise, the distance to a NaN) is null.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from edge_opt.verify.metrics import Difference
+
+
+@dataclass(frozen=True, slots=True)
+class OutputComparison:
+    """One output over all runs; `reason` says why it could not be measured, or what beside its elements differs."""
+
+    name: str
+    difference: Difference | None = None
+    reason: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element is within the tolerances."""
+        return not self.reason and self.difference is not None and self.difference.equal
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether every element is the same bit for bit (NaN equals NaN)."""
+        return not self.reason and self.difference is not None and self.difference.bitwise
+
+    def sentence(self) -> str:
+        """What differs, or that nothing does."""
+        found = self.difference
+        if self.reason or found is None:
+            return f"output '{self.name}': {self.reason}"
+        if found.bitwise:
+            return f"output '{self.name}': bitwise equal"
+        text = f"output '{self.name}': {found.differing} of {found.elements} elements differ"
+        if found.worst is not None and found.worst_values is not None:
+            a, b = found.worst_values
+            text += f", by at most {found.max_abs:.3g} (at {list(found.worst)}: {a:.6g} against {b:.6g})"
+        return f"{text}, SNR {found.snr_db:.1f} dB"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        figures: dict[str, Any] = {"name": self.name, "bitwise": self.bitwise, "equal": self.equal}
+        if self.difference is None:
+            figures.update({"max_abs": None, "snr_db": None, "cosine": None})
+        else:
+            figures = {**figures, **self.difference.to_json(), "bitwise": self.bitwise, "equal": self.equal}
+        return {**figures, "reason": self.reason} if self.reason else figures
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureComparison:
+    """One signature on one set of kernels; `reason` says why it could not be run on both sides."""
+
+    name: str
+    backend: str
+    outputs: tuple[OutputComparison, ...] = ()
+    reason: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all outputs are."""
+        return not self.reason and all(output.equal for output in self.outputs)
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether all outputs are."""
+        return not self.reason and all(output.bitwise for output in self.outputs)
+
+    def sentences(self) -> list[str]:
+        """One sentence per thing that differs in any bit."""
+        where = f"signature '{self.name}' ({self.backend})"
+        if self.reason:
+            return [f"{where}: {self.reason}"]
+        return [f"{where}, {output.sentence()}" for output in self.outputs if not output.bitwise]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        figures: dict[str, Any] = {
+            "name": self.name,
+            "backend": self.backend,
+            "equal": self.equal,
+            "bitwise": self.bitwise,
+            "outputs": [output.to_dict() for output in self.outputs],
+        }
+        return {**figures, "reason": self.reason} if self.reason else figures
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport:
+    """Two models, or a model and its golden file, on the same inputs."""
+
+    a: str
+    b: str
+    backend: str
+    seed: int
+    runs: int
+    hostile: bool
+    atol: float
+    rtol: float
+    signatures: tuple[SignatureComparison, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output of every signature."""
+        return all(signature.equal for signature in self.signatures)
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether every element is the same bit for bit (NaN equals NaN)."""
+        return all(signature.bitwise for signature in self.signatures)
+
+    def differences(self) -> list[str]:
+        """One sentence for each signature or output that is not within the tolerances; empty if `equal`."""
+        failed = [signature for signature in self.signatures if not signature.equal]
+        return [text for signature in failed for text in signature.sentences()]
+
+    def summary(self) -> str:
+        """One sentence: that all is equal and how, or the first difference and how many there are."""
+        count = sum(len(signature.outputs) for signature in self.signatures)
+        if self.bitwise:
+            return f"all {count} outputs of {len(self.signatures)} signatures are bitwise equal"
+        if self.equal:
+            return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        found = self.differences()
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"{found[0]}{more}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of `edge-opt compare --json`."""
+        return {
+            "equal": self.equal,
+            "bitwise": self.bitwise,
+            "a": self.a,
+            "b": self.b,
+            "backend": self.backend,
+            "seed": self.seed,
+            "runs": self.runs,
+            "hostile": self.hostile,
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "signatures": [signature.to_dict() for signature in self.signatures],
+        }
