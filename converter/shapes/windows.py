@@ -44,9 +44,9 @@ def _window_count(call: Call, axis: int, size: int, window: _Window) -> int:
         return size if stride == 1 else DYNAMIC if size < 0 else -(-size // stride)
     if size < 0 or window.size < 0:
         return size if reach == stride == 1 else DYNAMIC
-    if reach > size + stride:
+    if reach > size + 2 * stride - 1:
         raise ShapeError(f"the window of {reach} does not fit axis {axis} of {call.described(0)}")
-    return (size + stride - reach) // stride
+    return max((size + stride - reach) // stride, 0)
 
 
 def _strides(call: Call, *names: str) -> list[int]:

@@ -1,0 +1,173 @@
+"""Lookups, scatters, generators and data-dependent operators: each rule against the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+from shapes_referee import Shape, T, check, const, derived_shapes, one_operator, runtime_shapes
+
+
+def test_shape_and_rank() -> None:
+    check("SHAPE", [T((2, 3))], ("ShapeOptions", {"outType": 2}), "INT32", accepted=True)
+    check("SHAPE", [T(())], ("ShapeOptions", {"outType": 2}), "INT32", accepted=True)
+    check("RANK", [T((2, 3))], ("RankOptions", {}), "INT32", accepted=True)
+
+
+@pytest.mark.parametrize(("dims", "accepted"), [([2, 3], True), ([], True), ([0, 3], True), ([2, -1], False)])
+def test_fill(dims: list[int], accepted: bool) -> None:
+    check("FILL", [const(dims), const(1.0, "FLOAT32")], ("FillOptions", {}), accepted=accepted)
+
+
+@pytest.mark.parametrize(("numbers", "dtype", "accepted"), [
+    ((0, 5, 1), "INT32", True), ((0, 5, 2), "INT32", True), ((5, 0, -2), "INT32", True), ((3, 3, 1), "INT32", True),
+    ((0.0, 1.0, 0.3), "FLOAT32", True), ((1.0, -1.0, -0.5), "FLOAT32", True), ((0, 5, -1), "INT32", False),
+    ((5, 0, 1), "INT32", False), ((0, 5, 0), "INT32", False),
+])  # fmt: skip
+def test_range(numbers: tuple[float, float, float], dtype: str, accepted: bool) -> None:
+    check(
+        "RANGE", [const(number, dtype) for number in numbers], ("RangeOptions", {}), dtype, accepted=accepted
+    )
+
+
+@pytest.mark.parametrize("name", ["RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"])
+def test_random(name: str) -> None:
+    check(name, [const([2, 3])], ("RandomOptions", {}), accepted=True)
+
+
+def test_multinomial() -> None:
+    logits = const([[0.1, 0.9], [0.5, 0.5]], "FLOAT32")
+    check("MULTINOMIAL", [logits, const(7)], ("RandomOptions", {}), "INT64", accepted=True)
+
+
+@pytest.mark.parametrize(("shape", "sizes", "accepted"), [
+    ((2, 4, 8), [4, 8], True), ((4, 8), [8, 4], True), ((4, 8), [3, 8], False), ((8,), [4, 8], False),
+    ((4, 8), [4], False),
+])  # fmt: skip
+def test_rfft2d(shape: Shape, sizes: list[int], accepted: bool) -> None:
+    check("RFFT2D", [T(shape), const(sizes)], ("Rfft2dOptions", {}), "COMPLEX64", accepted=accepted)
+
+
+@pytest.mark.parametrize(("lookup", "keys", "values", "accepted"), [
+    ((3,), (5,), (5, 2), True), ((3,), (5,), (5,), True), ((3,), (5,), (4, 2), False), ((3, 1), (5,), (5, 2), False),
+])  # fmt: skip
+def test_hashtable_lookup(lookup: Shape, keys: Shape, values: Shape, accepted: bool) -> None:
+    inputs = [T(lookup, "INT32"), T(keys, "INT32"), T(values)]
+    check("HASHTABLE_LOOKUP", inputs, None, [T(()), T((), "UINT8")], accepted=accepted)
+
+
+def test_embedding_lookup_sparse() -> None:
+    inputs = [
+        const([0, 1, 2]), const([[0, 0], [0, 1], [1, 0]]), const([2, 2]), const([1.0, 1.0, 1.0], "FLOAT32"), T((4, 5)),
+    ]  # fmt: skip
+    check("EMBEDDING_LOOKUP_SPARSE", inputs, ("EmbeddingLookupSparseOptions", {}), run=True, accepted=True)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_lsh_projection(kind: int) -> None:
+    inputs = [const([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], "FLOAT32"), T((5,), "INT32")]
+    check("LSH_PROJECTION", inputs, ("LSHProjectionOptions", {"type": kind}), "INT32", accepted=True)
+
+
+@pytest.mark.parametrize(("indices", "updates", "shape", "accepted"), [
+    ((4, 1), (4,), [8], True), ((2, 1), (2, 4, 4), [4, 4, 4], True), ((3, 2), (3,), [4, 5], True),
+    ((4, 1), (3,), [8], False), ((2, 1), (2, 4), [4, 4, 4], False), ((2, 1), (2, 4, 3), [4, 4, 4], False),
+])  # fmt: skip
+def test_scatter_nd(indices: Shape, updates: Shape, shape: list[int], accepted: bool) -> None:
+    inputs = [T(indices, "INT32"), T(updates), const(shape)]
+    check("SCATTER_ND", inputs, ("ScatterNdOptions", {}), accepted=accepted)
+
+
+@pytest.mark.parametrize(("indices", "values", "shape", "accepted"), [
+    ((3, 2), (3,), [4, 5], True), ((3,), (3,), [8], True), ((), (), [8], True), ((3, 1), (3,), [4, 5], False),
+    ((3, 2), (4,), [4, 5], False),
+])  # fmt: skip
+def test_sparse_to_dense(indices: Shape, values: Shape, shape: list[int], accepted: bool) -> None:
+    inputs = [T(indices, "INT32"), const(shape), T(values), const(0.0, "FLOAT32")]
+    check("SPARSE_TO_DENSE", inputs, ("SparseToDenseOptions", {}), accepted=accepted)
+
+
+@pytest.mark.parametrize(("ids", "accepted"), [([0, 0, 1], True), ([0, 1, 2], True), ([0, 1], False)])
+def test_segment_sum_of_constants(ids: list[int], accepted: bool) -> None:
+    data = const([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "FLOAT32")
+    check("SEGMENT_SUM", [data, const(ids)], ("SegmentSumOptions", {}), accepted=accepted)
+
+
+@pytest.mark.parametrize("name", [
+    "UNSORTED_SEGMENT_SUM", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN", "UNSORTED_SEGMENT_PROD",
+])  # fmt: skip
+@pytest.mark.parametrize(("shape", "ids", "accepted"), [
+    ((3, 2), [0, 1, 0], True), ((2, 2, 4), [[0, 1], [1, 0]], True), ((3, 2), [0, 1], False),
+])  # fmt: skip
+def test_unsorted_segments(name: str, shape: Shape, ids: list[int], accepted: bool) -> None:
+    table = name.title().replace("_", "") + "Options"
+    check(name, [T(shape), const(ids), const(5)], (table, {}), accepted=accepted)
+
+
+def test_hashtables() -> None:
+    resource = T((1,), "RESOURCE")
+    options = ("HashtableOptions", {"tableId": 1, "keyDtype": 4, "valueDtype": 5})
+    check("HASHTABLE", [], options, "RESOURCE", accepted=True)
+    check("HASHTABLE_SIZE", [resource], ("HashtableSizeOptions", {}), "INT64", accepted=True)
+    find = [resource, T((3,), "STRING"), T((), "INT64")]
+    check("HASHTABLE_FIND", find, ("HashtableFindOptions", {}), "INT64", accepted=True)
+    for values, accepted in (((3,), True), ((4,), False)):
+        inputs = [resource, T((3,), "STRING"), T(values, "INT64")]
+        check("HASHTABLE_IMPORT", inputs, ("HashtableImportOptions", {}), [], accepted=accepted)
+
+
+@pytest.mark.parametrize(("scores", "accepted"), [((6,), True), ((5,), False)])
+def test_non_max_suppression(scores: Shape, accepted: bool) -> None:
+    limits = [const(3), const(0.5, "FLOAT32"), const(0.1, "FLOAT32")]
+    inputs = [T((6, 4)), T(scores), *limits]
+    four = [T((), "INT32"), T((), "INT32")]
+    check("NON_MAX_SUPPRESSION_V4", inputs, ("NonMaxSuppressionV4Options", {}), four, accepted=accepted)
+    five = [T((), "INT32"), T(()), T((), "INT32")]
+    sigma = const(0.0, "FLOAT32")
+    check(
+        "NON_MAX_SUPPRESSION_V5",
+        [*inputs, sigma],
+        ("NonMaxSuppressionV5Options", {}),
+        five,
+        accepted=accepted,
+    )
+
+
+def test_variables() -> None:
+    options = ("VarHandleOptions", {"sharedName": "v"})
+    check("VAR_HANDLE", [], options, "RESOURCE", accepted=True)
+    inputs = [T((1,), "RESOURCE"), T((2, 3))]
+    check("ASSIGN_VARIABLE", inputs, ("AssignVariableOptions", {}), [], accepted=True)
+
+
+def bounded(derived: object, actual: list[Shape] | None) -> bool:
+    """Each derived shape has the actual rank, and -1 or the actual size in every axis."""
+    assert isinstance(derived, list)
+    assert actual is not None
+    pairs = list(zip(derived, actual, strict=True))
+    return all(len(d) == len(a) and all(x in (-1, y) for x, y in zip(d, a, strict=True)) for d, a in pairs)
+
+
+@pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [
+    ("WHERE", [T((2, 3), "BOOL")], None, [T((), "INT64")]),
+    ("UNIQUE", [T((5,), "INT32")], ("UniqueOptions", {"idxOutType": 2}), [T((), "INT32"), T((), "INT32")]),
+    ("SEGMENT_SUM", [T((3, 2)), T((3,), "INT32")], ("SegmentSumOptions", {}), [T(())]),
+    ("NON_MAX_SUPPRESSION_V4", [T((6, 4)), T((6,)), T((), "INT32"), T(()), T(())],
+     ("NonMaxSuppressionV4Options", {}), [T((), "INT32"), T((), "INT32")]),
+    ("RESHAPE", [T((0, 3)), T((2,), "INT32")], ("ReshapeOptions", {}), [T((7, 7))]),
+    ("TILE", [T((2, 3)), T((2,), "INT32")], ("TileOptions", {}), [T(())]),
+    ("FILL", [T((2,), "INT32"), T(())], ("FillOptions", {}), [T(())]),
+    ("SUM", [T((2, 3)), T((1,), "INT32")], ("ReducerOptions", {"keepDims": True}), [T(())]),
+    ("TOPK_V2", [T((2, 3)), T((), "INT32")], None, [T(()), T((), "INT32")]),
+    ("SLICE", [T((4, 5)), T((2,), "INT32"), T((2,), "INT32")], ("SliceOptions", {}), [T(())]),
+    ("TRANSPOSE", [T((1, 1)), T((2,), "INT32")], ("TransposeOptions", {}), [T(())]),
+    ("EXPAND_DIMS", [T((2, 3)), T((), "INT32")], ("ExpandDimsOptions", {}), [T(())]),
+    ("SPLIT", [T((), "INT32"), T((2, 3))], ("SplitOptions", {"numSplits": 2}), [T(()), T(())]),
+    ("PAD", [T((2, 3)), T((2, 2), "INT32")], ("PadOptions", {}), [T(())]),
+])  # fmt: skip
+def test_sizes_that_only_the_data_knows_are_dynamic(
+    name: str, inputs: list[T], options: tuple[str, dict[str, int]] | None, outputs: list[T]
+) -> None:
+    """Run on zeros; what the interpreter then has must fit what the rule says, which must say -1 somewhere."""
+    model = one_operator(name, inputs, outputs, options)
+    derived = derived_shapes(model)
+    assert bounded(derived, runtime_shapes(model, run=True))
+    assert any(-1 in shape for shape in derived)  # type: ignore[union-attr]
