@@ -50,6 +50,11 @@ class Block:
     operands: OperandFactors
     heads_are_rows: bool
 
+    @property
+    def merged(self) -> bool:
+        """True where the heads end beside the head size in one axis, `[.., N*H]`, False for `[.., N, H]`."""
+        return any(factor.stride for factor in self.factored[-1])
+
 
 @dataclass(frozen=True, slots=True)
 class SingleHead:

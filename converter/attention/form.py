@@ -28,3 +28,13 @@ class Form:
 SPLIT = Form()
 UNPACK = Form(cut="unpack", position="far")
 FORMS = {"split": SPLIT, "unpack": UNPACK}
+AS_FOUND = "as-found"
+"""Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
+`[.., N, H]` are unpacked and packed. This is what the reference graphs do."""
+
+
+def form_for(name: str, *, merged: bool) -> Form:
+    """The form that a target's word stands for, for a block that merges its heads or leaves them side by side."""
+    if name == AS_FOUND:
+        return SPLIT if merged else UNPACK
+    return FORMS[name]

@@ -1,8 +1,13 @@
 """The rewrites, in the order in which they run."""
 
 from edge_opt.passes.contract import Context, Demand, Pass, Proof, Prover, SiteReport, Status, run_pass
+from edge_opt.passes.mask_to_add import MaskToAdd
+from edge_opt.passes.matmul_convert import MatMulConvert
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.quantized_mask import QuantizedMaskToSelect
 
-PASSES: dict[str, Pass] = {chosen.name: chosen for chosen in (MhaToSha(),)}
+PASSES: dict[str, Pass] = {
+    chosen.name: chosen for chosen in (QuantizedMaskToSelect(), MaskToAdd(), MatMulConvert(), MhaToSha())
+}
 
 __all__ = ["PASSES", "Context", "Demand", "Pass", "Proof", "Prover", "SiteReport", "Status", "run_pass"]

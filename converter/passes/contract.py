@@ -15,6 +15,7 @@ from edge_opt.passes.rewrite import (
     remove_dead,
     shape_violation,
 )
+from edge_opt.passes.share import share_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -114,12 +115,13 @@ class SiteReport:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place that matched; `build` makes the rewrite aside, or says why it cannot."""
+    """A place that matched; `build` makes the rewrite aside, or says why it cannot. `demand`: other than the pass's."""
 
     operator: Operator
     build: Callable[[], Rewrite | Refusal]
     heads: int | None = None
     kv_heads: int | None = None
+    demand: Demand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class Context:
     prover: Prover | None = None
     on_site: Callable[[SiteReport], None] | None = None
     sharing: list[Operator] = field(default_factory=list)
+    added: list[Operator] = field(default_factory=list)
 
     @property
     def frozen(self) -> str:
@@ -190,7 +193,9 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         if context.on_site is not None:
             context.on_site(report)
     remove_dead(context.subgraph, context.sharing)
+    share_equal(context.subgraph, context.added)
     context.sharing.clear()
+    context.added.clear()
     return reports
 
 
@@ -208,9 +213,10 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
         report.status, report.reason = Status.ROLLED_BACK, violation
         return
     if context.prover is not None:
-        report.proof = context.prover.prove(rewrite, chosen.demand)
+        report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
         if not report.proof.holds:
             report.status, report.reason = Status.ROLLED_BACK, report.proof.reason
             return
     context.sharing.extend(commit(rewrite))
+    context.added.extend(rewrite.added())
     report.status = Status.CONVERTED

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
-from edge_opt.attention.form import FORMS
+from edge_opt.attention.form import form_for
 from edge_opt.attention.split import split_heads
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
@@ -40,7 +40,7 @@ class MhaToSha(Pass):
 
 
 def _build(context: Context, block: Block) -> Rewrite | Refusal:
-    form = FORMS[context.target.form]
+    form = form_for(context.target.form, merged=block.merged)
     anchor = block.output.producer
     assert anchor is not None
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import constant_reader
 from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.region import reads
 from edge_opt.shapes import ShapeError, infer_operator
 
 if TYPE_CHECKING:
@@ -14,17 +15,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskInput:
+    """Which of a region's inputs is a mask `[.., T, S]`, and what masked and open entries are in it."""
+
+    tensor: Tensor
+    masked: float
+    opened: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrite:
     """`old` operators of `subgraph` are to be replaced by `new` ones, both in execution order.
 
     Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
-    ones take its place.
+    ones take its place. `mask` is given where the two differ on rows that are masked everywhere.
     """
 
     subgraph: Subgraph
     old: tuple[Operator, ...]
     new: tuple[Operator, ...]
     anchor: Operator
+    mask: MaskInput | None = None
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""
@@ -44,17 +55,6 @@ class Rewrite:
         """The new operators that are not old ones."""
         kept = set(self.old)
         return tuple(operator for operator in self.new if operator not in kept)
-
-
-def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
-    """Tensors that the operators read and do not define, each once, in order of first use."""
-    defined = {id(tensor) for operator in operators for tensor in operator.outputs}
-    found: dict[int, Tensor] = {}
-    for operator in operators:
-        for tensor in operator.inputs:
-            if tensor is not None and id(tensor) not in defined:
-                found.setdefault(id(tensor), tensor)
-    return tuple(found.values())
 
 
 def frame_violation(rewrite: Rewrite) -> str | None:

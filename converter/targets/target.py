@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.attention.form import FORMS
+from edge_opt.attention.form import AS_FOUND, FORMS
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,13 +23,15 @@ class Target:
     """Facts about one NPU compiler.
 
     `form`: how heads are cut. `refused_operators`: operators it does not take. `largest_rank`: of any tensor.
+    `mask_constant`: the lowest value of an additive mask; lower ones, and -inf, are raised to it.
     """
 
     name: str
     summary: str
-    form: str = "split"
+    form: str = AS_FOUND
     refused_operators: tuple[str, ...] = ()
     largest_rank: int | None = None
+    mask_constant: float = -65472.0
 
     def violation(self, operators: Iterable[Operator]) -> str | None:
         """Why the target cannot take these operators; None where it can."""
@@ -85,8 +87,8 @@ def _parse(text: str, source: str) -> Target:
     for key, kind in (("name", str), ("summary", str)):
         if not isinstance(data.get(key), kind):
             raise UsageError(f"target file {source}: '{key}' must be there, as text")
-    if data.get("form", "split") not in FORMS:
-        raise UsageError(f"target file {source}: form must be one of {', '.join(FORMS)}")
+    if data.get("form", AS_FOUND) not in (AS_FOUND, *FORMS):
+        raise UsageError(f"target file {source}: form must be one of {', '.join((AS_FOUND, *FORMS))}")
     if "refused_operators" in data:
         data["refused_operators"] = tuple(data["refused_operators"])
     return Target(**data)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from edge_opt.ir import to_bytes
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import cut_out
 from edge_opt.verify.errors import RuntimeFailed, RuntimeRefused
+from edge_opt.verify.inputs import InputHint
 from edge_opt.verify.runner import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from edge_opt.ir import Tensor
     from edge_opt.passes.rewrite import Rewrite
     from edge_opt.verify.metrics import Difference
     from edge_opt.verify.proof import Proof as Outcome
@@ -23,6 +25,17 @@ if TYPE_CHECKING:
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _ROUNDING = 1e-6
 _SECONDS_PER_REGION = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Equal questions have equal answers."""
+
+    before: bytes
+    after: bytes
+    demand: Demand
+    hints: tuple[InputHint | None, ...]
+    row_axes: tuple[int | None, ...]
 
 
 class RegionProver:
@@ -34,7 +47,7 @@ class RegionProver:
     def __init__(self, *, seed: int = 0, time_limit: float = _SECONDS_PER_REGION) -> None:
         self._worker = Worker(time_limit=time_limit)
         self._seed = seed
-        self._known: dict[tuple[bytes, bytes, Demand], Proof] = {}
+        self._known: dict[_Question, Proof] = {}
         self.regions = 0
 
     def __enter__(self) -> Self:
@@ -59,36 +72,62 @@ class RegionProver:
         inputs, outputs = rewrite.inputs(), rewrite.outputs()
         before = to_bytes(cut_out(rewrite.old, inputs, outputs))
         after = to_bytes(cut_out(rewrite.new, inputs, outputs))
-        key = (before, after, demand)
+        question = _Question(before, after, demand, *_mask_hints(rewrite, inputs, outputs))
         self.regions += 1
-        known = self._known.get(key)
+        known = self._known.get(question)
         if known is not None:
             return replace(known, repeated=True)
-        self._known[key] = proof = self._run(before, after, demand)
+        self._known[question] = proof = self._run(question)
         return proof
 
-    def _run(self, before: bytes, after: bytes, demand: Demand) -> Proof:
+    def _ask(self, question: _Question, kernels: tuple[Kernels, ...]) -> Proof:
+        outcome = self._worker.prove(
+            question.before,
+            question.after,
+            kernels=kernels,
+            seed=self._seed,
+            hints=question.hints,
+            row_axes=question.row_axes,
+        )
+        return _judge(outcome, question.demand, kernels)
+
+    def _run(self, question: _Question) -> Proof:
+        demand = question.demand
         try:
-            return _judge(self._worker.prove(before, after, kernels=_KERNELS, seed=self._seed), demand, _KERNELS)
+            return self._ask(question, _KERNELS)
         except RuntimeRefused as error:
             if not error.reason.startswith("before:"):
                 return _failed(demand, f"the runtime refuses the new region: {error.reason}")
         except RuntimeFailed as error:
             return _failed(demand, f"the proof could not be run: {error}")
-        return self._run_where_possible(before, after, demand)
+        return self._run_where_possible(question)
 
-    def _run_where_possible(self, before: bytes, after: bytes, demand: Demand) -> Proof:
+    def _run_where_possible(self, question: _Question) -> Proof:
         """Some operators exist in one kernel set only; then that one has to do, and the proof says so."""
         reasons: list[str] = []
         for kernels in _KERNELS:
             try:
-                outcome = self._worker.prove(before, after, kernels=(kernels,), seed=self._seed)
+                proof = self._ask(question, (kernels,))
             except RuntimeFailed as error:
                 reasons.append(str(error))
                 continue
-            proof = _judge(outcome, demand, (kernels,))
             return replace(proof, note=f"on {kernels} kernels only: the others refuse the region as it was")
-        return _failed(demand, f"the runtime cannot run the region as it was: {reasons[0]}")
+        return _failed(question.demand, f"the runtime cannot run the region as it was: {reasons[0]}")
+
+
+def _mask_hints(
+    rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+) -> tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]:
+    """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
+    mask = rewrite.mask
+    if mask is None:
+        return (), ()
+    rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
+    results = [tensor.shape for tensor in outputs]
+    by_row = rows > 1 and all(len(shape) > 1 and shape[-2] % rows == 0 for shape in results)
+    hint = InputHint("mask", mask.masked, mask.opened, (rows - 1,) if by_row else ())
+    hints = tuple(hint if tensor is mask.tensor else None for tensor in inputs)
+    return hints, tuple(len(shape) - 2 if by_row else None for shape in results)
 
 
 def _failed(demand: Demand, reason: str) -> Proof:
@@ -128,7 +167,10 @@ def _holds(outcome: Outcome, demand: Demand, kernels: tuple[Kernels, ...]) -> tu
     # differently depending on how many rows there are (up to 1.2e-7). The reference kernels do not.
     floats = _steps(outcome) is None
     if floats and "reference" in kernels and outcome.bitwise_on("reference") and relative <= _ROUNDING:
-        return True, f"bitwise on reference kernels; {relative:.1e} relative on optimized ones, which round by row count"
+        return (
+            True,
+            f"bitwise on reference kernels; {relative:.1e} relative on optimized ones, which round by row count",
+        )
     return False, ""
 
 
@@ -145,5 +187,7 @@ def _figures(outcome: Outcome) -> str:
     texts = []
     for kernels, proofs in outcome.outputs.items():
         worst = max((proof.open_rows for proof in proofs), key=lambda difference: difference.max_abs)
-        texts.append(f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g} on {kernels}")
+        texts.append(
+            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g} on {kernels}"
+        )
     return "; ".join(texts)

@@ -1,0 +1,70 @@
+"""Merges operators that rewrites added twice: each site builds what it needs, equal results are kept once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable
+
+    from edge_opt.ir import Operator, Subgraph, Tensor
+    from edge_opt.schema.table import Table
+
+
+def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
+    """Merge equal operators among the `added` ones; returns how many went.
+
+    Equal: the same operator and options on the same inputs (constants by value), with results of the same type. Such
+    operators compute the same bits, so readers of the later one can read the earlier one's result.
+    """
+    if not added:
+        return 0
+    chosen = set(added)
+    known: dict[Hashable, Operator] = {}
+    removed = 0
+    for operator in graph.operators:
+        if operator not in chosen or any(graph.is_output(tensor) for tensor in operator.outputs):
+            continue
+        first = known.setdefault(_key(operator), operator)
+        if first is operator:
+            continue
+        for old, new in zip(operator.outputs, first.outputs, strict=True):
+            graph.replace_uses(old, new)
+        graph.remove(operator)
+        removed += 1
+    return removed
+
+
+def _key(operator: Operator) -> Hashable:
+    return (
+        operator.code.key(),
+        _options_key(operator.options),
+        tuple(_operand_key(tensor) for tensor in operator.inputs),
+        tuple(_type_key(tensor) for tensor in operator.outputs),
+    )
+
+
+def _operand_key(tensor: Tensor | None) -> Hashable:
+    if tensor is None or not tensor.is_constant or tensor.dtype.numpy is None or tensor.elements > 1 << 12:
+        return id(tensor)
+    return (tensor.array().tobytes(), _type_key(tensor))
+
+
+def _type_key(tensor: Tensor) -> Hashable:
+    quantization = tensor.quantization
+    affine = quantization is not None and quantization.is_affine
+    return (tensor.dtype, tensor.shape, quantization.key() if affine and quantization is not None else None)
+
+
+def _options_key(table: Table | None) -> Hashable:
+    if table is None:
+        return None
+    return (table.name, *((name, _value_key(value)) for name, value in sorted(table.fields.items())))
+
+
+def _value_key(value: object) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return (value.tobytes(), str(value.dtype))
+    return value if isinstance(value, int | float | bool | str) else id(value)
