@@ -1,9 +1,28 @@
 """Shapes, derived again from the inputs: rules per operator, never the interpreter's word."""
 
 from edge_opt.shapes.broadcast import broadcast, verify_broadcast
-from edge_opt.shapes.derive import infer_operator
+from edge_opt.shapes.coverage import CoverageRow, coverage, coverage_counts, coverage_page
 from edge_opt.shapes.dimension import Dim, Shape
 from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.inference import derive, infer_shapes
 from edge_opt.shapes.matmul import matmul
+from edge_opt.shapes.report import Disagreement, ShapeReport
+from edge_opt.shapes.single import infer_operator
 
-__all__ = ["Dim", "Shape", "ShapeError", "broadcast", "infer_operator", "matmul", "verify_broadcast"]
+__all__ = [
+    "CoverageRow",
+    "Dim",
+    "Disagreement",
+    "Shape",
+    "ShapeError",
+    "ShapeReport",
+    "broadcast",
+    "coverage",
+    "coverage_counts",
+    "coverage_page",
+    "derive",
+    "infer_operator",
+    "infer_shapes",
+    "matmul",
+    "verify_broadcast",
+]

@@ -127,10 +127,17 @@ class Call:
         self._options = op.options
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Return an option's value; `default` where there are no options or the value is an absent vector."""
+        """Return an option's value; `default` where there are no options or the value is an absent vector.
+
+        Raises:
+            ShapeError: the options table has no such field.
+        """
         if self._options is None:
             return default
-        value = self._options.get(name)
+        try:
+            value = self._options.get(name)
+        except KeyError:
+            raise ShapeError(f"its options are those of another operator: they have no {name}") from None
         return default if value is None else value
 
     def flag(self, name: str) -> bool:

@@ -1,0 +1,188 @@
+"""Arithmetic on values of which some elements are unknown or dynamic dimensions; it knows no operator's shape rule."""
+
+from __future__ import annotations
+
+import operator
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from edge_opt.shapes.dimension import Dim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_opt.shapes.call import Array, Element
+
+    Binary: TypeAlias = Callable[[Any, Any], Any]
+
+_INTEGERS = "iub"
+
+
+def _truncated(a: int, b: int) -> int:
+    """C's division: towards zero."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a >= 0) == (b >= 0) else -quotient
+
+
+def _same(a: Element, b: Element) -> bool:
+    """Whether both are the same dynamic dimension."""
+    return isinstance(a, Dim) and isinstance(b, Dim) and a.name == b.name
+
+
+def _is_number(element: Element) -> bool:
+    return element is not None and not isinstance(element, Dim)
+
+
+def _neutral(name: str, a: Element, b: Element) -> Element:
+    """What an operation with an unknown or dynamic element still gives: 0 and 1 are neutral, or settle it."""
+    if name == "MUL" and 0 in (a if _is_number(a) else None, b if _is_number(b) else None):
+        return 0
+    neutral = {"ADD": 0, "SUB": 0, "MUL": 1, "DIV": 1, "FLOOR_DIV": 1}.get(name)
+    if neutral is not None and _is_number(b) and b == neutral:
+        return a
+    if name in ("ADD", "MUL") and _is_number(a) and a == neutral:
+        return b
+    if _same(a, b):
+        return {"SUB": 0, "DIV": 1, "FLOOR_DIV": 1, "FLOOR_MOD": 0, "MAXIMUM": a, "MINIMUM": a}.get(name)
+    return None
+
+
+def _compared(name: str, a: Element, b: Element) -> Element:
+    """A comparison with a dynamic dimension: it equals itself, and is no negative number."""
+    if _same(a, b):
+        return int(name in ("EQUAL", "GREATER_EQUAL", "LESS_EQUAL"))
+    if isinstance(a, Dim) and _is_number(b) and b is not None and b < 0:
+        return int(name in ("NOT_EQUAL", "GREATER", "GREATER_EQUAL"))
+    return None
+
+
+_NUMBERS: dict[str, Binary] = {
+    "ADD": operator.add,
+    "SUB": operator.sub,
+    "MUL": operator.mul,
+    "DIV": _truncated,
+    "FLOOR_DIV": operator.floordiv,
+    "FLOOR_MOD": operator.mod,
+    "MAXIMUM": max,
+    "MINIMUM": min,
+    "EQUAL": operator.eq,
+    "NOT_EQUAL": operator.ne,
+    "GREATER": operator.gt,
+    "GREATER_EQUAL": operator.ge,
+    "LESS": operator.lt,
+    "LESS_EQUAL": operator.le,
+    "LOGICAL_AND": lambda a, b: bool(a) and bool(b),
+    "LOGICAL_OR": lambda a, b: bool(a) or bool(b),
+}
+_COMPARISONS = frozenset({"EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"})
+_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
+_UNARY: dict[str, Callable[[Any], Any]] = {"NEG": operator.neg, "ABS": abs, "LOGICAL_NOT": operator.not_}
+_SELECTIONS = frozenset({"SELECT", "SELECT_V2"})
+
+ELEMENTWISE = (*_NUMBERS, *_UNARY, *_SELECTIONS)
+REDUCTIONS = {
+    "SUM": "ADD",
+    "REDUCE_PROD": "MUL",
+    "REDUCE_MAX": "MAXIMUM",
+    "REDUCE_MIN": "MINIMUM",
+    "REDUCE_ALL": "LOGICAL_AND",
+    "REDUCE_ANY": "LOGICAL_OR",
+}
+_STARTS = {"SUM": 0, "REDUCE_PROD": 1, "REDUCE_ALL": True, "REDUCE_ANY": False}
+
+
+def _binary(name: str, a: Element, b: Element) -> Element:
+    if _is_number(a) and _is_number(b):
+        if name in _DIVISIONS and b == 0:
+            return None
+        return int(_NUMBERS[name](a, b))
+    return _compared(name, a, b) if name in _COMPARISONS else _neutral(name, a, b)
+
+
+def _unary(name: str, a: Element) -> Element:
+    return int(_UNARY[name](a)) if _is_number(a) else a if name == "ABS" else None
+
+
+def _select(condition: Element, a: Element, b: Element) -> Element:
+    if condition is None:
+        return (
+            a
+            if a is not None and (a == b and _is_number(a) == _is_number(b)) and not isinstance(a, Dim)
+            else None
+        )
+    return a if condition else b
+
+
+def elementwise(name: str, values: Sequence[Array]) -> Array | None:
+    """Compute an elementwise operator; None for real numbers of which some are unknown.
+
+    Whole numbers are computed exactly, element by element; real ones by numpy, in their own precision.
+    """
+    if any(value.dtype.kind not in _INTEGERS and value.dtype != object for value in values):
+        return _on_reals(name, values)
+    objects = [value.astype(object) for value in values]
+    if name in _SELECTIONS:
+        return _objects(np.frompyfunc(_select, 3, 1)(*objects))
+    if name in _UNARY:
+        return _objects(np.frompyfunc(lambda a: _unary(name, a), 1, 1)(*objects))
+    return _objects(np.frompyfunc(lambda a, b: _binary(name, a, b), 2, 1)(*objects))
+
+
+def _objects(value: Any) -> Array:
+    """An object array; numpy gives a bare element for arrays without axes."""
+    if isinstance(value, np.ndarray):
+        return value
+    result = np.empty((), object)
+    result[()] = value
+    return result
+
+
+_ON_REALS: dict[str, Callable[..., Any]] = {
+    "ADD": np.add,
+    "SUB": np.subtract,
+    "MUL": np.multiply,
+    "DIV": np.divide,
+    "MAXIMUM": np.maximum,
+    "MINIMUM": np.minimum,
+    "NEG": np.negative,
+    "ABS": np.abs,
+}
+
+
+def _on_reals(name: str, values: Sequence[Array]) -> Array | None:
+    function = _ON_REALS.get(name)
+    if function is None or any(value.dtype == object for value in values):
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray(function(*values))
+
+
+def reduce_rows(name: str, rows: Array) -> Array:
+    """Fold the last axis; unknown where an unknown element does not drop out. Real numbers are not folded."""
+    if rows.dtype.kind not in _INTEGERS and rows.dtype != object:
+        return np.full(rows.shape[:-1], None, object)
+    result = np.empty(rows.shape[:-1], object)
+    for place in np.ndindex(result.shape):
+        result[place] = _fold_row(name, rows[place].tolist())
+    return result
+
+
+def _fold_row(name: str, row: list[Element]) -> Element:
+    if name in _STARTS:
+        row = [_STARTS[name], *row]
+    return reduce(lambda a, b: _binary(REDUCTIONS[name], a, b), row) if row else None
+
+
+def broadcast_size(a: Element, b: Element) -> Element:
+    """One dimension of two shapes that broadcast, as BROADCAST_ARGS computes it."""
+    if _is_number(a) and a == 1:
+        return b
+    if _is_number(b) and b == 1:
+        return a
+    if _is_number(a) and _is_number(b):
+        return a if a == b else None
+    if _same(a, b):
+        return a
+    return a if _is_number(a) else b if _is_number(b) else None

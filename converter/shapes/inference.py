@@ -1,0 +1,238 @@
+"""Derives every tensor of a model from its graph inputs and constants, and compares with what the file records.
+
+It never asks the interpreter, and never changes the model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.shapes import registry
+from edge_opt.shapes.broadcast import misfit
+from edge_opt.shapes.call import Call, Fact
+from edge_opt.shapes.comparison import Findings, constant_misfit
+from edge_opt.shapes.dimension import Dim, as_shape, shape_text
+from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.folding import fold
+from edge_opt.shapes.rules import LOADED
+from edge_opt.shapes.values import ConstantValues
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_opt.ir import Model, Operator, Subgraph, Tensor
+    from edge_opt.shapes.call import Array
+    from edge_opt.shapes.dimension import Shape
+    from edge_opt.shapes.report import Disagreement, ShapeReport
+
+assert LOADED
+
+_DEEPEST = 48
+"""Subgraphs inside subgraphs: a file may nest thousands, a Python stack may not."""
+
+_CALLEES = (
+    "body_subgraph_index",
+    "branch_subgraph_indices",
+    "comparator_subgraph_index",
+    "cond_subgraph_index",
+    "decomposition_subgraph_index",
+    "else_subgraph_index",
+    "init_subgraph_index",
+    "then_subgraph_index",
+    "update_computation_subgraph_index",
+)
+
+
+def infer_shapes(model: Model) -> list[Disagreement]:
+    """Derive every tensor's shape, type and quantization again, and list where the file says another thing.
+
+    Dynamic dimensions (-1 in a shape signature) stay dynamic; a recorded size where -1 is derived is no disagreement.
+    """
+    return list(derive(model).disagreements)
+
+
+def derive(
+    model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None = None, placeholders: bool = False
+) -> ShapeReport:
+    """Derive every tensor of the model.
+
+    Args:
+        model: the model; it is not changed.
+        resize: shapes of graph inputs to use in place of the recorded ones, as if the caller resized them.
+        placeholders: take the sizes that the file records for dynamic dimensions of graph inputs (usually 1) as
+            real ones, as the interpreter does; else they are dynamic.
+
+    Returns:
+        The report; its `shapes` has every tensor that an operator, a graph input or a constant defines.
+    """
+    shapes = {tensor: as_shape(shape, f"tensor '{tensor.name}'") for tensor, shape in (resize or {}).items()}
+    return _Derivation(model, shapes, placeholders=placeholders).run()
+
+
+class _Derivation:
+    """One walk over a model; subgraphs that operators enter are walked with their callers' shapes."""
+
+    def __init__(self, model: Model, resize: Mapping[Tensor, Shape | None], *, placeholders: bool) -> None:
+        self._model = model
+        self._resize = resize
+        self._placeholders = placeholders
+        self._findings = Findings(model, placeholders=placeholders)
+        self._constants = ConstantValues()
+        self._entered: dict[object, Sequence[Fact]] = {}
+        self._stack: list[int] = []
+        self._callers: list[tuple[Subgraph, str]] = []
+
+    def run(self) -> ShapeReport:
+        """Walk the subgraphs that nothing enters with their recorded inputs; then what was not entered after all."""
+        callees = _called(self._model)
+        walked: set[int] = set()
+        for index, subgraph in enumerate(self._model.subgraphs):
+            self._check_constants(subgraph)
+            if index not in callees:
+                self._walk_root(index, subgraph)
+                walked.add(index)
+        walked |= {key[0] for key in self._entered if isinstance(key, tuple)}
+        for index, subgraph in enumerate(self._model.subgraphs):
+            if index not in walked:
+                self._walk_root(index, subgraph)
+        return self._findings.report()
+
+    def _walk_root(self, index: int, subgraph: Subgraph) -> None:
+        self._stack.append(index)
+        self._walk(subgraph, {tensor: Fact(self._given(tensor)) for tensor in subgraph.inputs})
+        self._stack.pop()
+
+    def _given(self, tensor: Tensor) -> Shape | None:
+        """The shape of a graph input: resized, or recorded, its dynamic dimensions named after it."""
+        if tensor in self._resize:
+            return self._resize[tensor]
+        shape = self._findings.recorded(tensor)
+        if shape is None or min(shape, default=0) >= 0:
+            return shape
+        return tuple(Dim(f"{tensor.name}[{axis}]") if dim < 0 else dim for axis, dim in enumerate(shape))
+
+    def _check_constants(self, subgraph: Subgraph) -> None:
+        for tensor in subgraph.tensors:
+            reason = constant_misfit(tensor) if tensor.is_constant else None
+            if reason is not None:
+                self._findings.constant(subgraph, tensor, reason)
+
+    def _walk(self, subgraph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
+        """Derive every operator of the subgraph; `facts` has its inputs and takes up everything else."""
+        self._findings.given(facts)
+        for position, op in enumerate(subgraph.operators):
+            self._derive_operator(subgraph, position, op, facts)
+        return [self._fact(tensor, facts) for tensor in subgraph.outputs]
+
+    def _fact(self, tensor: Tensor, facts: dict[Tensor, Fact]) -> Fact:
+        fact = facts.get(tensor)
+        if fact is None:
+            shape = tensor.shape if tensor.is_constant else self._findings.recorded(tensor)
+            fact = facts[tensor] = Fact(shape, self._constants.value(tensor))
+        return fact
+
+    def _derive_operator(
+        self, subgraph: Subgraph, position: int, op: Operator, facts: dict[Tensor, Fact]
+    ) -> None:
+        inputs = [Fact(None) if tensor is None else self._fact(tensor, facts) for tensor in op.inputs]
+        entry = registry.find(op.name)
+        place = (subgraph, position, op)
+        if entry is None:
+            self._take_recorded(op, facts)
+            return
+        self._callers.append((subgraph, f"{position} ({op.name})"))
+        call = Call(op, [fact.shape for fact in inputs], lambda index: inputs[index].value, self._enter)
+        try:
+            shapes = registry.apply(entry, call)
+            values = fold(call, shapes)
+        except ShapeError as error:
+            self._findings.refused(place, error)
+            self._take_recorded(op, facts)
+            return
+        finally:
+            self._callers.pop()
+        for tensor, shape, value in zip(op.outputs, shapes, values, strict=True):
+            known = self._findings.compared(place, tensor, shape)
+            facts[tensor] = Fact(known, value if shape is not None else None)
+        self._findings.typed(place)
+
+    def _take_recorded(self, op: Operator, facts: dict[Tensor, Fact]) -> None:
+        for tensor in op.outputs:
+            facts[tensor] = Fact(self._findings.unknown(tensor))
+
+    def _enter(
+        self, index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
+    ) -> Sequence[Fact] | None:
+        """Walk a subgraph with a caller's inputs; once for equal inputs."""
+        if not 0 <= index < len(self._model.subgraphs):
+            raise ShapeError(f"it enters subgraph {index}: the model has {len(self._model.subgraphs)}")
+        subgraph = self._model.subgraphs[index]
+        if len(shapes) != len(subgraph.inputs):
+            raise ShapeError(
+                f"it gives {len(shapes)} inputs to subgraph '{subgraph.name}': expected {len(subgraph.inputs)}"
+            )
+        if index in self._stack or len(self._stack) >= _DEEPEST:
+            raise ShapeError(
+                f"it enters subgraph '{subgraph.name}', which is entered already, or nested too deep"
+            )
+        key = (index, tuple(map(_shape_key, shapes)), tuple(map(_value_key, values)))
+        known = self._entered.get(key)
+        if known is None:
+            known = self._entered[key] = self._walk_entered(index, subgraph, shapes, values)
+        return known
+
+    def _walk_entered(
+        self, index: int, subgraph: Subgraph, shapes: Sequence[Shape | None], values: Sequence[Array | None]
+    ) -> list[Fact]:
+        facts: dict[Tensor, Fact] = {}
+        for tensor, shape, value in zip(subgraph.inputs, shapes, values, strict=True):
+            recorded = self._findings.recorded(tensor)
+            facts[tensor] = Fact(recorded if shape is None else shape, value)
+            self._check_entry(subgraph, tensor, shape, recorded)
+        self._stack.append(index)
+        outputs = self._walk(subgraph, facts)
+        self._stack.pop()
+        return outputs
+
+    def _check_entry(
+        self, subgraph: Subgraph, tensor: Tensor, shape: Shape | None, recorded: Shape | None
+    ) -> None:
+        if shape is None or recorded is None:
+            return
+        if misfit(shape, recorded, allow_refinement=True) is not None:
+            caller, operator = self._callers[-1]
+            name = self._model.signature_name(caller)
+            reason = f"operator {operator} of subgraph '{name}' enters with {shape_text(shape)}"
+            self._findings.entered(subgraph, tensor, (recorded, shape), reason)
+
+
+def _shape_key(shape: Shape | None) -> object:
+    return None if shape is None else tuple(dim.name if isinstance(dim, Dim) else dim for dim in shape)
+
+
+def _value_key(value: Array | None) -> object:
+    if value is None:
+        return None
+    if value.dtype == object:
+        return (value.shape, tuple(map(repr, value.ravel().tolist())))
+    return (value.shape, value.dtype.str, value.tobytes())
+
+
+def _called(model: Model) -> set[int]:
+    """The subgraphs that operators enter or refer to."""
+    called: set[int] = set()
+    for subgraph in model.subgraphs:
+        for op in subgraph.operators:
+            if op.options is None:
+                continue
+            present = op.options.fields
+            for name in _CALLEES:
+                if name in present:
+                    called.update(_indices(present[name]))
+            if op.name == "CALL":
+                called.add(int(op.options.get("subgraph")))
+    return called
+
+
+def _indices(value: object) -> list[int]:
+    return [value] if isinstance(value, int) else [int(index) for index in value]  # type: ignore[attr-defined]

@@ -1,0 +1,142 @@
+"""Quantization parameters of results, where the kernels fix them or copy stored numbers as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_opt.ir.dtypes import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.ir import Operator, Quantization, Tensor
+
+_ROUNDING = 1e-6
+_INTEGERS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.INT4})
+
+
+class Parameters(NamedTuple):
+    """Scale and zero point of one whole tensor."""
+
+    scale: float
+    zero_point: int
+
+    def __str__(self) -> str:
+        return f"scale {self.scale:.9g}, zero point {self.zero_point}"
+
+
+class Finding(NamedTuple):
+    """A result whose parameters are not what the operator writes; None stands for no parameters."""
+
+    output: int
+    expected: Parameters | None
+    recorded: Parameters | None
+    reason: str
+
+
+_FIXED: dict[tuple[str, DType], Parameters] = {
+    ("SOFTMAX", DType.INT8): Parameters(1 / 256, -128),
+    ("SOFTMAX", DType.UINT8): Parameters(1 / 256, 0),
+    ("SOFTMAX", DType.INT16): Parameters(1 / 32768, 0),
+    ("LOGISTIC", DType.INT8): Parameters(1 / 256, -128),
+    ("LOGISTIC", DType.UINT8): Parameters(1 / 256, 0),
+    ("LOGISTIC", DType.INT16): Parameters(1 / 32768, 0),
+    ("TANH", DType.INT16): Parameters(1 / 32768, 0),
+    ("LOG_SOFTMAX", DType.INT8): Parameters(16 / 256, 127),
+    ("LOG_SOFTMAX", DType.UINT8): Parameters(16 / 256, 255),
+    ("L2_NORMALIZATION", DType.INT8): Parameters(1 / 128, 0),
+    ("L2_NORMALIZATION", DType.UINT8): Parameters(1 / 128, 128),
+}
+"""Source: TFLite, activations.cc (SoftmaxPrepare, SigmoidPrepare, TanhPrepare, LogSoftmaxPrepare), l2norm.cc."""
+
+_SOFTMAX_TOLERANCE = 1e-3
+
+_COPYING: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(
+        (
+            "BATCH_TO_SPACE_ND", "BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "GATHER_ND",
+            "MAX_POOL_2D", "MIRROR_PAD", "PAD", "REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "RESIZE_NEAREST_NEIGHBOR",
+            "REVERSE_SEQUENCE", "REVERSE_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT_V", "SQUEEZE",
+            "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE", "UNPACK",
+        ),
+        (0,),
+    ),
+    "SPLIT": (1,),
+    "FILL": (1,),
+    "PADV2": (0, 2),
+    "SELECT": (1, 2),
+    "SELECT_V2": (1, 2),
+    "DYNAMIC_UPDATE_SLICE": (0, 1),
+    "MAXIMUM": (0, 1),
+    "MINIMUM": (0, 1),
+    "CONCATENATION": None,
+    "PACK": None,
+}  # fmt: skip
+"""Inputs whose stored numbers the results hold as they are (None: all of them).
+
+Source: TFLite, the kernels named: they copy, or compare, stored numbers; concatenation.cc, pack.cc, unpack.cc and
+expand_dims.cc demand equal parameters in Prepare."""
+
+_FIRST_RESULT_ONLY = frozenset({"TOPK_V2"})
+_RESCALING = frozenset({("CONCATENATION", DType.UINT8)})
+
+
+def wrong_quantization(op: Operator) -> Iterator[Finding]:
+    """Every result of the operator whose recorded parameters are not those that its kernel gives it.
+
+    Parameters per axis are not compared: only weights have them, and constants are nobody's result.
+    """
+    if not op.outputs or op.outputs[0].dtype not in _INTEGERS:
+        return
+    fixed = _FIXED.get((op.name, op.outputs[0].dtype))
+    if fixed is not None:
+        yield from _check_fixed(op, fixed)
+    elif op.name in _COPYING and (op.name, op.outputs[0].dtype) not in _RESCALING:
+        yield from _check_copied(op)
+
+
+def _parameters(quantization: Quantization | None) -> Parameters | None:
+    if quantization is None or not quantization.is_affine:
+        return None
+    return Parameters(float(quantization.scale[0]), int(quantization.zero_point[0]))
+
+
+def _check_fixed(op: Operator, expected: Parameters) -> Iterator[Finding]:
+    result, source = op.outputs[0], op.inputs[0]
+    if source is None or source.dtype != result.dtype:
+        return
+    recorded = _parameters(result.quantization)
+    tolerance = _SOFTMAX_TOLERANCE if op.name == "SOFTMAX" else _ROUNDING
+    if recorded is None or not _alike(recorded, expected, tolerance):
+        yield Finding(0, expected, recorded, f"{op.name} always writes {result.dtype.name} with these")
+
+
+def _check_copied(op: Operator) -> Iterator[Finding]:
+    listed = _COPYING[op.name]
+    sources = (
+        op.inputs if listed is None else [op.inputs[index] for index in listed if index < len(op.inputs)]
+    )
+    results = op.outputs[:1] if op.name in _FIRST_RESULT_ONLY else op.outputs
+    for output, result in enumerate(results):
+        for source in sources:
+            finding = None if source is None else _compare(op, output, source, result)
+            if finding is not None:
+                yield finding
+                break
+
+
+def _compare(op: Operator, output: int, source: Tensor, result: Tensor) -> Finding | None:
+    per_axis = any(t.quantization is not None and t.quantization.is_per_axis for t in (source, result))
+    if source.dtype != result.dtype or per_axis:
+        return None
+    expected, recorded = _parameters(source.quantization), _parameters(result.quantization)
+    if expected == recorded or (expected is not None and recorded is not None and _alike(expected, recorded)):
+        return None
+    return Finding(
+        output, expected, recorded, f"{op.name} copies the stored numbers of tensor '{source.name}'"
+    )
+
+
+def _alike(left: Parameters, right: Parameters, tolerance: float = _ROUNDING) -> bool:
+    close = abs(left.scale - right.scale) <= tolerance * max(abs(left.scale), abs(right.scale))
+    return close and left.zero_point == right.zero_point
