@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_opt.ir import Constants, Model, load, save
 from edge_opt.ir.cleanup import Usage, remove_unused
@@ -27,13 +28,21 @@ if TYPE_CHECKING:
 Verify = Literal["regions", "full", "none"]
 
 
-class NothingMatchedError(EdgeOptError):
+class RequirementError(EdgeOptError):
+    """The model does not fulfil what was asked for; `result` says what was found, nothing was written."""
+
+    def __init__(self, message: str, result: ConversionResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class NothingMatchedError(RequirementError):
     """`require_match` was asked for, and no site matched."""
 
     exit_code = 4
 
 
-class SitesLeftError(EdgeOptError):
+class SitesLeftError(RequirementError):
     """`require_all` was asked for, and a site could not be converted."""
 
     exit_code = 1
@@ -79,7 +88,7 @@ class ConversionResult:
     signatures: list[SignatureSummary] = field(default_factory=list)
     sites: list[SiteReport] = field(default_factory=list)
     seconds: float = 0.0
-    model: Model | None = None
+    model: Model | None = field(default=None, repr=False)
 
     @property
     def converted(self) -> list[SiteReport]:
@@ -137,6 +146,7 @@ def convert(
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
     """
     started = time.perf_counter()
+    _check_verify(verify, source)
     chosen = _choose_passes(passes, skip)
     facts = target if isinstance(target, Target) else load_target(target)
     with ExitStack() as stack:
@@ -145,8 +155,8 @@ def convert(
             # Started first: the runtime's import overlaps with reading the model.
             prover = stack.enter_context(RegionProver())
             prover.start()
-        destination = None if dry_run else _destination(source, output, overwrite=overwrite)
         model = source if isinstance(source, Model) else load(source)
+        destination = None if dry_run else _destination(source, output, overwrite=overwrite)
         result = ConversionResult(
             None if isinstance(source, Model | bytes) else os.fspath(source),
             None if destination is None else str(destination),
@@ -158,6 +168,8 @@ def convert(
         _check_requirements(result, require_match=require_match, require_all=require_all)
         if destination is not None:
             _write(model, destination, source, verify, overwrite=overwrite, progress=progress)
+        elif verify == "full":
+            _compare_whole(source, model, progress)
     result.seconds = time.perf_counter() - started
     return result
 
@@ -176,12 +188,26 @@ def _destination(
             return None
         output = default_output(source)
     inputs: tuple[tuple[int, int], ...] = ()
-    if not isinstance(source, Model | bytes) and Path(source).exists():
+    if not isinstance(source, Model | bytes):
         status = Path(source).stat()
         inputs = ((status.st_dev, status.st_ino),)
-    # Looked at before any work: nobody wants to learn of an existing output after an hour.
+    # Looked at before the work: nobody wants to learn of an existing output after an hour.
     resolve_target(output, overwrite=overwrite, inputs=inputs)
     return Path(output)
+
+
+def _check_verify(verify: str, source: object) -> None:
+    if verify not in get_args(Verify):
+        raise _unknown("verification", verify, get_args(Verify))
+    if verify == "full" and isinstance(source, Model):
+        raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
+    return UsageError(f"{kind} '{name}' does not exist, {hint}")
 
 
 def _choose_passes(passes: Iterable[str] | None, skip: Iterable[str]) -> list[Pass]:
@@ -189,7 +215,7 @@ def _choose_passes(passes: Iterable[str] | None, skip: Iterable[str]) -> list[Pa
     wanted = list(PASSES) if passes is None else list(passes)
     for name in (*wanted, *skipped):
         if name not in PASSES:
-            raise UsageError(f"pass '{name}' does not exist; there are: {', '.join(PASSES)}")
+            raise _unknown("pass", name, PASSES)
     return [PASSES[name] for name in PASSES if name in wanted and name not in skipped]
 
 
@@ -201,7 +227,7 @@ def _choose_signatures(model: Model, wanted: Iterable[str] | None) -> list[tuple
     known = [name for name, _ in entries]
     for name in names:
         if name not in known:
-            raise UsageError(f"signature '{name}' does not exist; there are: {', '.join(known) or 'none'}")
+            raise _unknown("signature", name, known)
     return [(name, subgraph) for name, subgraph in entries if name in names]
 
 
@@ -243,7 +269,7 @@ def _rewrite(
         summary.largest_tensor_after = largest_intermediate(graph)
         own = [site for site in result.sites if site.signature == name and name in chosen]
         summary.blocks = sum((site.heads or 0) > 1 for site in own)
-        summary.converted = sum(site.status is Status.CONVERTED for site in own)
+        summary.converted = sum(site.status is Status.CONVERTED and (site.heads or 0) > 1 for site in own)
 
 
 def _softmaxes(graph: Subgraph) -> int:
@@ -264,14 +290,16 @@ def _check_requirements(result: ConversionResult, *, require_match: bool, requir
     if require_match and not result.converted:
         raise NothingMatchedError(
             "no attention block was converted and --require-match asks for one: nothing was written; "
-            "run `edge-opt explain` to see why each block was left"
+            "run `edge-opt explain` to see why each block was left",
+            result,
         )
     left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
     if require_all and left:
         first = left[0]
         raise SitesLeftError(
             f"{len(left)} of {len(result.sites)} sites were not converted and --require-all asks for all: nothing "
-            f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}"
+            f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}",
+            result,
         )
 
 
@@ -288,16 +316,25 @@ def _write(
         if progress is not None:
             progress("writing", done, total)
 
-    def compare_whole(written: Path) -> None:
-        if isinstance(source, Model):
-            raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
-        from edge_opt.verify.compare import compare  # noqa: PLC0415  only this path needs it
+    def check(written: Path) -> None:
+        _compare_whole(source, written, progress)
 
-        report = compare(source, written)
-        if not report.equal:
-            raise DifferenceFoundError(
-                f"the converted model differs from the input: {report.summary()}; nothing was written"
-            )
+    save(
+        model,
+        destination,
+        overwrite=overwrite,
+        progress=on_bytes,
+        check=check if verify == "full" else None,
+    )
 
-    check = compare_whole if verify == "full" else None
-    save(model, destination, overwrite=overwrite, progress=on_bytes, check=check)
+
+def _compare_whole(
+    source: str | os.PathLike[str] | bytes | Model, converted: Path | Model, progress: Progress | None
+) -> None:
+    from edge_opt.verify.compare import compare  # noqa: PLC0415  only this path needs it
+
+    report = compare(source, converted, progress=progress)
+    if not report.equal:
+        raise DifferenceFoundError(
+            f"the converted model differs from the input: {report.summary()}; nothing was written"
+        )
