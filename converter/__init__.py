@@ -1,1 +1,69 @@
-"""edge-opt: rewrites the attention of TFLite language models for edge NPUs."""
+"""edge-opt: rewrites .tflite language models for edge NPUs and proves that nothing changed numerically.
+
+This module only says where each public name lives: importing it loads nothing else, the first use of a name does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_opt import shapes, testing
+    from edge_opt.conversion import ConversionResult, convert
+    from edge_opt.ir import Model, load
+    from edge_opt.schema.errors import EdgeOptError
+    from edge_opt.shapes import infer_shapes
+    from edge_opt.verify.compare import compare
+    from edge_opt.verify.comparison import ComparisonReport
+
+    __version__: str
+
+__all__ = [
+    "ComparisonReport",
+    "ConversionResult",
+    "EdgeOptError",
+    "Model",
+    "__version__",
+    "compare",
+    "convert",
+    "infer_shapes",
+    "load",
+    "shapes",
+    "testing",
+]
+
+_HOMES = {
+    "ComparisonReport": "edge_opt.verify.comparison",
+    "ConversionResult": "edge_opt.conversion",
+    "EdgeOptError": "edge_opt.schema.errors",
+    "Model": "edge_opt.ir",
+    "compare": "edge_opt.verify.compare",
+    "convert": "edge_opt.conversion",
+    "infer_shapes": "edge_opt.shapes",
+    "load": "edge_opt.ir",
+}
+_MODULES = ("shapes", "testing")
+
+
+if not TYPE_CHECKING:  # for a type checker, a name that is not listed above does not exist
+
+    def __getattr__(name: str) -> object:
+        """Load a public name at its first use."""
+        value = _find(name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _find(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("edge-opt")
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

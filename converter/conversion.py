@@ -159,7 +159,7 @@ def convert(
         destination = None if dry_run else _destination(source, output, overwrite=overwrite)
         result = ConversionResult(
             None if isinstance(source, Model | bytes) else os.fspath(source),
-            None if destination is None else str(destination),
+            None,
             facts.name,
             verify,
             model=model,
@@ -168,6 +168,7 @@ def convert(
         _check_requirements(result, require_match=require_match, require_all=require_all)
         if destination is not None:
             _write(model, destination, source, verify, overwrite=overwrite, progress=progress)
+            result.output = str(destination)
         elif verify == "full":
             _compare_whole(source, model, progress)
     result.seconds = time.perf_counter() - started

@@ -1,0 +1,259 @@
+"""The arguments of every command. Parsing gives back what to do; nothing of the library is loaded before that."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Action = Callable[[], int]
+
+VERIFY = ("regions", "full", "none")
+BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 a difference was found, or --require-all and a site was not converted; 2 usage; "
+    "3 the model cannot be read; 4 nothing matched under --require-match; 5 the output could not be written."
+)
+
+app = typer.Typer(
+    help="Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed.",
+    epilog=_EPILOG,
+    # Plain text: help is often piped, and a panel of boxes takes longer to load than all the rest.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+golden_app = typer.Typer(
+    help="Keep a model's outputs in a small file, and check them in CI.", no_args_is_help=False
+)
+app.add_typer(golden_app, name="golden")
+
+
+def _one_of(allowed: Iterable[str]) -> Callable[[str], str]:
+    known = tuple(allowed)
+
+    def check(value: str) -> str:
+        if value not in known:
+            from difflib import get_close_matches
+
+            close = get_close_matches(value, known, 1)
+            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
+            raise typer.BadParameter(f"'{value}' does not exist, {hint}")
+        return value
+
+    return check
+
+
+def _listed(values: list[str] | None) -> list[str] | None:
+    """`--passes a,b --passes c` -> [a, b, c]; None where the option was not given."""
+    if values is None or not values:
+        return None
+    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("it names nothing, leave the option out or give a name")
+    return names
+
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .tflite model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"edge-opt {version('edge-opt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def edge_opt(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda value: _version(wanted=value),
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed."""
+
+
+@app.command()
+def convert(
+    *,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A .tflite model.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="OUT", help="Default: beside IN, as NAME.opt.tflite."),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="T", help="A name of `edge-opt targets`, or your own .toml file."),
+    ] = "generic",
+    passes: Annotated[
+        list[str] | None,
+        typer.Option("--passes", metavar="A,B", callback=_listed, help="Only these of `edge-opt passes`."),
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="A", callback=_listed, help="All passes but these.")
+    ] = None,
+    signatures: Annotated[
+        list[str] | None,
+        typer.Option("--signatures", metavar="S", callback=_listed, help="Rewrite only these signatures."),
+    ] = None,
+    verify: Annotated[
+        str,
+        typer.Option(
+            "--verify",
+            metavar="|".join(VERIFY),
+            callback=_one_of(VERIFY),
+            help="Prove each rewritten region, compare the whole models too, or neither.",
+        ),
+    ] = "regions",
+    as_json: Json = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    require_match: Annotated[
+        bool, typer.Option("--require-match", help="Exit 4, nothing written, if no site was converted.")
+    ] = False,
+    require_all: Annotated[
+        bool, typer.Option("--require-all", help="Exit 1, nothing written, if a site was not converted.")
+    ] = False,
+    force: Force = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
+) -> Action:
+    """Rewrite a model for an NPU, prove every rewrite, and write it."""
+    from edge_opt.cli.convert import Request, run
+
+    request = Request(
+        source,
+        output,
+        target,
+        passes,
+        skip or [],
+        signatures,
+        verify,
+        dry_run,
+        require_match,
+        require_all,
+        force,
+    )
+    return partial(run, request, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def inspect(*, file: ModelArgument, as_json: Json = False) -> Action:
+    """Show signatures, sizes, dtypes, operators and attention blocks."""
+    from edge_opt.cli.inspect import run
+
+    return partial(run, file, as_json=as_json)
+
+
+@app.command()
+def compare(
+    *,
+    a: Annotated[Path, typer.Argument(metavar="A", help="The reference.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="What is judged.")],
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend", metavar="|".join(BACKENDS), callback=_one_of(BACKENDS), help="Kernels to run on."
+        ),
+    ] = "xnnpack",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Sets of random inputs for each signature.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides the inputs.")] = 0,
+    atol: Annotated[float, typer.Option("--atol", min=0, help="Equal is |a-b| <= atol + rtol*|a|.")] = 0.0,
+    rtol: Annotated[float, typer.Option("--rtol", min=0, help="See --atol.")] = 0.0,
+    as_json: Json = False,
+) -> Action:
+    """Run two models on the same inputs; exit 1 if they differ."""
+    from edge_opt.cli.compare import run
+
+    return partial(run, a, b, backend=backend, runs=runs, seed=seed, atol=atol, rtol=rtol, as_json=as_json)
+
+
+@app.command()
+def shapes(
+    *,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A .tflite model.")] = None,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="List the operators that have a rule.")
+    ] = False,
+    as_json: Json = False,
+) -> Action:
+    """Derive every shape again; exit 1 if one disagrees with the file."""
+    from edge_opt.cli.shapes import run, run_coverage
+
+    if coverage == (file is not None):
+        raise typer.BadParameter("give either FILE or --coverage")
+    return partial(run_coverage, as_json=as_json) if file is None else partial(run, file, as_json=as_json)
+
+
+@app.command()
+def explain(*, file: ModelArgument, as_json: Json = False) -> Action:
+    """Say of every site whether it would be converted, and why not."""
+    from edge_opt.cli.explain import run
+
+    return partial(run, file, as_json=as_json)
+
+
+@golden_app.command("record")
+def golden_record(
+    *,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A .tflite model.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="G.npz", help="Where the outputs go.")],
+    force: Force = False,
+) -> Action:
+    """Run a model and keep its outputs."""
+    from edge_opt.cli.golden import record
+
+    return partial(record, model, output, force=force)
+
+
+@golden_app.command("check")
+def golden_check(
+    *,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A .tflite model.")],
+    golden: Annotated[Path, typer.Argument(metavar="G.npz", help="What `golden record` wrote.")],
+) -> Action:
+    """Run a model again; exit 1 if its outputs are not what was kept."""
+    from edge_opt.cli.golden import check
+
+    return partial(check, model, golden)
+
+
+@app.command()
+def passes() -> Action:
+    """List the rewrites, in the order in which they run."""
+    from edge_opt.cli.listing import passes as run
+
+    return run
+
+
+@app.command()
+def targets() -> Action:
+    """List the bundled targets."""
+    from edge_opt.cli.listing import targets as run
+
+    return run
+
+
+@app.command()
+def demo(
+    *,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Keep the models there; a temporary folder by default."),
+    ] = None,
+    force: Force = False,
+) -> Action:
+    """Convert and compare a bundled tiny Gemma3; no download."""
+    from edge_opt.cli.demo import run
+
+    return partial(run, folder, force=force)

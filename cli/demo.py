@@ -1,0 +1,79 @@
+"""`edge-opt demo`: converts the bundled models, compares them and shows one block before and after."""
+
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from edge_opt.cli import compare, output
+from edge_opt.cli import convert as converting
+from edge_opt.conversion import convert as convert_model
+from edge_opt.conversion import default_output
+from edge_opt.inspection import first_rewrite
+from edge_opt.ir import load
+from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.errors import OutputError
+from edge_opt.verify.compare import compare as compare_models
+
+MODELS = {
+    "demo_gemma3.tflite": "float32",
+    "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights",
+}
+
+
+def run(folder: Path | None, *, force: bool) -> int:
+    """Both models, one after the other; 1 where one computes something else after the conversion."""
+    if folder is not None:
+        return _run(_made(folder), force=force, kept=True)
+    with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
+        return _run(Path(scratch), force=force, kept=False)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"folder {folder} cannot be made: {error.strerror}, give another") from error
+    return folder
+
+
+def _run(folder: Path, *, force: bool, kept: bool) -> int:
+    for name in MODELS:
+        for path in (folder / name, default_output(folder / name)):
+            resolve_target(path, overwrite=force)
+    differing = 0
+    for name, about in MODELS.items():
+        output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
+        differing += not _convert(_unpacked(name, folder, force=force), force=force)
+        output.say()
+    _show_block(folder / next(iter(MODELS)))
+    where = f"The models are in {folder}" if kept else "`edge-opt demo DIR` keeps the models in DIR"
+    output.say(f"\n{where}; next: edge-opt convert YOUR_MODEL.tflite")
+    return 1 if differing else 0
+
+
+def _unpacked(name: str, folder: Path, *, force: bool) -> Path:
+    target = folder / name
+    with replacing(target, overwrite=force) as descriptor, open(descriptor, "wb", closefd=False) as file:
+        file.write((resources.files("edge_opt.testdata") / name).read_bytes())
+    return target
+
+
+def _convert(source: Path, *, force: bool) -> bool:
+    result = convert_model(source, overwrite=force)
+    converting.show(result, folders=False)
+    assert result.output is not None
+    report = compare_models(source, result.output)
+    output.say()
+    compare.show(report)
+    return report.equal
+
+
+def _show_block(source: Path) -> None:
+    """One region as the pass sees it, in the entry point where splitting matters most."""
+    model = load(source)
+    name = next(name for name, _ in model.entry_points() if name.startswith("prefill"))
+    shown = first_rewrite(model, name)
+    if shown is not None:
+        before, after = shown
+        output.say(f"== an attention block of {name}, before\n\n{before}\n")
+        output.say(f"== after: single heads, joined\n\n{after}")

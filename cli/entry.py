@@ -1,0 +1,103 @@
+"""Runs a command and turns whatever ends it into an exit code and one sentence.
+
+Loads nothing heavy itself, so that `--help` and usage errors answer at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from edge_opt.cli import output
+from edge_opt.cli.app import Action, app
+
+PROGRAM = "edge-opt"
+EXIT_USAGE = 2
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+TRACEBACK = "EDGE_OPT_TRACEBACK"
+
+# The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
+_ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code, never raises."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    output.make_tolerant()
+    try:
+        code = _run(given)
+        output.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        return _end(EXIT_INTERRUPTED, f"{PROGRAM}: interrupted")
+    except BrokenPipeError:
+        output.discard_rest()
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        return _failed(error, as_json=_wants_json(given))
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    # Parsing only gives back what to do: what a command raises is ours to explain, not typer's.
+    chosen: Action | int | None = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    if chosen == EXIT_INTERRUPTED:  # typer's own word for it, while a command was loading
+        raise KeyboardInterrupt
+    return chosen() if callable(chosen) else chosen or 0
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in before
+
+
+def _failed(error: Exception, *, as_json: bool) -> int:
+    from edge_opt.schema.errors import EdgeOptError  # noqa: PLC0415
+
+    if isinstance(error, EdgeOptError):
+        code, sentence = error.exit_code, str(error)
+    elif isinstance(error, _ParseError):
+        code, sentence = EXIT_USAGE, _usage_sentence(error)
+    else:
+        code, sentence = EXIT_BUG, _bug_sentence(error)
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    if as_json:
+        result = getattr(error, "result", None)
+        known = {} if result is None else result.to_dict()
+        known["error"] = {"type": type(error).__name__, "message": sentence, "exit_code": code}
+        try:
+            output.say_json(known)
+            output.flush()
+        except (OSError, EdgeOptError):
+            output.discard_rest()
+    return _end(code, f"{PROGRAM}: error: {sentence}")
+
+
+def _usage_sentence(error: Exception) -> str:
+    message = str(getattr(error, "message", error)).rstrip(".")
+    close = getattr(error, "possibilities", None)
+    if close:
+        message += f", did you mean {' or '.join(sorted(close))}?"
+    elif not message or getattr(error, "param", None) is not None:
+        message = error.format_message().rstrip(".") if hasattr(error, "format_message") else message
+    context = getattr(error, "ctx", None)
+    path = PROGRAM if context is None else context.command_path
+    return f"{' '.join(message.split())} (see `{path} --help`)"
+
+
+def _bug_sentence(error: Exception) -> str:
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return (
+        f"this is a bug in edge-opt, please report it with the command and the model's source: {what} "
+        f"({TRACEBACK}=1 in the environment shows where)"
+    )
+
+
+def _end(code: int, sentence: str) -> int:
+    output.complain(sentence)
+    return code

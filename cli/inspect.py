@@ -1,0 +1,66 @@
+"""`edge-opt inspect`: prints what the library finds in a model."""
+
+from collections import Counter
+from pathlib import Path
+
+from edge_opt.cli import output
+from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect_model
+
+_OPERATORS_NAMED = 12
+
+
+def run(file: Path, *, as_json: bool) -> int:
+    """Look at one model."""
+    found = inspect_model(file)
+    if as_json:
+        output.say_json(found.to_dict())
+    else:
+        _show(found)
+    return 0
+
+
+def _show(found: Inspection) -> None:
+    weights = ", ".join(f"{dtype} {output.size(size)}" for dtype, size in found.weights.items())
+    output.say(f"{found.file}: {output.size(found.size)} in {output.many(found.subgraphs, 'subgraph')}")
+    output.say(f"constants: {weights or 'none'}")
+    output.say()
+    rows: list[tuple[str, ...]] = [("signature", "operators", "inputs", "outputs", "attention")]
+    rows += [_row(signature, found.attention) for signature in found.signatures]
+    output.say(output.table(rows))
+    for signature in found.signatures:
+        output.say()
+        output.say(f"{signature.name}: {_operators(signature)}")
+        for line in _blocks(signature, found.attention):
+            output.say(f"  {line}")
+
+
+def _row(signature: SignatureContent, attention: list[AttentionBlock]) -> tuple[str, ...]:
+    forms = Counter(block.form for block in attention if block.signature == signature.name)
+    parts = [f"{count} {form}" for form, count in forms.items()]
+    parts += [f"{signature.unmatched} not understood"] if signature.unmatched else []
+    operators = sum(signature.operators.values())
+    counts = (operators, len(signature.inputs), len(signature.outputs))
+    return (signature.name, *map(str, counts), ", ".join(parts) or "none")
+
+
+def _operators(signature: SignatureContent) -> str:
+    named = list(signature.operators.items())
+    text = ", ".join(f"{name} {count}" for name, count in named[:_OPERATORS_NAMED])
+    rest = sum(count for _, count in named[_OPERATORS_NAMED:])
+    return f"{text}, others {rest}" if rest else text or "no operators"
+
+
+def _blocks(signature: SignatureContent, attention: list[AttentionBlock]) -> list[str]:
+    """Equal blocks on one line: layers repeat."""
+    same = Counter(describe(block) for block in attention if block.signature == signature.name)
+    return [f"{count} x {text}" for text, count in same.items()]
+
+
+def describe(block: AttentionBlock) -> str:
+    """One attention in the words of the field."""
+    keys = " + ".join(map(str, block.key_lengths))
+    mask = f", mask {block.mask}" if block.mask else ", no mask"
+    return (
+        f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={block.query_length}, "
+        f"{keys} keys{mask}"
+    )

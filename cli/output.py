@@ -1,0 +1,131 @@
+"""Prints: lines and tables for people, one JSON object for programs, complaints on standard error.
+
+Text from a model is untrusted: control characters are shown, not sent to the terminal.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_KIBI = 1024
+_LONGEST_NAME = 70
+
+
+def make_tolerant() -> None:
+    """Let no name in a model or path break printing, whatever the terminal's encoding."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(text: str = "") -> None:
+    """One or more lines on standard output."""
+    _write(f"{_printable(text)}\n")
+
+
+def say_json(value: dict[str, Any]) -> None:
+    """The one JSON object of `--json`; a figure that is not a finite number is null."""
+    _write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def complain(sentence: str) -> None:
+    """One line on standard error; there is nothing left to do where even that fails."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{_printable(' '.join(sentence.splitlines()))}\n")
+            sys.stderr.flush()
+
+
+def flush() -> None:
+    """Hand everything printed so far to the operating system.
+
+    Raises:
+        OutputError: standard output cannot be written.
+        BrokenPipeError: nobody reads it any more.
+    """
+    _write("")
+
+
+def discard_rest() -> None:
+    """Send what is still buffered for standard output nowhere, so that the interpreter ends in silence."""
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+
+def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Rows as aligned columns, the first row being the heads; all but the first `left` columns end flush right."""
+    cells = [[_printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def size(count: int | None) -> str:
+    """Bytes for people: 1536 -> '1.50 KiB'."""
+    if count is None:
+        return "?"
+    if count < _KIBI:
+        return f"{count} B"
+    power = min(int(math.log(count, _KIBI)), 4)
+    value = count / _KIBI**power
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"
+
+
+def shortened(name: str) -> str:
+    """A tensor's name for people; exporters write whole call stacks, and the end says most."""
+    return name if len(name) <= _LONGEST_NAME else f"...{name[-_LONGEST_NAME:]}"
+
+
+def many(count: int, noun: str) -> str:
+    """'1 block', '2 blocks'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def change(before: object, after: object) -> str:
+    """'12 -> 34', or just '12' where nothing changed."""
+    return str(before) if before == after else f"{before} -> {after}"
+
+
+def _write(text: str) -> None:
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from edge_opt.schema.errors import OutputError  # noqa: PLC0415
+
+        discard_rest()
+        raise OutputError(f"standard output could not be written: {error.strerror}") from error
+
+
+def _printable(text: str) -> str:
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
