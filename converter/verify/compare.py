@@ -101,8 +101,12 @@ def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
     """The signatures to run, in order.
 
     Raises:
-        UsageError: a chosen one does not exist.
+        UsageError: a chosen one does not exist, or none is chosen: comparing nothing would find no difference.
     """
+    if isinstance(chosen, str):
+        chosen = [chosen]
+    if chosen is not None and not chosen:
+        raise UsageError(f"no signature is chosen, there is {', '.join(available)}")
     unknown = [name for name in chosen or () if name not in available]
     if unknown:
         raise UsageError(f"no signature '{unknown[0]}', there is {', '.join(available)}")

@@ -33,7 +33,7 @@ _ROLES: tuple[tuple[Role, str, str], ...] = (
     ("mask", r"mask", "fiub"),
     ("rotary", r"pos_emb|rope|rotary|(^|_)(cos|sin)($|_)", "fiu"),
     ("position", r"(^|_)pos($|_)|position|time_step|(^|_)step($|_)", "i"),
-    ("token", r"token(?!_type)|input_ids|(^|_)ids?$", "i"),
+    ("token", r"token(?!_type)|input_ids|(?<!type)(?<!segment)(^|_)ids?$", "i"),
     ("cache", r"cache|kv_slice|past_key|past_value", "fiu"),
     ("embedding", r"embed", "fiu"),
 )
@@ -186,28 +186,37 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     masks = [info.shape for info, role in inputs if role == "mask"]
     masks += [info.shape for info in signature.outputs if "mask" in info.name]
     masks = [shape for shape in masks if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
-    caches = [info.shape for info, role in inputs if role == "cache" and "slice" not in info.name]
-    caches = [shape for shape in caches if len(shape) > 1]
     positions = [info.shape[-1] for info, role in inputs if role == "position" and info.shape]
     rows = max([shape[-2] for shape in masks] + positions, default=1)
-    past, room = _cache_columns(masks, caches, rows)
+    width = max((shape[-1] for shape in masks), default=0)
+    caches = [info for info, role in inputs if role == "cache"]
+    past, room = _cache_columns(width, rows, [info.shape[1:] for info in caches if "slice" not in info.name])
+    if not width and caches:
+        room = max(_cache_length(caches) - rows, 0)
     start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (room // 2 + 1) + room // 4
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
     return _Scene(rows, past, min(start, room), min(words, default=_KNOWN_TOKENS))
 
 
-def _cache_columns(
-    masks: Sequence[tuple[int, ...]], caches: Sequence[tuple[int, ...]], rows: int
-) -> tuple[int, int]:
-    """How many leading mask columns are the cache, and the last position that still leaves room for `rows`."""
-    width = max((shape[-1] for shape in masks), default=0)
-    sizes = {size for shape in caches for size in shape[-2:]}
+def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """How many leading mask columns are the cache alone, and the last position that still leaves room for `rows`."""
+    sizes = {size for shape in caches for size in shape}
     if width in sizes and width - rows not in sizes:
         return 0, max(width - rows, 0)
     if width > rows:
         return width - rows, max(width - 2 * rows, 0)
-    smallest = min((min(shape[-2:]) for shape in caches), default=0)
-    return 0, max(smallest - rows, 0) if caches else 3 * _KNOWN_TOKENS // 8
+    return 0, 0 if width else 3 * _KNOWN_TOKENS // 8
+
+
+def _cache_length(caches: Sequence[TensorInfo]) -> int:
+    """The axis in which a cache and a new slice of it differ, else the smallest that it may be."""
+    whole = [info.shape for info in caches if "slice" not in info.name]
+    for shape in whole:
+        for part in (info.shape for info in caches if "slice" in info.name):
+            other = [size for size, new in zip(shape, part, strict=False) if size != new]
+            if len(shape) == len(part) and len(other) == 1:
+                return other[0]
+    return min((size for shape in whole for size in shape if size > 1), default=1)
 
 
 def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPlan:
@@ -341,7 +350,7 @@ def _encode(values: NDArray[np.float32], info: TensorInfo) -> NDArray[Any]:
 def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
     """Turns realistic values into large, denormal or not finite ones.
 
-    NaN and infinity come in through embeddings and plain data only: in a cache they would leave no number in any output.
+    NaN and infinity come in through embeddings and plain data only: in a cache they would leave no number at all.
     """
     if made.kind in {"realistic", "masked_rows"} or array.size == 0:
         return array

@@ -294,7 +294,10 @@ def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _rows_agreement(a: _Reals, b: _Reals, width: int) -> tuple[float, float, float]:
-    """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest."""
+    """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest.
+
+    Rows that are not finite on both sides have no divergence and count as none.
+    """
     rows = a.flat.size // width
     step = max(_PIECE // width, 1)
     divergence = first = five = 0.0
@@ -303,9 +306,9 @@ def _rows_agreement(a: _Reals, b: _Reals, width: int) -> tuple[float, float, flo
         span = begin * width, min(begin + step, rows) * width
         one = a.piece(*span).reshape(-1, width)
         other = b.piece(*span).reshape(-1, width)
-        with np.errstate(invalid="ignore"):
-            log_one, log_other = _log_softmax(one), _log_softmax(other)
-            divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
+        finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
+        log_one, log_other = _log_softmax(one[finite]), _log_softmax(other[finite])
+        divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
         first += float(np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)))
         best_one, best_other = _best(one, top), _best(other, top)
         five += float((best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).any(axis=2).sum()) / top
