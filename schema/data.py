@@ -1,10 +1,10 @@
 """Bytes that stay where they are: a region of an open file, or of memory, until somebody asks for them.
 
-It must not interpret the bytes, and it never opens a file by a name found inside a model.
+It must not interpret the bytes, and it never opens a file by a name found inside a model. Files are read, not
+mapped: looking into a mapping whose file somebody else shortens ends the process (SIGBUS), a read comes back short.
 """
 
 import errno
-import mmap
 import os
 import stat
 import weakref
@@ -20,33 +20,30 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Source:
-    """A model file (mapped read-only) or a bytes object; `buffer` is what the reader looks at.
+    """A model file, open for reading (until `close`, or as long as the source lives), or a bytes object."""
 
-    The mapping and the descriptor live as long as somebody refers to the source; `close` gives them back
-    earlier, except for a mapping that arrays still look into, which goes with the last of them.
-    """
-
-    __slots__ = ("__weakref__", "_finalizer", "_stat", "array", "buffer", "fd", "path", "size")
+    __slots__ = ("__weakref__", "_array", "_finalizer", "_stat", "content", "fd", "path", "size")
 
     def __init__(self, content: bytes) -> None:
         self.path: Path | None = None
         self.fd: int | None = None
-        self.buffer: Any = content
-        # All arrays look into this one: four times cheaper than a buffer each, and it keeps the mapping.
-        self.array: Bytes = np.frombuffer(content, np.uint8)
+        self.content: bytes | None = content
+        # All arrays look into this one: four times cheaper than a buffer each.
+        self._array: Bytes | None = np.frombuffer(content, np.uint8)
         self.size = len(content)
         self._stat: tuple[int, ...] | None = None
         self._finalizer: Any = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
-        """Map a regular file; anything else is refused before a byte of it is read.
+        """Open a regular file; anything else is refused before a byte of it is read.
 
         Raises:
             ModelFormatError: the file is missing, unreadable, empty, or no regular file.
         """
         source = cls(b"")
         source.path = Path(path)
+        source.content = source._array = None
         try:
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,12 +62,6 @@ class Source:
             raise ModelFormatError(f"{path} is empty: it is no model, export or download it again")
         source.size = status.st_size
         source._stat = _identity(status)
-        try:
-            source.buffer = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError, OverflowError) as error:
-            source.close()
-            raise ModelFormatError(f"{path} cannot be mapped into memory: {error}") from error
-        source.array = np.frombuffer(source.buffer, np.uint8)
         return source
 
     @property
@@ -84,16 +75,34 @@ class Source:
         return None if self._stat is None else (self._stat[0], self._stat[1])
 
     def view(self, offset: int, length: int) -> Bytes:
-        """`length` bytes from `offset` on, uint8[length], read-only and mapped, not copied.
+        """`length` bytes from `offset` on, uint8[length], read-only; those of a file are read now, into memory.
 
         Raises:
-            ModelFormatError: the file was closed.
+            ModelFormatError: the file was closed, shortened meanwhile, or cannot be read.
         """
         if length == 0:
             return np.empty(0, np.uint8)
-        if not len(self.buffer):
+        if self._array is not None:
+            return self._array[offset : offset + length]
+        if self.fd is None:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
-        return self.array[offset : offset + length]
+        content = np.empty(length, np.uint8)
+        self._fill(content, offset)
+        content.flags.writeable = False
+        return content
+
+    def _fill(self, content: Bytes, offset: int) -> None:
+        assert self.fd is not None
+        done = 0
+        while done < len(content):
+            try:
+                count = os.preadv(self.fd, [content[done:].data], offset + done)
+            except OSError as error:
+                raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
+            if count == 0:
+                missing = len(content) - done
+                raise ModelFormatError(f"{self.name} became {missing} bytes too short: read it again")
+            done += count
 
     def check_unchanged(self) -> None:
         """Compare size and modification time with those at opening.
@@ -105,17 +114,10 @@ class Source:
             raise ModelFormatError(f"{self.name} was changed while it was in use: read it again")
 
     def close(self) -> None:
-        """Give back the descriptor, and the mapping unless arrays still look into it."""
-        buffer, self.buffer = self.buffer, b""
-        self.array = np.empty(0, np.uint8)
+        """Give back the descriptor; bytes that nobody looked at yet can then no longer be read."""
         self.fd = None
         if self._finalizer is not None:
             self._finalizer()
-        if not isinstance(buffer, bytes):
-            try:
-                buffer.close()
-            except BufferError:
-                return  # an array still looks into it; the mapping goes with the last one
 
 
 class Data:
@@ -158,10 +160,10 @@ class Data:
         return self._external
 
     def view(self) -> Bytes:
-        """The bytes, uint8[length], read-only; those of a file are mapped, not copied.
+        """The bytes, uint8[length], read-only; those of a file are read anew each time, and not kept.
 
         Raises:
-            ModelFormatError: the file they come from was closed.
+            ModelFormatError: the file they come from was closed, shortened meanwhile, or cannot be read.
         """
         if self._memory is not None:
             return self._memory

@@ -13,12 +13,13 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from edge_opt.schema.data import Data, Source
+from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.meaning import MEANINGS
 from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
 from edge_opt.schema.tables import TABLES, UNIONS
+from edge_opt.schema.window import PAGE, Window
 
 IDENTIFIER: Final = b"TFL3"
 
@@ -32,12 +33,16 @@ MAX_OBJECTS: Final = 500_000
 # Compiling the decoder of a vtable costs as much as reading this many objects.
 _VTABLE_COST: Final = 16
 
-# Text is the only thing that is copied out of the file, at up to four bytes a character.
+# Texts take up to four bytes a character. Vectors and texts are copied out of the file; weights are not.
 _TEXT_PER_OBJECT: Final = 64
+_BYTES_PER_OBJECT: Final = 256
+
+# A table far from all others costs a read of its page.
+_PAGE_COST: Final = 8
 
 _NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
 
-_u16 = struct.Struct("<H").unpack_from
+_u16_u16 = struct.Struct("<HH").unpack_from
 _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
 
@@ -100,7 +105,7 @@ class _Shape(NamedTuple):
     size: int
     unpack: Callable[[Any, int], tuple[Any, ...]]
     names: tuple[str, ...]
-    references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int], Any]], ...]
+    references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int, int], Any]], ...]
     unions: tuple[tuple[FieldSpec, int], ...]
 
 
@@ -109,9 +114,10 @@ class Reader:
 
     def __init__(self, source: Source, max_objects: int) -> None:
         self.source = source
-        self.buffer = source.buffer
-        self._array = source.array
         self.end = min(source.size, MAX_FLATBUFFER_SIZE)
+        self._window = Window(source, self.end)
+        self._at = self._window.at
+        self._pages_paid = 0
         self.external_start = source.size
         self._bytes_left = source.size
         self._objects_left = self._max_objects = max_objects
@@ -119,7 +125,7 @@ class Reader:
         self._tables: dict[str, dict[int, Table]] = {name: {} for name in TABLES}
         self._values: dict[tuple[str, int], Any] = {}
         self._regions: dict[tuple[int, int], Data] = {}
-        self._readers: dict[str, Callable[[FieldSpec, int], Any]] = {
+        self._readers: dict[str, Callable[[FieldSpec, int, int], Any]] = {
             "scalars": self._scalars,
             "string": self._string,
             "table": self._child,
@@ -129,10 +135,10 @@ class Reader:
 
     def model(self) -> ModelFile:
         """The root table and everything below it."""
-        start = bytes(self.buffer[:8])
+        start = bytes(self.source.view(0, min(8, self.source.size)))
         if start[4:8] != IDENTIFIER:
             raise ModelFormatError(f"{self.source.name} is no TFLite model: {_what_else(start)}")
-        (root,) = _u32(self.buffer, 0)
+        (root,) = _u32(start, 0)
         if root < 8:
             self.fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
         table = self.table(TABLES["Model"], root)
@@ -160,11 +166,15 @@ class Reader:
         self._bytes_left -= size
         if self._bytes_left < 0:
             self.fail(field, "tables, vectors or weights overlap", offset)
-        self._objects_left -= objects
+        pages = self._window.loaded
+        self._objects_left -= objects + (pages - self._pages_paid) * _PAGE_COST
+        self._pages_paid = pages
         if self._objects_left < 0:
-            limit = f"more than {self._max_objects} tables, vectors and strings"
+            limit = (
+                f"more than {self._max_objects} tables, vectors and strings (a long one counts as several)"
+            )
             raise ModelFormatError(
-                f"{self.source.name} has {limit}; if it is trusted, read it with a larger max_objects"
+                f"{self.source.name} has {limit}: if it is trusted, read it with a larger max_objects"
             )
 
     def table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
@@ -175,14 +185,17 @@ class Reader:
             return known
         if position + 4 > self.end:
             self.fail(field, f"a {spec.name} lies beyond the end of the file", position)
-        shape = self._shape(spec, position, field)
+        content, start = self._at(position, 4)
+        shape = self._shape(spec, position, _i32(content, start)[0], field)
         if position + shape.size > self.end:
             self.fail(field, f"a {spec.name} runs over the end of the file", position)
         self._spend(field, shape.size, position)
-        values = dict(zip(shape.names, shape.unpack(self.buffer, position), strict=True))
+        if start + shape.size > len(content):
+            content, start = self._at(position, shape.size)
+        values = dict(zip(shape.names, shape.unpack(content, start), strict=True))
         table = tables[position] = Table(spec, values)
         for reference, at, read in shape.references:
-            values[reference.name] = read(reference, position + at)
+            values[reference.name] = read(reference, position + at, values[reference.name])
         for union, at in shape.unions:
             self._union(union, position + at, values)
         meaning = MEANINGS.get(spec.name)
@@ -190,8 +203,8 @@ class Reader:
             meaning(self, table, position)
         return table
 
-    def _shape(self, spec: TableSpec, position: int, field: FieldSpec | None) -> _Shape:
-        vtable = position - _i32(self.buffer, position)[0]
+    def _shape(self, spec: TableSpec, position: int, distance: int, field: FieldSpec | None) -> _Shape:
+        vtable = position - distance
         shape = self._shapes.get((spec.name, vtable))
         if shape is None:
             self._spend(field, 0, position, _VTABLE_COST)
@@ -201,10 +214,10 @@ class Reader:
     def _compile(self, spec: TableSpec, vtable: int, position: int, field: FieldSpec | None) -> _Shape:
         if not 0 <= vtable <= self.end - 4:
             self.fail(field, f"the vtable of a {spec.name} lies outside the file", position)
-        length, size = _u16(self.buffer, vtable)[0], _u16(self.buffer, vtable + 2)[0]
+        length, size = _u16_u16(*self._at(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self.end or size < 4:
             self.fail(field, f"the vtable of a {spec.name} has impossible sizes {length} and {size}", vtable)
-        entries = struct.unpack_from(f"<{length // 2 - 2}H", self.buffer, vtable + 4)
+        entries = struct.unpack_from(f"<{length // 2 - 2}H", *self._at(vtable + 4, length - 4))
         present: list[tuple[int, FieldSpec]] = []
         for slot, at in enumerate(entries):
             if at == 0:
@@ -235,37 +248,46 @@ class Reader:
             tuple((field, at) for at, field in present if field.kind == "union"),
         )
 
-    def _target(self, field: FieldSpec, at: int) -> int:
-        target: int = at + _u32(self.buffer, at)[0]
+    def _target(self, field: FieldSpec, at: int, offset: int) -> int:
+        target = at + offset
         if target < at + 4 or target > self.end - 4:
             self.fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
         return target
 
     def _vector(self, field: FieldSpec, target: int, width: int) -> int:
-        count: int = _u32(self.buffer, target)[0]
+        count: int = _u32(*self._at(target, 4))[0]
         if count * width > self.end - target - 4:
             self.fail(field, f"claims {count} elements, more than the file holds", target)
         return count
 
-    def _scalars(self, field: FieldSpec, at: int) -> Any:
-        target = self._target(field, at)
+    def _scalars(self, field: FieldSpec, at: int, offset: int) -> Any:
+        target = self._target(field, at, offset)
         kind = "data" if field.table == "Buffer" else field.type
         known = self._values.get((kind, target))
         if known is not None:
             return known
         dtype = NUMPY_TYPES[field.element]
         count = self._vector(field, target, dtype.itemsize)
-        self._spend(field, 4 + count * dtype.itemsize, target)
+        size = count * dtype.itemsize
         value: Any
         if kind == "data":
+            self._spend(field, 4 + size, target)
             value = Data.region(self.source, target + 4, count, external=False)
         else:
-            value = np.frombuffer(self._array, dtype, count, target + 4)
+            self._spend(field, 4 + size, target, 1 + size // _BYTES_PER_OBJECT)
+            value = self._numbers(dtype, target + 4, size)
         self._values[kind, target] = value
         return value
 
-    def _string(self, field: FieldSpec, at: int) -> str:
-        return self._text(field, self._target(field, at))
+    def _numbers(self, dtype: np.dtype[Any], start: int, size: int) -> Bytes:
+        """A vector, copied out of the file: a view would keep the page around it."""
+        if self.source.fd is None or size > PAGE:
+            return self.source.view(start, size).view(dtype)
+        content, at = self._at(start, size)
+        return np.frombuffer(content[at : at + size], dtype)
+
+    def _string(self, field: FieldSpec, at: int, offset: int) -> str:
+        return self._text(field, self._target(field, at, offset))
 
     def _text(self, field: FieldSpec, target: int) -> str:
         known: str | None = self._values.get(("string", target))
@@ -273,28 +295,32 @@ class Reader:
             return known
         start = target + 4
         stop = start + self._vector(field, target, 1)
-        if stop >= self.end or self.buffer[stop] != 0:
+        if stop >= self.end:
             self.fail(field, "is a string that does not end in a zero byte", target)
         self._spend(field, stop + 1 - target, target, 1 + (stop - start) // _TEXT_PER_OBJECT)
+        content, first = self._at(start, stop + 1 - start)
+        last = first + stop - start
+        if content[last] != 0:
+            self.fail(field, "is a string that does not end in a zero byte", target)
         try:
-            text = str(self.buffer[start:stop], "utf-8")
+            text = str(content[first:last], "utf-8")
         except UnicodeDecodeError as error:
             self.fail(field, f"is no valid UTF-8 ({error.reason})", start + error.start)
         self._values["string", target] = text
         return text
 
-    def _child(self, field: FieldSpec, at: int) -> Table:
-        return self.table(TABLES[field.element], self._target(field, at), field)
+    def _child(self, field: FieldSpec, at: int, offset: int) -> Table:
+        return self.table(TABLES[field.element], self._target(field, at, offset), field)
 
     def _offsets(self, field: FieldSpec, target: int) -> list[int]:
         count = self._vector(field, target, 4)
         self._spend(field, 4 + 4 * count, target, 1 + count)
         start = target + 4
-        relative = struct.unpack_from(f"<{count}I", self.buffer, start)
+        relative = struct.unpack_from(f"<{count}I", *self._at(start, 4 * count))
         return [start + 4 * index + offset for index, offset in enumerate(relative)]
 
-    def _children(self, field: FieldSpec, at: int) -> list[Table]:
-        target = self._target(field, at)
+    def _children(self, field: FieldSpec, at: int, offset: int) -> list[Table]:
+        target = self._target(field, at, offset)
         known: list[Table] | None = self._values.get((field.type, target))
         if known is None:
             spec, read = TABLES[field.element], self.table
@@ -302,8 +328,8 @@ class Reader:
             self._values[field.type, target] = known
         return known
 
-    def _strings(self, field: FieldSpec, at: int) -> list[str]:
-        target = self._target(field, at)
+    def _strings(self, field: FieldSpec, at: int, offset: int) -> list[str]:
+        target = self._target(field, at, offset)
         known: list[str] | None = self._values.get((field.type, target))
         if known is None:
             places = self._offsets(field, target)
@@ -319,7 +345,8 @@ class Reader:
         member = UNIONS[field.element].get(code)
         if member is None:
             self.fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
-        values[field.name] = self.table(TABLES[member], self._target(field, at), field)
+        target = self._target(field, at, values[field.name])
+        values[field.name] = self.table(TABLES[member], target, field)
 
     def external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
         """The region of weights stored after the flatbuffer, checked to lie inside the file."""
