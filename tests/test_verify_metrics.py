@@ -42,6 +42,10 @@ def test_the_largest_difference_is_placed() -> None:
     assert (found.max_abs, found.worst, found.worst_values, found.differing) == (0.5, (1, 2), (0.0, 0.5), 2)
 
 
+def test_finite_elements_are_counted() -> None:
+    assert measure(f32(1, math.nan, math.inf), f32(1, 2, 3)).finite == 1
+
+
 @pytest.mark.parametrize("other", [math.nan, math.inf, -math.inf])
 def test_what_is_finite_on_one_side_only_differs_infinitely(other: float) -> None:
     found = measure(f32(1, 2), f32(1, other), atol=1e9, rtol=1e9)

@@ -118,6 +118,15 @@ class ComparisonReport:
         failed = [signature for signature in self.signatures if not signature.equal]
         return [text for signature in failed for text in signature.sentences()]
 
+    def notes(self) -> list[str]:
+        """One sentence for each output that has no finite element in any run: its equality says little."""
+        return [
+            f"signature '{signature.name}' ({signature.backend}), output '{output.name}': no element is finite in a"
+            for signature in self.signatures
+            for output in signature.outputs
+            if output.difference is not None and output.difference.elements and not output.difference.finite
+        ]
+
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""
         count = sum(len(signature.outputs) for signature in self.signatures)
@@ -142,5 +151,6 @@ class ComparisonReport:
             "hostile": self.hostile,
             "atol": self.atol,
             "rtol": self.rtol,
+            "notes": self.notes(),
             "signatures": [signature.to_dict() for signature in self.signatures],
         }

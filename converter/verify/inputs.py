@@ -209,14 +209,14 @@ def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> 
 
 
 def _cache_length(caches: Sequence[TensorInfo]) -> int:
-    """The axis in which a cache and a new slice of it differ, else the smallest that it may be."""
+    """The size in which a cache and a new slice of it differ, else the smaller of its two largest sizes."""
     whole = [info.shape for info in caches if "slice" not in info.name]
     for shape in whole:
         for part in (info.shape for info in caches if "slice" in info.name):
             other = [size for size, new in zip(shape, part, strict=False) if size != new]
             if len(shape) == len(part) and len(other) == 1:
                 return other[0]
-    return min((size for shape in whole for size in shape if size > 1), default=1)
+    return min((sorted(shape)[-2] for shape in whole if len(shape) > 1), default=1)
 
 
 def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPlan:

@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 class Difference:
     """How output `b` differs from output `a`; worst values over everything that was merged into it.
 
+    `finite` counts the elements of `a` that are finite numbers: where there are none, a comparison says little.
     `differing` counts elements whose bits differ, `outside` those with |a-b| > atol + rtol*|a|. `max_abs` is infinite
     if only one of two values is NaN or infinite; `worst` is its index, with both values. `max_rel` is `max_abs` over
     `largest`, the largest finite |a|. `snr_db` is infinite and `cosine` 1 where nothing differs, NaN where they have
@@ -37,6 +38,7 @@ class Difference:
     """
 
     elements: int
+    finite: int = 0
     differing: int = 0
     outside: int = 0
     max_abs: float = 0.0
@@ -119,6 +121,7 @@ def merge(one: Difference, other: Difference) -> Difference:
     worse = other if other.max_abs > one.max_abs else one
     return Difference(
         elements=one.elements + other.elements,
+        finite=one.finite + other.finite,
         differing=one.differing + other.differing,
         outside=one.outside + other.outside,
         max_abs=worse.max_abs,
@@ -183,6 +186,7 @@ class _Sums:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
+        self.finite = 0
         self.outside = 0
         self.max_abs = 0.0
         self.worst: int | None = None
@@ -202,6 +206,7 @@ class _Sums:
             self.ab += float(a @ b)
             self.noise += float(gap @ gap)
         finite = np.abs(a[np.isfinite(a)])
+        self.finite += finite.size
         self.largest = max(self.largest, float(finite.max(initial=0.0)))
         place = int(gap.argmax())
         if gap[place] > self.max_abs:
@@ -215,6 +220,7 @@ class _Sums:
             worst = tuple(int(i) for i in np.unravel_index(self.worst, self.shape))
         return Difference(
             elements=math.prod(self.shape),
+            finite=self.finite,
             outside=self.outside,
             max_abs=self.max_abs,
             worst=worst,
