@@ -15,6 +15,8 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
 from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes.call import Call
+from edge_opt.shapes.folding import fold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,3 +222,26 @@ def check(
         return
     assert expected is not None, f"the interpreter refuses, we derive {derived}"
     assert derived == expected
+
+
+def folded_values(model: bytes) -> list[Any]:
+    """What folding computes for the outputs of the model's one operator, all inputs constant."""
+    operator = next(iter(ir.load(model).subgraphs[0].operators))
+    arrays = [None if t is None else t.array() for t in operator.inputs]
+    shapes = [None if array is None else array.shape for array in arrays]
+    call = Call(operator, shapes, lambda index: arrays[index])
+    return list(fold(call, infer_operator(operator, shapes, lambda index: arrays[index])))
+
+
+def runtime_values(model: bytes) -> list[Any]:
+    """What the interpreter computes for them."""
+    runtime = interpreter(model)
+    runtime.allocate_tensors()
+    runtime.invoke()
+    return [_read(runtime, detail) for detail in runtime.get_output_details()]
+
+
+def _read(runtime: Interpreter, detail: dict[str, Any]) -> Any:
+    """The interpreter has no buffer for a tensor without elements, and says so."""
+    shape = tuple(int(size) for size in detail["shape"])
+    return np.zeros(shape, detail["dtype"]) if 0 in shape else runtime.get_tensor(detail["index"])

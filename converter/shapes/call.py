@@ -107,10 +107,18 @@ def _enter_nothing(
     return None
 
 
-class Call:
-    """One operator with the shapes of its inputs."""
+def _assigned_nothing(index: int) -> Shape | None:
+    del index
+    return None
 
-    __slots__ = ("_constant", "_options", "enter", "name", "op", "shapes")
+
+class Call:
+    """One operator with the shapes of its inputs.
+
+    `enter` derives a subgraph's outputs; `assigned` gives the shape assigned to the variable behind input i.
+    """
+
+    __slots__ = ("_constant", "_options", "assigned", "enter", "name", "op", "shapes")
 
     def __init__(
         self,
@@ -118,11 +126,13 @@ class Call:
         shapes: Sequence[Shape | None],
         constant: Constant,
         enter: Enter = _enter_nothing,
+        assigned: Callable[[int], Shape | None] = _assigned_nothing,
     ) -> None:
         self.op = op
         self.name = op.name
         self.shapes = shapes
         self.enter = enter
+        self.assigned = assigned
         self._constant = constant
         self._options = op.options
 

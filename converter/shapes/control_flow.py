@@ -143,12 +143,13 @@ def var_handle(call: Call) -> Results:
 
 @rule("READ_VARIABLE", inputs=1, data_dependent=True)
 def read_variable(call: Call) -> Results:
-    """The shape of whatever was assigned last: known only at run time.
+    """The shape of whatever was assigned last, where the model's assignments tell; else the recorded one.
 
-    Source: TFLite, read_variable.cc, Prepare.
+    Source: TFLite, read_variable.cc, Prepare (it trusts the recorded shape too).
     """
     call.require_single(0)
-    return [None]
+    assigned = call.assigned(0)
+    return [call.recorded(0) if assigned is None else assigned]
 
 
 @rule("ASSIGN_VARIABLE", inputs=2, outputs=0)

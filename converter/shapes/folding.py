@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Folder: TypeAlias = Callable[[Call, Results], Sequence[Array | None] | None]
 
 _MOST_ELEMENTS = 1024
+_MAY_ACTIVATE = frozenset({"ADD", "SUB", "MUL", "DIV"})
 _ENTERED = frozenset({"STABLEHLO_COMPOSITE", "CALL"})
 
 
@@ -232,7 +233,7 @@ def _broadcast_args(call: Call, shapes: Results) -> Sequence[Array | None] | Non
 
 def _elementwise(call: Call, shapes: Results) -> Sequence[Array | None] | None:
     del shapes
-    if int(call.option("fused_activation_function", 0)):
+    if call.name in _MAY_ACTIVATE and int(call.option("fused_activation_function", 0)):
         return None
     values = _all_known(call)
     return None if values is None else [arithmetic.elementwise(call.name, values)]

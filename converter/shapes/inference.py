@@ -16,6 +16,7 @@ from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.rules import LOADED
 from edge_opt.shapes.values import ConstantValues
+from edge_opt.shapes.variables import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,6 +79,7 @@ class _Derivation:
         self._placeholders = placeholders
         self._findings = Findings(model, placeholders=placeholders)
         self._constants = ConstantValues()
+        self._variables = Variables(model)
         self._entered: dict[object, Sequence[Fact]] = {}
         self._stack: list[int] = []
         self._callers: list[tuple[Subgraph, str]] = []
@@ -141,7 +143,13 @@ class _Derivation:
             self._take_recorded(op, facts)
             return
         self._callers.append((subgraph, f"{position} ({op.name})"))
-        call = Call(op, [fact.shape for fact in inputs], lambda index: inputs[index].value, self._enter)
+        call = Call(
+            op,
+            [fact.shape for fact in inputs],
+            lambda index: inputs[index].value,
+            self._enter,
+            lambda index: self._variables.shape(op.inputs[index]),
+        )
         try:
             shapes = registry.apply(entry, call)
             values = fold(call, shapes)

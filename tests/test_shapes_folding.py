@@ -1,0 +1,192 @@
+"""Folding: each operator against the values that the interpreter computes, then unknown and named elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shapes_referee import Options, T, const, folded_values, one_operator, runtime_values
+
+from edge_opt.shapes import Dim
+from edge_opt.shapes.arithmetic import broadcast_size, elementwise, reduce_rows
+
+MATRIX = [[3, -4, 5], [0, 7, -9]]
+CASES: dict[str, tuple[list[T], Options, list[str]]] = {
+    "SHAPE": ([const(MATRIX)], ("ShapeOptions", {"outType": 2}), ["INT32"]),
+    "SHAPE int64": ([const(MATRIX)], ("ShapeOptions", {"outType": 4}), ["INT64"]),
+    "RANK": ([const(MATRIX)], None, ["INT32"]),
+    "RESHAPE": ([const(MATRIX), const([3, -1])], ("ReshapeOptions", {}), ["INT32"]),
+    "SQUEEZE": ([const([[[1], [2]]])], ("SqueezeOptions", {"squeezeDims": [0]}), ["INT32"]),
+    "EXPAND_DIMS": ([const([1, 2]), const(1)], ("ExpandDimsOptions", {}), ["INT32"]),
+    "CAST": ([const([1.7, -1.7, 2.5], "FLOAT32")], None, ["INT32"]),
+    "CAST to real": ([const([1, -3])], None, ["FLOAT32"]),
+    "TRANSPOSE": ([const(MATRIX), const([1, 0])], ("TransposeOptions", {}), ["INT32"]),
+    "CONCATENATION": ([const([1, 2]), const([3])], ("ConcatenationOptions", {"axis": 0}), ["INT32"]),
+    "PACK": ([const([1, 2]), const([3, 4])], ("PackOptions", {"axis": 1, "valuesCount": 2}), ["INT32"]),
+    "UNPACK": ([const(MATRIX)], ("UnpackOptions", {"axis": 0, "num": 2}), ["INT32", "INT32"]),
+    "SPLIT": ([const(1), const([[1, 2, 3, 4]])], ("SplitOptions", {"numSplits": 2}), ["INT32", "INT32"]),
+    "SPLIT_V": (
+        [const([1, 2, 3, 4]), const([1, -1]), const(0)],
+        ("SplitVOptions", {"numSplits": 2}),
+        ["INT32", "INT32"],
+    ),
+    "SLICE": ([const(MATRIX), const([0, 1]), const([2, -1])], ("SliceOptions", {}), ["INT32"]),
+    "GATHER": ([const(MATRIX), const([2, 0])], ("GatherOptions", {"axis": 1}), ["INT32"]),
+    "TILE": ([const([1, 2]), const([3])], ("TileOptions", {}), ["INT32"]),
+    "BROADCAST_TO": ([const([1, 2]), const([2, 2])], ("BroadcastToOptions", {}), ["INT32"]),
+    "BROADCAST_ARGS": ([const([3, 1]), const([2, 1, 5])], None, ["INT32"]),
+    "FILL": ([const([2, 2]), const(7)], ("FillOptions", {}), ["INT32"]),
+    "ZEROS_LIKE": ([const(MATRIX)], None, ["INT32"]),
+    "RANGE": ([const(1), const(9), const(3)], ("RangeOptions", {}), ["INT32"]),
+    "RANGE down": ([const(9), const(1), const(-3)], ("RangeOptions", {}), ["INT32"]),
+    "SELECT_V2": ([const([True, False], "BOOL"), const([1, 2]), const([3])], None, ["INT32"]),
+    "NEG": ([const(MATRIX)], None, ["INT32"]),
+    "ABS": ([const(MATRIX)], None, ["INT32"]),
+    "LOGICAL_NOT": ([const([True, False], "BOOL")], None, ["BOOL"]),
+    "ADD real": ([const([1.5], "FLOAT32"), const([0.25], "FLOAT32")], ("AddOptions", {}), ["FLOAT32"]),
+    "MUL real": ([const([1.5], "FLOAT32"), const([3.0], "FLOAT32")], ("MulOptions", {}), ["FLOAT32"]),
+}
+
+
+def compare(model: bytes) -> None:
+    derived, actual = folded_values(model), runtime_values(model)
+    for ours, theirs in zip(derived, actual, strict=True):
+        assert ours is not None
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_that_the_interpreter_computes(case: str) -> None:
+    inputs, options, outputs = CASES[case]
+    compare(one_operator(case.split(maxsplit=1)[0], inputs, [T((), dtype) for dtype in outputs], options))
+
+
+ARITHMETIC = {
+    "ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions", "FLOOR_DIV": None,
+    "FLOOR_MOD": None, "MAXIMUM": None, "MINIMUM": None,
+}  # fmt: skip
+COMPARISONS = ["EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"]
+NUMBERS = st.lists(st.integers(-20, 20), min_size=3, max_size=3)
+few = settings(max_examples=25, deadline=None)
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@few
+@given(left=NUMBERS, right=NUMBERS)
+def test_arithmetic(name: str, left: list[int], right: list[int]) -> None:
+    """DIV of whole numbers goes towards zero, FLOOR_DIV down."""
+    right = [number or 1 for number in right]
+    table = ARITHMETIC[name]
+    compare(one_operator(name, [const(left), const(right)], [T((), "INT32")], (table, {}) if table else None))
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+@few
+@given(left=NUMBERS, right=NUMBERS)
+def test_comparisons(name: str, left: list[int], right: list[int]) -> None:
+    compare(one_operator(name, [const(left), const(right)], [T((), "BOOL")]))
+
+
+@pytest.mark.parametrize("name", ["LOGICAL_AND", "LOGICAL_OR"])
+def test_logic(name: str) -> None:
+    left, right = const([True, True, False], "BOOL"), const([True, False, False], "BOOL")
+    compare(one_operator(name, [left, right], [T((), "BOOL")]))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [
+    ("SUM", "INT32"), ("REDUCE_PROD", "INT32"), ("REDUCE_MAX", "INT32"), ("REDUCE_MIN", "INT32"),
+    ("REDUCE_ANY", "BOOL"), ("REDUCE_ALL", "BOOL"),
+])  # fmt: skip
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1], [-1]])
+@pytest.mark.parametrize("keep", [False, True])
+def test_reductions(name: str, dtype: str, axes: list[int], keep: bool) -> None:
+    options = ("ReducerOptions", {"keepDims": keep})
+    compare(one_operator(name, [const(MATRIX, dtype), const(axes)], [T((), dtype)], options))
+
+
+BOUNDS = st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.sampled_from([1, 2, -1]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(BOUNDS, BOUNDS, st.integers(0, 3), st.integers(0, 3), st.integers(0, 2), st.integers(0, 3))
+def test_strided_slices(
+    rows: tuple[int, int, int], columns: tuple[int, int, int], begin: int, end: int, new: int, shrink: int
+) -> None:
+    ranges = list(zip(rows, columns, strict=True))
+    if any(shrink >> axis & 1 and not 0 <= ranges[0][axis] < 2 for axis in range(2)):
+        return
+    options = {"beginMask": begin, "endMask": end, "newAxisMask": new, "shrinkAxisMask": shrink & ~new}
+    inputs = [const(MATRIX), *(const(list(numbers)) for numbers in ranges)]
+    compare(one_operator("STRIDED_SLICE", inputs, [T((), "INT32")], ("StridedSliceOptions", options)))
+
+
+def test_a_division_by_zero_is_unknown() -> None:
+    model = one_operator("FLOOR_DIV", [const([1, 2]), const([0, 0])], [T((), "INT32")])
+    assert folded_values(model) == [None]
+
+
+def test_a_value_that_leaves_its_type_is_unknown() -> None:
+    model = one_operator("MUL", [const([2**30]), const([4])], [T((), "INT32")], ("MulOptions", {}))
+    assert folded_values(model) == [None]
+
+
+def test_a_fused_activation_is_not_folded() -> None:
+    options = ("AddOptions", {"fusedActivationFunction": 1})
+    assert folded_values(one_operator("ADD", [const([-3]), const([1])], [T((), "INT32")], options)) == [None]
+
+
+def test_large_results_are_not_computed() -> None:
+    model = one_operator("FILL", [const([1000, 1000]), const(0)], [T((), "INT32")], ("FillOptions", {}))
+    assert folded_values(model) == [None]
+
+
+# Elements that are not known, or dynamic dimensions.
+
+LENGTH = Dim("T")
+
+
+def array(*elements: Any) -> np.ndarray[Any, Any]:
+    result = np.empty(len(elements), object)
+    result[:] = elements
+    return result
+
+
+@pytest.mark.parametrize(("name", "left", "right", "expected"), [
+    ("ADD", LENGTH, 0, LENGTH), ("ADD", 0, LENGTH, LENGTH), ("SUB", LENGTH, 0, LENGTH), ("SUB", LENGTH, LENGTH, 0),
+    ("MUL", LENGTH, 1, LENGTH), ("MUL", None, 0, 0), ("DIV", LENGTH, 1, LENGTH), ("FLOOR_DIV", LENGTH, LENGTH, 1),
+    ("MAXIMUM", LENGTH, LENGTH, LENGTH), ("EQUAL", LENGTH, LENGTH, 1), ("EQUAL", LENGTH, -1, 0),
+    ("NOT_EQUAL", LENGTH, -1, 1), ("ADD", LENGTH, 1, None), ("MUL", LENGTH, 2, None), ("ADD", None, 1, None),
+    ("EQUAL", LENGTH, 4, None), ("SUB", LENGTH, Dim("S"), None),
+])  # fmt: skip
+def test_arithmetic_with_a_dynamic_dimension(name: str, left: Any, right: Any, expected: Any) -> None:
+    """A dimension is worth -1 as an int: it must never be computed with."""
+    result = elementwise(name, [array(left), array(right)])
+    assert result is not None
+    assert result[0] is expected or (result[0] == expected and not isinstance(result[0], Dim))
+
+
+def test_a_selection_between_known_sides_needs_no_more_than_its_condition() -> None:
+    condition = array(True, False, None, None)
+    result = elementwise("SELECT_V2", [condition, array(LENGTH, 2, 3, 5), array(7, LENGTH, 3, 6)])
+    assert result is not None
+    assert result.tolist() == [LENGTH, LENGTH, 3, None]
+    assert isinstance(result[0], Dim)
+    assert isinstance(result[1], Dim)
+
+
+def test_products_of_sizes() -> None:
+    (alone, unknown) = reduce_rows("REDUCE_PROD", np.stack([array(LENGTH, 1), array(LENGTH, 4)])).tolist()
+    assert isinstance(alone, Dim)
+    assert unknown is None
+
+
+@pytest.mark.parametrize(("left", "right", "expected"), [
+    (1, 5, 5), (5, 1, 5), (LENGTH, 1, LENGTH), (LENGTH, LENGTH, LENGTH), (LENGTH, 4, 4), (2, 3, None), (None, 1, None),
+])  # fmt: skip
+def test_broadcast_of_sizes(left: Any, right: Any, expected: Any) -> None:
+    result = broadcast_size(left, right)
+    assert result is expected or result == expected
