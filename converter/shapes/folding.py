@@ -178,7 +178,7 @@ def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
     if masked("new_axis"):
         return None
     if masked("shrink_axis"):
-        return begin
+        return 0 if masked("begin") else begin
     end = begin + end if call.flag("offset") else end
     return slice(None if masked("begin") else begin, None if masked("end") else end, stride)
 

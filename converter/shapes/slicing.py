@@ -135,15 +135,18 @@ def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
         else:
             if not window.shrink:
                 result.append(_strided_size(call, axis, window))
-            elif window.begin is not None:
-                _check_index(call, axis, window.begin)
+            else:
+                _check_index(call, axis, window)
             axis += 1
     return (*result, *shape[axis:])
 
 
-def _check_index(call: Call, axis: int, index: int) -> None:
-    size = (call.shapes[0] or ())[axis]
-    if size >= 0 and not isinstance(index, Dim) and not -size <= index < size:
+def _check_index(call: Call, axis: int, window: _Window) -> None:
+    """A shrunk axis takes one index, forwards: with a negative stride the runtime reads what was never written."""
+    size, index = (call.shapes[0] or ())[axis], 0 if window.open_begin else window.begin
+    if window.stride is not None and window.stride < 0:
+        raise ShapeError(f"axis {axis} of {call.described(0)} is shrunk by a stride of {window.stride}")
+    if index is not None and size >= 0 and not isinstance(index, Dim) and not -size <= index < size:
         raise ShapeError(f"index {index} lies outside axis {axis} of {call.described(0)}")
 
 
