@@ -1,0 +1,155 @@
+"""Quantize .tflite models of the test data with ai-edge-quantizer, as a user would before edge-opt.
+
+Calibration data is random: the graphs are right, the accuracy means nothing.
+
+    quantize_model.py RECIPE MODEL.tflite ... [--out DIR] [--samples 1]
+
+Each MODEL.tflite becomes MODEL.RECIPE.tflite. Needs the extra `quantizer`, and `torch` for the NPU recipes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class NpuRecipe:
+    """A choice in litert-torch's recipe for NPUs: activation bits, norms in float, bits inside attention."""
+
+    wide: bool
+    float_norms: bool = True
+    attention_bits: int = 0
+
+
+# `-int` quantizes the norms too; `-attnN` gives attention other bits, which puts QUANTIZEs into it.
+NPU_RECIPES = {
+    "a16w8": NpuRecipe(wide=True),
+    "a8w8": NpuRecipe(wide=False),
+    "a16w8-int": NpuRecipe(wide=True, float_norms=False),
+    "a8w8-int": NpuRecipe(wide=False, float_norms=False),
+    "a16w8-attn8": NpuRecipe(wide=True, attention_bits=8),
+    "a8w8-attn16": NpuRecipe(wide=False, attention_bits=16),
+}
+# names in ai_edge_quantizer.recipe
+LIBRARY_RECIPES = {
+    "dynamic": "dynamic_wi8_afp32",
+    "weight-only": "weight_only_wi8_afp32",
+    "static8": "static_wi8_ai8",
+    "static16": "static_wi8_ai16",
+}
+CACHES = (["kv_cache_k_{}", "kv_slice_k_{}"], ["kv_cache_v_{}", "kv_slice_v_{}"])
+
+
+def lib(name: str) -> Any:
+    """Import a heavy library at the moment it is needed."""
+    return importlib.import_module(name)
+
+
+def random_input(name: str, details: dict[str, Any], rng: np.random.Generator) -> Array:
+    """Values that an input of this name and type can take; a mask leaves column 0 visible in every row."""
+    shape, dtype = [max(1, int(n)) for n in details["shape"]], np.dtype(details["dtype"])
+    is_mask = "mask" in name
+    if dtype == np.bool_ or (is_mask and dtype.kind in "iu"):
+        visible = rng.random(shape) < 0.7
+        visible[..., 0] = True
+        return visible.astype(dtype)
+    if is_mask and dtype.kind == "f":
+        hidden = rng.random(shape) < 0.4
+        hidden[..., 0] = False
+        return np.where(hidden, -100.0, 0.0).astype(dtype)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    if "pos" in name:
+        return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+    return rng.integers(1, 8, shape).astype(dtype)
+
+
+def calibration_data(path: Path, samples: int) -> dict[str, list[dict[str, Array]]]:
+    """Random inputs for every signature of the model, the same on every run."""
+    interpreter = lib("ai_edge_litert.interpreter").Interpreter(model_path=str(path))
+    rng = np.random.default_rng(0)
+    data = {}
+    for key in interpreter.get_signature_list():
+        inputs = interpreter.get_signature_runner(key).get_input_details()
+        data[key] = [
+            {name: random_input(name, details, rng) for name, details in inputs.items()}
+            for _ in range(samples)
+        ]
+    return data
+
+
+def _keep_embeddings_float() -> None:
+    """Teach the quantizer that an input named *embeddings* stays float, as NPU pipelines want it."""
+    manager, types = lib("ai_edge_quantizer.algorithm_manager"), lib("ai_edge_quantizer.qtyping")
+    minmax = lib("ai_edge_quantizer.algorithms.uniform_quantize.naive_min_max_quantize")
+    calibration = lib("litert_torch.generative.export_hf.experimental.calib.quant_utils")
+    manager.register_quantized_op(
+        algorithm_key=manager.AlgorithmName.MIN_MAX_UNIFORM_QUANT,
+        tfl_op_name=types.TFLOperationName.INPUT,
+        init_qsv_func=minmax.init_qsvs,
+        calibration_func=minmax.min_max_calibrate,
+        materialize_func=calibration.get_custom_materialize_input(".*embeddings"),
+    )
+
+
+def quantize(model: Path, out: Path, recipe: str, samples: int = 1) -> None:
+    """Write `out`, the model quantized by a recipe of NPU_RECIPES or LIBRARY_RECIPES."""
+    quantizer = lib("ai_edge_quantizer.quantizer").Quantizer(str(model))
+    npu = NPU_RECIPES.get(recipe)
+    if npu is None:
+        quantizer.load_quantization_recipe(
+            getattr(lib("ai_edge_quantizer.recipe"), LIBRARY_RECIPES[recipe])()
+        )
+        statistics = (
+            quantizer.calibrate(calibration_data(model, samples)) if quantizer.need_calibration else None
+        )
+    else:
+        calibration = lib("litert_torch.generative.export_hf.experimental.calib.quant_utils")
+        _keep_embeddings_float()
+        quantizer = calibration.add_main_model_quant_recipe(
+            quantizer,
+            allow_float_operations=npu.float_norms,
+            a16w8=npu.wide,
+            attn_bits=npu.attention_bits,
+        )
+        statistics = quantizer.calibrate(calibration_data(model, samples))
+        calibration.align_kv_cache_params(statistics, str(model), *CACHES)
+    quantizer.quantize(statistics).export_model(str(out), overwrite=True)
+
+
+def main() -> int:
+    """Parse the command line and quantize each model; 1 if any of them could not be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", choices=sorted([*NPU_RECIPES, *LIBRARY_RECIPES]))
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.tflite")
+    parser.add_argument("--out", type=Path, help="folder of the results; default: beside each model")
+    parser.add_argument("--samples", type=int, default=1)
+    arguments = parser.parse_args()
+    failed = 0
+    for model in arguments.models:
+        out = (arguments.out or model.parent) / f"{model.stem}.{arguments.recipe}.tflite"
+        try:
+            quantize(model, out, arguments.recipe, arguments.samples)
+        except Exception:  # one model that the quantizer cannot take must not hide the others
+            traceback.print_exc()
+            print(f"{model.name}: FAILED", flush=True)
+            failed += 1
+        else:
+            print(f"{model.name}: {out.name}, {out.stat().st_size:,} bytes", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
