@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_opt.ir import Constants, Model, load, save
 from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import EdgeOptError, UsageError
@@ -264,6 +265,7 @@ def _rewrite(
         for chosen_pass in passes:
             run_pass(chosen_pass, context)
     if result.converted:
+        raise_runtime_version(model)
         remove_unused(model, usage)
     for summary, (name, graph) in zip(result.signatures, model.entry_points(), strict=True):
         summary.operators_after = len(graph)

@@ -27,6 +27,7 @@ class Usage:
             tensors.update(id(t) for t in (*signature.inputs.values(), *signature.outputs.values()))
         buffers = {id(t.buffer) for subgraph in model.subgraphs for t in subgraph.tensors if id(t) in tensors}
         buffers.update(id(entry.buffer) for entry in model.metadata)
+        buffers.update(id(buffer) for buffer in model.metadata_buffers)
         return cls(frozenset(tensors), frozenset(buffers))
 
 

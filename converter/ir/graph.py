@@ -84,7 +84,9 @@ class Tensor:
     @property
     def has_rank(self) -> bool:
         """False where the file says that not even the number of dimensions is known."""
-        return bool(self.shape) or self.table is None or bool(self.table.get("has_rank"))
+        known = bool(self.shape) or self.table is None or bool(self.table.get("has_rank"))
+        # Writers of old leave `has_rank` out; a constant's bytes say that it is a scalar.
+        return known or self.is_constant
 
     @property
     def is_dynamic(self) -> bool:
@@ -343,6 +345,7 @@ def topological(operators: Iterable[Operator]) -> list[Operator]:
     producer = {id(tensor): operator for operator in pending for tensor in operator.outputs}
     ordered: list[Operator] = []
     done: set[int] = set()
+    opened: set[int] = set()
     for root in pending:
         stack = [root]
         while stack:
@@ -357,6 +360,8 @@ def topological(operators: Iterable[Operator]) -> list[Operator]:
             if id(operator) in done:
                 stack.pop()
             elif missing:
+                opened.add(id(operator))
+                assert not any(id(source) in opened for source in missing), "the operators are cyclic"
                 stack.extend(reversed(missing))
             else:
                 done.add(id(operator))

@@ -9,6 +9,8 @@ from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, OperatorCode, Tensor
 from edge_opt.schema.data import Data
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -41,25 +43,32 @@ class Metadata:
 
 @dataclass(slots=True)
 class Model:
-    """Everything a .tflite file says. `buffers[0]` is the empty one that tensors without bytes refer to."""
+    """Everything a .tflite file says. `buffers[0]` is the empty one that tensors without bytes refer to.
+
+    `metadata_buffers` are those that the deprecated field `metadata_buffer` lists.
+    """
 
     subgraphs: list[Subgraph] = field(default_factory=list)
     signatures: list[Signature] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=lambda: [Buffer()])
     operator_codes: list[OperatorCode] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
+    metadata_buffers: list[Buffer] = field(default_factory=list)
     table: Table | None = None
     file: ModelFile | None = None
     constant_buffers: dict[bytes, Buffer] = field(default_factory=dict)
+    new_codes: dict[Hashable, OperatorCode] = field(default_factory=dict)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
-        """The model's code for a builtin operator in that version, listed anew where it is not yet."""
+        """The model's code for a builtin operator in that version.
+
+        A new one is listed when the model is written and an operator has it: a rewrite that is dropped leaves none.
+        """
         code = OperatorCode(BUILTIN_OPERATORS[name], version)
         for known in self.operator_codes:
             if known.key() == code.key():
                 return known
-        self.operator_codes.append(code)
-        return code
+        return self.new_codes.setdefault(code.key(), code)
 
     def signature_name(self, subgraph: Subgraph) -> str:
         """The name users know the subgraph by: its signature's key, else its own name."""

@@ -58,6 +58,8 @@ def from_tables(file: ModelFile) -> Model:
         name = table.get("name") or ""
         buffer = _at(model.buffers, index, partial("metadata '{}'".format, name), "buffer")
         model.metadata.append(Metadata(name, buffer, table))
+    for index in _integers(root.get("metadata_buffer")):
+        model.metadata_buffers.append(_at(model.buffers, index, lambda: "metadata_buffer", "buffer"))
     return model
 
 
@@ -107,7 +109,7 @@ class _SubgraphReader:
             self._shape(shape, where, 0),
             DType(table.get("type")),
             quantization=None if quantization is None else Quantization(quantization),
-            buffer=_at(self._model.buffers, table.get("buffer"), lambda: where, "buffer"),
+            buffer=self._buffer(table.get("buffer"), where),
             shape_signature=None if signature is None else self._shape(signature, where, -1),
             is_variable=table.get("is_variable"),
             table=table,
@@ -115,6 +117,12 @@ class _SubgraphReader:
         self._check_bytes(tensor, where)
         self._check_quantization(tensor, where)
         return tensor
+
+    def _buffer(self, index: int, where: str) -> Buffer | None:
+        """Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it."""
+        place = partial("subgraph '{}', {}".format, self._name, where)
+        buffer: Buffer = _at(self._model.buffers, index, place, "buffer")
+        return buffer if index else None
 
     def _shape(self, sizes: Sequence[int] | None, where: str, least: int) -> tuple[int, ...]:
         shape = _integers(sizes)

@@ -81,6 +81,7 @@ class _ModelWriter:
         _put(root, "subgraphs", [self._subgraph(subgraph) for subgraph in model.subgraphs])
         _put(root, "signature_defs", [self._signature(signature) for signature in model.signatures])
         _put(root, "metadata", [self._metadata(entry) for entry in model.metadata])
+        _put_indices(root, "metadata_buffer", [self._buffers.of(buffer) for buffer in model.metadata_buffers])
         _put(root, "operator_codes", [_operator_code(code) for code in self._codes.items])
         _put(root, "buffers", [_buffer(buffer) for buffer in self._buffers.items])
         return root
@@ -113,16 +114,17 @@ class _ModelWriter:
         return table
 
     def _tensor(self, tensor: Tensor) -> Table:
-        table = _copy(tensor.table) if tensor.table is not None else new_table("Tensor")
+        table = _copy(tensor.table) if tensor.table is not None else new_table("Tensor", has_rank=True)
         _update(table, "name", tensor.name)
         _put_indices(table, "shape", tensor.shape)
-        if tensor.shape_signature is not None:
+        if tensor.shape_signature is None:
+            table.set("shape_signature", None)
+        else:
             _put_indices(table, "shape_signature", tensor.shape_signature)
         _update(table, "type", int(tensor.dtype))
         # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
         _update(table, "buffer", 0 if tensor.buffer is None else self._buffers.of(tensor.buffer))
-        if tensor.quantization is not None:
-            _update(table, "quantization", tensor.quantization.table)
+        _update(table, "quantization", None if tensor.quantization is None else tensor.quantization.table)
         _update(table, "is_variable", tensor.is_variable)
         return table
 

@@ -196,7 +196,7 @@ class _MaskBuilder:
 
     def emit(self, name: str, inputs: Sequence[Tensor], output: Tensor, options: Table | None) -> Tensor:
         code = self._context.model.operator_code(
-            name, operator_version(name, inputs[0].dtype, len(inputs[0].shape))
+            name, operator_version(name, inputs[0].dtype, len(inputs[0].shape), result=output.dtype)
         )
         self.operators.append(Operator(code, inputs, [output], options))
         return output

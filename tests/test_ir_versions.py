@@ -1,0 +1,159 @@
+"""Versions of the operators that rewrites add, against the rules that TFLite's own tools apply."""
+
+import pytest
+
+from edge_opt.ir import Buffer, DType, Metadata, Operator, Tensor
+from edge_opt.ir.operators import options_table
+from edge_opt.ir.runtime import raise_runtime_version
+from edge_opt.ir.text import parse
+from edge_opt.ir.versions import _RUNTIMES, _VERSIONS, operator_version, runtime_version
+from edge_opt.schema import Data
+from edge_opt.schema.tables import ENUMS
+
+F32, F16, I8, I16, I32, I64, U8, BOOL = (
+    DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.BOOL,
+)  # fmt: skip
+
+# GetBuiltinOperatorVersion, read case by case: (operator, type of its data operand, rank) -> version.
+RULES = {
+    ("ADD", F32, 4): 1,
+    ("ADD", I8, 4): 2,
+    ("ADD", I16, 4): 3,  # quantized, pot_scale_int16 false
+    ("ADD", I64, 4): 4,
+    ("BATCH_MATMUL", F32, 4): 1,
+    ("BATCH_MATMUL", I8, 4): 2,
+    ("BATCH_MATMUL", I16, 4): 3,
+    ("CONCATENATION", F32, 4): 1,
+    ("CONCATENATION", I8, 4): 2,
+    ("CONCATENATION", I16, 4): 3,
+    ("CONCATENATION", DType.UINT32, 4): 4,
+    ("EQUAL", F32, 3): 1,
+    ("EQUAL", I8, 3): 2,
+    ("EQUAL", DType.STRING, 3): 3,
+    ("EQUAL", I16, 3): 4,
+    ("LOGICAL_NOT", BOOL, 4): 1,
+    ("MUL", F32, 4): 1,
+    ("MUL", I8, 4): 2,
+    ("MUL", I16, 4): 4,  # quantized
+    ("MUL", I64, 4): 5,
+    ("NOT_EQUAL", F32, 3): 1,
+    ("NOT_EQUAL", I8, 3): 2,
+    ("NOT_EQUAL", I16, 3): 1,
+    ("PACK", F32, 3): 1,
+    ("PACK", U8, 3): 1,
+    ("PACK", I8, 3): 2,
+    ("PACK", I16, 3): 3,
+    ("RESHAPE", F32, 4): 1,
+    ("RESHAPE", I16, 6): 1,
+    ("SELECT_V2", F32, 4): 1,
+    ("SELECT_V2", I16, 4): 1,
+    ("SLICE", F32, 4): 1,
+    ("SLICE", I8, 4): 2,
+    ("SLICE", DType.STRING, 1): 3,
+    ("SLICE", I16, 4): 4,
+    ("SLICE", I16, 5): 5,
+    ("SLICE", F32, 5): 5,
+    ("SLICE", DType.UINT32, 5): 6,
+    ("SPLIT", F32, 4): 1,
+    ("SPLIT", I8, 4): 2,
+    ("SPLIT", I32, 4): 3,
+    ("SPLIT", I16, 4): 4,
+    ("TRANSPOSE", F32, 4): 1,
+    ("TRANSPOSE", I8, 4): 2,
+    ("TRANSPOSE", BOOL, 4): 3,
+    ("TRANSPOSE", F32, 5): 4,
+    ("TRANSPOSE", I8, 5): 4,
+    ("TRANSPOSE", I16, 4): 5,
+    ("TRANSPOSE", I16, 5): 5,
+    ("TRANSPOSE", F32, 6): 6,
+    ("TRANSPOSE", I16, 6): 6,
+    ("TRANSPOSE", DType.INT4, 2): 7,
+    ("UNPACK", F32, 4): 1,
+    ("UNPACK", I8, 4): 2,
+    ("UNPACK", U8, 4): 2,
+    ("UNPACK", BOOL, 4): 3,
+    ("UNPACK", I16, 4): 4,
+}
+
+
+@pytest.mark.parametrize(("key", "version"), RULES.items(), ids=lambda value: str(value))
+def test_version_of_a_new_operator(key: tuple[str, DType, int], version: int) -> None:
+    name, dtype, rank = key
+    assert operator_version(name, dtype, rank) == version
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "version"),
+    [
+        (BOOL, F32, 1), (BOOL, F16, 5), (F16, F32, 5), (BOOL, DType.FLOAT64, 5), (I8, F32, 3), (BOOL, I8, 3),
+        (DType.UINT16, I8, 4), (DType.UINT32, F32, 2), (DType.BFLOAT16, F32, 7), (DType.INT4, F32, 6), (I16, I32, 1),
+    ],
+)  # fmt: skip
+def test_version_of_a_cast_depends_on_both_types(source: DType, result: DType, version: int) -> None:
+    assert operator_version("CAST", source, 4, result=result) == version
+
+
+def test_an_operator_that_no_rewrite_adds_has_no_version_here() -> None:
+    with pytest.raises(KeyError):
+        operator_version("CONV_2D", F32)
+    assert runtime_version("CONV_2D", 1) == ""
+
+
+def test_every_version_that_can_be_given_has_a_runtime() -> None:
+    assert _VERSIONS.keys() == _RUNTIMES.keys()
+    for name in _VERSIONS:
+        assert name in ENUMS["BuiltinOperator"]
+        assert options_table(name) is not None
+        for dtype in DType:
+            for rank in range(8):
+                assert runtime_version(name, operator_version(name, dtype, rank, result=F16))
+
+
+# FindMinimumRuntimeVersionForOp
+@pytest.mark.parametrize(
+    ("name", "version", "runtime"),
+    [
+        ("ADD", 3, "2.4.0"), ("BATCH_MATMUL", 3, "2.4.0"), ("CAST", 5, "2.12.0"), ("CONCATENATION", 3, "2.3.0"),
+        ("EQUAL", 4, "2.13.0"), ("MUL", 1, "1.5.0"), ("PACK", 3, "2.3.0"), ("SELECT_V2", 1, "2.2.0"),
+        ("SLICE", 4, "2.4.0"), ("SLICE", 5, "2.5.0"), ("SPLIT", 4, "2.3.0"), ("TRANSPOSE", 6, "2.12.0"),
+        ("UNPACK", 4, "2.3.0"), ("SPLIT", 9, ""), ("SPLIT", 0, ""),
+    ],
+)  # fmt: skip
+def test_runtime_of_a_version(name: str, version: int, runtime: str) -> None:
+    assert runtime_version(name, version) == runtime
+
+
+def recorded(version: bytes, *, added: str = "SPLIT", number: int = 4) -> bytes:
+    """The entry `min_runtime_version` of a model that says `version`, after an operator was added."""
+    model = parse("subgraph main (%x: float32[4]) {\n %y: float32[4] = ABS(%x)\n return %y\n}")
+    model.metadata.append(Metadata("min_runtime_version", Buffer(Data(version))))
+    x = model.subgraphs[0].inputs[0]
+    code = model.operator_code(added, number)
+    model.subgraphs[0].append(Operator(code, [x], [Tensor("z", (4,), F32)]))
+    before = model.metadata[0].buffer
+    raise_runtime_version(model)
+    assert bytes(before.data.view()) == version, "a buffer is never edited in place"
+    return bytes(model.metadata[0].buffer.data.view())
+
+
+def test_a_newer_operator_raises_the_runtime_that_the_model_asks_for() -> None:
+    assert recorded(b"1.5.0".ljust(16, b"\0")) == b"2.3.0".ljust(16, b"\0")
+    assert recorded(b"1.14.0".ljust(16, b"\0"), added="SLICE", number=6) == b"2.14.0".ljust(16, b"\0")
+
+
+def test_versions_are_compared_as_numbers_not_as_text() -> None:
+    assert recorded(b"2.17.0".ljust(16, b"\0")) == b"2.17.0".ljust(16, b"\0")
+    assert recorded(b"2.9.0".ljust(16, b"\0"), added="SLICE", number=6) == b"2.14.0".ljust(16, b"\0")
+
+
+@pytest.mark.parametrize("nothing", [bytes(16), b"", b"not a version\0\0\0"])
+def test_an_entry_that_says_nothing_is_left_alone(nothing: bytes) -> None:
+    assert recorded(nothing) == nothing
+
+
+def test_operators_that_were_there_before_do_not_count() -> None:
+    model = parse("subgraph main (%x: float32[4]) {\n %y: float32[4] = ABS(%x)\n return %y\n}")
+    model.metadata.append(Metadata("min_runtime_version", Buffer(Data(b"1.5.0"))))
+    model.operator_code("SPLIT", 4)  # asked for by a rewrite that was dropped
+    raise_runtime_version(model)
+    assert bytes(model.metadata[0].buffer.data.view()) == b"1.5.0"
