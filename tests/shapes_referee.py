@@ -14,9 +14,10 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
-from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Call
 from edge_opt.shapes.folding import fold
+from edge_opt.shapes.inference import called_subgraphs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,3 +246,33 @@ def _read(runtime: Interpreter, detail: dict[str, Any]) -> Any:
     """The interpreter has no buffer for a tensor without elements, and says so."""
     shape = tuple(int(size) for size in detail["shape"])
     return np.zeros(shape, detail["dtype"]) if 0 in shape else runtime.get_tensor(detail["index"])
+
+
+def allocated_shapes(model: bytes) -> list[dict[int, Shape]]:
+    """Every subgraph's tensor shapes by index, after the interpreter allocated all that nothing enters."""
+    runtime = interpreter(model)
+    inner = runtime._interpreter
+    count = inner.NumSubgraphs()
+    for subgraph in roots(ir.load(model)):
+        inner.AllocateTensors(subgraph)
+    details = [runtime.get_tensor_details(subgraph) for subgraph in range(count)]
+    return [{d["index"]: tuple(int(n) for n in d["shape"]) for d in rows} for rows in details]
+
+
+def roots(model: ir.Model) -> list[int]:
+    """The subgraphs that no operator enters."""
+    return [index for index in range(len(model.subgraphs)) if index not in called_subgraphs(model)]
+
+
+def compare_all(model: bytes) -> tuple[int, list[str]]:
+    """How many tensors there are, and each of which our shape is not the interpreter's."""
+    loaded = ir.load(model)
+    derived = derive(loaded, placeholders=True).shapes
+    wrong = []
+    allocated = allocated_shapes(model)
+    for subgraph, actual in zip(loaded.subgraphs, allocated, strict=True):
+        for index, tensor in enumerate(subgraph.tensors):
+            ours = derived.get(tensor, tensor.shape)
+            if ours != actual[index]:
+                wrong.append(f"{subgraph.name} {tensor.name}: we {ours}, the interpreter {actual[index]}")
+    return sum(map(len, allocated)), wrong

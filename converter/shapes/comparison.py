@@ -12,9 +12,10 @@ from edge_opt.shapes.quantization import wrong_quantization
 from edge_opt.shapes.report import Disagreement, ShapeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
+    from edge_opt.shapes.call import Fact
     from edge_opt.shapes.dimension import Shape
     from edge_opt.shapes.errors import ShapeError
     from edge_opt.shapes.report import Stated
@@ -48,10 +49,10 @@ class Findings:
         shape = recorded_shape(tensor)
         return () if shape is None and not self._states_ranks else shape
 
-    def given(self, tensors: Iterable[Tensor]) -> None:
+    def given(self, facts: Mapping[Tensor, Fact]) -> None:
         """Take up a subgraph's inputs."""
-        for tensor in tensors:
-            self._shapes.setdefault(tensor, self.recorded(tensor))
+        for tensor, fact in facts.items():
+            self._shapes[tensor] = fact.shape
 
     def unknown(self, tensor: Tensor) -> Shape | None:
         """Take up a result that cannot be derived; return what its readers may assume."""

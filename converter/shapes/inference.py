@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 assert LOADED
 
-_DEEPEST = 48
-"""Subgraphs inside subgraphs: a file may nest thousands, a Python stack may not."""
+_DEEPEST = 64
+"""Subgraphs inside subgraphs: more than the reader lets through, fewer than a Python stack holds."""
 
 _CALLEES = (
     "body_subgraph_index",
@@ -86,7 +86,7 @@ class _Derivation:
 
     def run(self) -> ShapeReport:
         """Walk the subgraphs that nothing enters with their recorded inputs; then what was not entered after all."""
-        callees = _called(self._model)
+        callees = called_subgraphs(self._model)
         walked: set[int] = set()
         for index, subgraph in enumerate(self._model.subgraphs):
             self._check_constants(subgraph)
@@ -226,7 +226,7 @@ def _value_key(value: Array | None) -> object:
     return (value.shape, value.dtype.str, value.tobytes())
 
 
-def _called(model: Model) -> set[int]:
+def called_subgraphs(model: Model) -> set[int]:
     """The subgraphs that operators enter or refer to."""
     called: set[int] = set()
     for subgraph in model.subgraphs:
