@@ -20,9 +20,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Source:
-    """A model file, open for reading (until `close`, or as long as the source lives), or a bytes object."""
+    """A model file, open for reading (until `close`, or as long as the source lives), or a bytes object.
 
-    __slots__ = ("__weakref__", "_array", "_finalizer", "_stat", "content", "fd", "path", "size")
+    It may also be a section of a file, which begins at its byte `base`; offsets count from there.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_finalizer", "_stat", "base", "content", "fd", "path", "size")
 
     def __init__(self, content: bytes) -> None:
         self.path: Path | None = None
@@ -31,6 +34,7 @@ class Source:
         # All arrays look into this one: four times cheaper than a buffer each.
         self._array: Bytes | None = np.frombuffer(content, np.uint8)
         self.size = len(content)
+        self.base = 0
         self._stat: tuple[int, ...] | None = None
         self._finalizer: Any = None
 
@@ -64,6 +68,24 @@ class Source:
         source._stat = _identity(status)
         return source
 
+    def section(self, begin: int, size: int) -> "Source":
+        """A part of this file as a source of its own, with a descriptor of its own.
+
+        Raises:
+            ModelFormatError: the part does not lie inside.
+        """
+        if not 0 <= begin <= begin + size <= self.size:
+            where = f"bytes {begin} to {begin + size}, of {self.size}"
+            raise ModelFormatError(f"{self.name}: a section lies outside the file ({where})")
+        if self.fd is None:
+            return Source(bytes(self.view(begin, size)))
+        part = Source(b"")
+        part.path, part.content, part._array = self.path, None, None
+        part.fd = os.dup(self.fd)
+        part._finalizer = weakref.finalize(part, os.close, part.fd)
+        part.base, part.size, part._stat = self.base + begin, size, self._stat
+        return part
+
     @property
     def name(self) -> str:
         """What to call it in a message."""
@@ -96,7 +118,7 @@ class Source:
         done = 0
         while done < len(content):
             try:
-                count = os.preadv(self.fd, [content[done:].data], offset + done)
+                count = os.preadv(self.fd, [content[done:].data], self.base + offset + done)
             except OSError as error:
                 raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
             if count == 0:

@@ -83,13 +83,15 @@ class ModelFile:
         self.close()
 
 
-def read_model(model: str | os.PathLike[str] | bytes, *, max_objects: int = MAX_OBJECTS) -> ModelFile:
-    """Read the tables of a .tflite file; weights stay in the file until somebody asks for them.
+def read_model(
+    model: str | os.PathLike[str] | bytes | Source, *, max_objects: int = MAX_OBJECTS
+) -> ModelFile:
+    """Read the tables of a .tflite file (or of a section of a file); weights stay there until somebody asks for them.
 
     Raises:
         ModelFormatError: the file is missing, no model, malformed, or written by a newer schema.
     """
-    source = Source(bytes(model)) if isinstance(model, bytes | bytearray | memoryview) else Source.open(model)
+    source = _source_of(model)
     try:
         file = Reader(source, max_objects).model()
         source.check_unchanged()
@@ -97,6 +99,14 @@ def read_model(model: str | os.PathLike[str] | bytes, *, max_objects: int = MAX_
         source.close()
         raise
     return file
+
+
+def _source_of(model: str | os.PathLike[str] | bytes | Source) -> Source:
+    if isinstance(model, Source):
+        return model
+    if isinstance(model, bytes | bytearray | memoryview):
+        return Source(bytes(model))
+    return Source.open(model)
 
 
 class _Shape(NamedTuple):

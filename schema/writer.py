@@ -49,11 +49,11 @@ def write_model(
     sources = _sources(root)
     inputs = tuple(identity for source in sources if (identity := source.identity) is not None)
     resolve_target(path, overwrite=overwrite, inputs=inputs)
-    placement = _place(root)
+    placement = place_model(root)
     total = len(placement.tables) + sum(piece.length for piece in placement.pieces)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
         os.ftruncate(target, placement.size)
-        _write(placement, target, _counter(total, progress))
+        write_placed(placement, target, 0, counter(total, progress))
         for source in sources:
             source.check_unchanged()
     copied = sum(piece.length for piece in placement.pieces if piece.source is not None)
@@ -68,7 +68,7 @@ def model_bytes(root: Table) -> bytes:
     Raises:
         ModelFormatError: the tables hold what the format cannot.
     """
-    placement = _place(root)
+    placement = place_model(root)
     content = bytearray(placement.size)
     content[: len(placement.tables)] = placement.tables
     for piece in placement.pieces:
@@ -85,23 +85,28 @@ def _sources(root: Table) -> list[Source]:
     return [source for source in sources.values() if source is not None]
 
 
-def _place(root: Table) -> Placement:
+def place_model(root: Table) -> Placement:
+    """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be."""
     try:
         return place(build(root, inside=True))
     except OverflowError:
         return place(build(root, inside=False))
 
 
-def _write(placement: Placement, target: int, advance: Callable[[int], None]) -> None:
-    write_bytes(memoryview(placement.tables), target, 0, advance)
+def write_placed(placement: Placement, target: int, base: int, advance: Callable[[int], None]) -> None:
+    """Write a placed model to a descriptor, from byte `base` on."""
+    write_bytes(memoryview(placement.tables), target, base, advance)
     for piece in placement.pieces:
+        at = base + piece.at
         if piece.source is None or piece.source.fd is None:
-            write_bytes(piece.view().data, target, piece.at, advance)
+            write_bytes(piece.view().data, target, at, advance)
         else:
-            copy_range(piece.source.fd, piece.start, target, piece.at, piece.length, advance=advance)
+            start = piece.source.base + piece.start
+            copy_range(piece.source.fd, start, target, at, piece.length, advance=advance)
 
 
-def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
+def counter(total: int, progress: Progress | None) -> Callable[[int], None]:
+    """Adds up steps for `progress(done, total)`."""
     done = 0
 
     def advance(count: int) -> None:

@@ -1,0 +1,277 @@
+"""LiteRT-LM bundles (.litertlm): several models and their metadata in one file, as sections aligned to 16 KiB.
+
+Reads where the sections lie, and writes a bundle in which some models are replaced. Everything else goes over byte for
+byte: of the header, only the sections' positions change.
+
+Source of the format: the PyPI package litert-lm-builder (litertlm_core, litertlm_header_schema_py_generated).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.data import Source
+from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.transfer import copy_range, write_bytes
+from edge_opt.schema.writer import Progress, WriteStats, counter, place_model, write_placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from edge_opt.schema.placement import Placement
+    from edge_opt.schema.table import Table
+
+MAGIC: Final = b"LITERTLM"
+ALIGNMENT: Final = 16 << 10
+_MAJOR_VERSION: Final = 1
+_HEADER_BEGIN: Final = 32
+_LARGEST_HEADER: Final = 16 << 20
+_TFLITE_MODEL: Final = 3
+_STRING_VALUE: Final = 9
+
+# Slots of the header's tables.
+_SECTION_METADATA, _OBJECTS = 1, 0
+_ITEMS, _BEGIN, _END, _TYPE = 0, 1, 2, 3
+_KEY, _VALUE_TYPE, _VALUE = 0, 1, 2
+
+
+class Section(NamedTuple):
+    """One part of a bundle: bytes `begin` to `end`; `begin_at` and `end_at` are where the header says so."""
+
+    begin: int
+    end: int
+    data_type: int
+    items: dict[str, str]
+    begin_at: int
+    end_at: int
+
+    @property
+    def is_model(self) -> bool:
+        """True for a TFLite model."""
+        return self.data_type == _TFLITE_MODEL
+
+    @property
+    def model_type(self) -> str:
+        """What a model is for, e.g. `prefill_decode`; empty for other sections."""
+        return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
+
+
+class Bundle:
+    """An open bundle: its header and where its sections lie."""
+
+    __slots__ = ("header", "sections", "source")
+
+    def __init__(self, source: Source, header: bytes, sections: list[Section]) -> None:
+        self.source = source
+        self.header = header
+        self.sections = sections
+
+    def part(self, section: Section) -> Source:
+        """The bytes of a section, as something that `read_model` reads."""
+        return self.source.section(section.begin, section.end - section.begin)
+
+
+def is_bundle(path: str | os.PathLike[str]) -> bool:
+    """True where the file begins like a bundle; a file that cannot be opened is none."""
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return False
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Read a bundle's header.
+
+    Raises:
+        ModelFormatError: the file is missing or no bundle, or its sections lie outside it or in one another.
+    """
+    source = Source.open(path)
+    try:
+        return _Header(source).bundle()
+    except BaseException:
+        source.close()
+        raise
+
+
+class _Header:
+    """Bounded reading of the header's flatbuffer."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
+        if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
+            raise self._fail("this is no LiteRT-LM bundle")
+        major = int.from_bytes(begin[8:12], "little")
+        if major != _MAJOR_VERSION:
+            raise self._fail(
+                f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
+            )
+        end = int.from_bytes(begin[24:32], "little")
+        if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
+            raise self._fail(f"the header ends at byte {end}, of {source.size}")
+        self._bytes = bytes(source.view(0, end))
+
+    def _fail(self, message: str) -> ModelFormatError:
+        return ModelFormatError(f"{self._source.name}: {message}")
+
+    def _unpack(self, form: str, at: int) -> int:
+        if not _HEADER_BEGIN <= at <= len(self._bytes) - struct.calcsize(form):
+            raise self._fail(f"the header points to byte {at}, outside itself")
+        value: int = struct.unpack_from(form, self._bytes, at)[0]
+        return value
+
+    def _follow(self, at: int) -> int:
+        return at + self._unpack("<I", at)
+
+    def _field(self, table: int, slot: int) -> int | None:
+        """Where a field of a table stands; None where it is absent."""
+        vtable = table - self._unpack("<i", table)
+        if 4 + 2 * slot + 2 > self._unpack("<H", vtable):
+            return None
+        offset = self._unpack("<H", vtable + 4 + 2 * slot)
+        return table + offset if offset else None
+
+    def _child(self, table: int, slot: int) -> int | None:
+        at = self._field(table, slot)
+        return None if at is None else self._follow(at)
+
+    def _vector(self, table: int, slot: int) -> list[int]:
+        """The tables of a vector."""
+        at = self._child(table, slot)
+        if at is None:
+            return []
+        count = self._unpack("<I", at)
+        if count > (len(self._bytes) - at) // 4:
+            raise self._fail(f"the header lists {count} entries, more than it has room for")
+        return [self._follow(at + 4 + 4 * index) for index in range(count)]
+
+    def _string(self, at: int) -> str:
+        length = self._unpack("<I", at)
+        text = self._bytes[at + 4 : at + 4 + length]
+        if len(text) < length:
+            raise self._fail(f"a text of {length} bytes reaches outside the header")
+        return text.decode("utf-8", "replace")
+
+    def bundle(self) -> Bundle:
+        root = self._follow(_HEADER_BEGIN)
+        metadata = self._child(root, _SECTION_METADATA)
+        objects = [] if metadata is None else self._vector(metadata, _OBJECTS)
+        sections = [self._section(table, index) for index, table in enumerate(objects)]
+        if not sections:
+            raise self._fail("the bundle has no sections")
+        self._check_order(sections)
+        return Bundle(self._source, self._bytes, sections)
+
+    def _section(self, table: int, index: int) -> Section:
+        begin_at, end_at = self._field(table, _BEGIN), self._field(table, _END)
+        if begin_at is None or end_at is None:
+            raise self._fail(f"section {index} has no position")
+        begin, end = self._unpack("<Q", begin_at), self._unpack("<Q", end_at)
+        if not len(self._bytes) <= begin <= end <= self._source.size:
+            raise self._fail(f"section {index} lies at bytes {begin} to {end}, of {self._source.size}")
+        type_at = self._field(table, _TYPE)
+        data_type = 0 if type_at is None else self._unpack("<B", type_at)
+        items = dict(filter(None, (self._item(item) for item in self._vector(table, _ITEMS))))
+        return Section(begin, end, data_type, items, begin_at, end_at)
+
+    def _item(self, table: int) -> tuple[str, str] | None:
+        key, value, kind = (
+            self._child(table, _KEY),
+            self._child(table, _VALUE),
+            self._field(table, _VALUE_TYPE),
+        )
+        if key is None or value is None or kind is None or self._unpack("<B", kind) != _STRING_VALUE:
+            return None
+        text = self._child(value, 0)
+        return None if text is None else (self._string(key), self._string(text))
+
+    def _check_order(self, sections: list[Section]) -> None:
+        end = 0
+        for begin, stop in sorted({(section.begin, section.end) for section in sections}):
+            if begin < end:
+                raise self._fail(f"sections overlap at byte {begin}")
+            end = stop
+
+
+class _Place(NamedTuple):
+    """Where a section goes; `placement` for a model that is written anew."""
+
+    section: Section
+    begin: int
+    size: int
+    placement: Placement | None
+
+
+def write_bundle(
+    bundle: Bundle,
+    models: Mapping[int, Table],
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> WriteStats:
+    """Write the bundle with the models of some sections (by index) replaced; all at once, weights from file to file.
+
+    Raises:
+        UsageError: the output is the input, or exists and `overwrite` is false.
+        OutputError: it could not be written; nothing was left behind.
+        ModelFormatError: a model's tables hold what the format cannot, or the input was changed meanwhile.
+    """
+    identity = bundle.source.identity
+    inputs = () if identity is None else (identity,)
+    resolve_target(path, overwrite=overwrite, inputs=inputs)
+    places = _lay_out(bundle, models)
+    header = bytearray(bundle.header)
+    for place in places:
+        section = place.section
+        struct.pack_into("<Q", header, section.begin_at, place.begin)
+        struct.pack_into("<Q", header, section.end_at, place.begin + place.size)
+    size = max(place.begin + place.size for place in places)
+    distinct = list({place.begin: place for place in places}.values())
+    total = len(header) + sum(place.size for place in distinct)
+    advance = counter(total, progress)
+    with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
+        os.ftruncate(target, size)
+        write_bytes(memoryview(header), target, 0, advance)
+        for place in distinct:
+            _write_section(bundle, place, target, advance)
+        bundle.source.check_unchanged()
+    tables = sum(len(place.placement.tables) for place in distinct if place.placement is not None)
+    return WriteStats(str(path), size, size, tables, size - tables - len(header), len(distinct))
+
+
+def _lay_out(bundle: Bundle, models: Mapping[int, Table]) -> list[_Place]:
+    """Sections keep the order in which they lie in the file; those that are the same bytes stay the same."""
+    end = len(bundle.header)
+    placed: dict[tuple[int, int], _Place] = {}
+    order = sorted(range(len(bundle.sections)), key=lambda index: bundle.sections[index].begin)
+    for index in order:
+        section = bundle.sections[index]
+        key = (section.begin, section.end)
+        if key in placed:
+            continue
+        placement = place_model(models[index]) if index in models else None
+        size = section.end - section.begin if placement is None else placement.size
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        placed[key] = _Place(section, begin, size, placement)
+        end = begin + size
+    return [placed[section.begin, section.end]._replace(section=section) for section in bundle.sections]
+
+
+def _write_section(bundle: Bundle, place: _Place, target: int, advance: Callable[[int], None]) -> None:
+    if place.placement is not None:
+        write_placed(place.placement, target, place.begin, advance)
+        return
+    source = bundle.source
+    assert source.fd is not None
+    copy_range(source.fd, source.base + place.section.begin, target, place.begin, place.size, advance=advance)
