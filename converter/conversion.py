@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from edge_opt.ir import Constants, Model, load, save
+from edge_opt.container import Container, Part, Sections, SingleModel, open_container
+from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
@@ -122,12 +123,13 @@ def convert(
     dry_run: bool = False,
     require_match: bool = False,
     require_all: bool = False,
+    sections: Sections = "prefill-decode",
     progress: Progress | None = None,
 ) -> ConversionResult:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
     Args:
-        source: a .tflite file, its bytes, or a loaded `Model` (which is edited in place).
+        source: a .tflite file, its bytes, a .litertlm bundle, or a loaded `Model` (which is edited in place).
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
         target: a bundled target's name, the path of a target file, or a `Target`.
         passes: names of the passes to run, all that are on for the target where None.
@@ -138,6 +140,7 @@ def convert(
         dry_run: do everything but write.
         require_match: raise `NothingMatchedError` where no site was converted.
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
+        sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
         progress: called with (stage, done, total) on long work.
 
     Raises:
@@ -145,6 +148,7 @@ def convert(
         UsageError: an unknown name, an output that is the input or exists.
         OutputError: the output cannot be written.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
+        RuntimeUnavailable: the runtime does not start here, so nothing can be proved; nothing was written.
     """
     started = time.perf_counter()
     _check_verify(verify, source)
@@ -154,24 +158,26 @@ def convert(
         prover = None
         if verify != "none":
             # Started first: the runtime's import overlaps with reading the model.
-            prover = stack.enter_context(RegionProver())
+            name = "" if isinstance(source, Model | bytes) else os.fspath(source)
+            prover = stack.enter_context(RegionProver(model=name))
             prover.start()
-        model = source if isinstance(source, Model) else load(source)
+        container = open_container(source, sections)
         destination = None if dry_run else _destination(source, output, overwrite=overwrite)
         result = ConversionResult(
             None if isinstance(source, Model | bytes) else os.fspath(source),
             None,
             facts.name,
             verify,
-            model=model,
+            model=container.parts[0].model,
         )
-        _rewrite(model, chosen, facts, signatures, prover, result, progress)
+        for part in container.parts:
+            _rewrite(part, chosen, facts, signatures, prover, result, progress)
         _check_requirements(result, require_match=require_match, require_all=require_all)
         if destination is not None:
-            _write(model, destination, source, verify, overwrite=overwrite, progress=progress)
+            _write(container, destination, verify, overwrite=overwrite, progress=progress)
             result.output = str(destination)
-        elif verify == "full":
-            _compare_whole(source, model, progress)
+        elif verify == "full" and isinstance(container, SingleModel):
+            _compare_whole(source, container.parts[0].model, progress)
     result.seconds = time.perf_counter() - started
     return result
 
@@ -234,7 +240,7 @@ def _choose_signatures(model: Model, wanted: Iterable[str] | None) -> list[tuple
 
 
 def _rewrite(
-    model: Model,
+    part: Part,
     passes: list[Pass],
     target: Target,
     wanted: Iterable[str] | None,
@@ -242,15 +248,22 @@ def _rewrite(
     result: ConversionResult,
     progress: Progress | None,
 ) -> None:
+    model = part.model
     entries = _choose_signatures(model, wanted)
     usage = Usage.of(model)
-    chosen = {name for name, _ in entries}
-    result.signatures = [
-        SignatureSummary(name, len(graph), largest_tensor_before=largest_intermediate(graph))
+    graphs = {id(graph) for _, graph in entries}
+    summaries = [
+        (
+            graph,
+            SignatureSummary(
+                part.signature(name), len(graph), largest_tensor_before=largest_intermediate(graph)
+            ),
+        )
         for name, graph in model.entry_points()
     ]
-    total = sum(_softmaxes(graph) for _, graph in entries) * len(passes)
-    seen: set[int] = set()
+    result.signatures.extend(summary for _, summary in summaries)
+    done = len(result.sites)
+    total = done + sum(_softmaxes(graph) for _, graph in entries) * len(passes)
 
     def on_site(report: SiteReport) -> None:
         result.sites.append(report)
@@ -258,21 +271,22 @@ def _rewrite(
             progress("rewriting", len(result.sites), max(total, len(result.sites)))
 
     for name, graph in entries:
-        if id(graph) in seen:
+        if id(graph) not in graphs:
             continue
-        seen.add(id(graph))
-        context = Context(model, graph, name, target, Constants(model), prover, on_site)
+        graphs.discard(id(graph))
+        context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
         for chosen_pass in passes:
             run_pass(chosen_pass, context)
-    if result.converted:
+    own = result.sites[done:]
+    if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)
         remove_unused(model, usage)
-    for summary, (name, graph) in zip(result.signatures, model.entry_points(), strict=True):
+    for graph, summary in summaries:
         summary.operators_after = len(graph)
         summary.largest_tensor_after = largest_intermediate(graph)
-        own = [site for site in result.sites if site.signature == name and name in chosen]
-        summary.blocks = sum((site.heads or 0) > 1 for site in own)
-        summary.converted = sum(site.status is Status.CONVERTED and (site.heads or 0) > 1 for site in own)
+        sites = [site for site in own if site.signature == summary.name]
+        summary.blocks = sum((site.heads or 0) > 1 for site in sites)
+        summary.converted = sum(site.status is Status.CONVERTED and (site.heads or 0) > 1 for site in sites)
 
 
 def _softmaxes(graph: Subgraph) -> int:
@@ -307,23 +321,17 @@ def _check_requirements(result: ConversionResult, *, require_match: bool, requir
 
 
 def _write(
-    model: Model,
-    destination: Path,
-    source: str | os.PathLike[str] | bytes | Model,
-    verify: Verify,
-    *,
-    overwrite: bool,
-    progress: Progress | None,
+    container: Container, destination: Path, verify: Verify, *, overwrite: bool, progress: Progress | None
 ) -> None:
     def on_bytes(done: int, total: int) -> None:
         if progress is not None:
             progress("writing", done, total)
 
     def check(written: Path) -> None:
-        _compare_whole(source, written, progress)
+        for before, after in container.pairs(written):
+            _compare_whole(before, after, progress)
 
-    save(
-        model,
+    container.save(
         destination,
         overwrite=overwrite,
         progress=on_bytes,
@@ -332,7 +340,9 @@ def _write(
 
 
 def _compare_whole(
-    source: str | os.PathLike[str] | bytes | Model, converted: Path | Model, progress: Progress | None
+    source: str | os.PathLike[str] | bytes | Model,
+    converted: str | os.PathLike[str] | bytes | Model,
+    progress: Progress | None,
 ) -> None:
     from edge_opt.verify.compare import compare  # noqa: PLC0415  only this path needs it
 
