@@ -79,7 +79,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
 
 
 def _usage_sentence(error: Exception) -> str:
-    message = str(getattr(error, "message", error)).rstrip(".")
+    message = str(getattr(error, "message", error)).rstrip(".").replace(". Did you mean", ", did you mean")
     close = getattr(error, "possibilities", None)
     if close:
         message += f", did you mean {' or '.join(sorted(close))}?"

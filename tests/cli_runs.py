@@ -1,0 +1,86 @@
+"""Runs of the command line and the models that tests give it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.cli import main
+from edge_opt.ir import save
+from edge_opt.ir.text import parse
+
+if TYPE_CHECKING:
+    import pytest
+
+DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
+QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))
+SENTENCE = "edge-opt: error: "
+
+NO_ATTENTION = """
+signature main = #0 (x=%x) -> (y=%y)
+subgraph main (%x: float32[1,4]) {
+  %half: float32[1,4] = MUL(%x, float32(0.5))
+  %y: float32[1,4] = SOFTMAX(%half) {beta: 1.0}
+  return %y
+}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of one command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one object on standard output; anything beside it does not parse."""
+        return json.loads(self.out)
+
+    def failed_in_one_sentence(self, code: int) -> str:
+        """The sentence, after checking that there is nothing else."""
+        assert self.code == code, self
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith(SENTENCE), self.err
+        assert "Traceback" not in self.err
+        return lines[0].removeprefix(SENTENCE)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ran:
+    """One command in this process."""
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return Ran(code, captured.out, captured.err)
+
+
+def run_apart(*arguments: object, **options: Any) -> Ran:
+    """One command in a process of its own, with pipes instead of a terminal."""
+    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def written(folder: Path, text: str, name: str = "model.tflite") -> Path:
+    """A model given in the text form, as a file."""
+    path = folder / name
+    save(parse(text), path)
+    return path
+
+
+def state(folder: Path) -> dict[str, str]:
+    """Every file under a folder and its content's hash: equal states mean that nothing was touched."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,328 @@
+"""What holds for every command: help, exit codes, one JSON object, one sentence for an error, quiet when piped."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
+
+from edge_opt.cli import app, inspect
+from edge_opt.conversion import Verify
+from edge_opt.ir import save
+from edge_opt.ir.text import parse
+from edge_opt.verify.compare import Backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Captured = pytest.CaptureFixture[str]
+
+COMMANDS = ("convert", "inspect", "compare", "shapes", "explain", "golden", "passes", "targets", "demo")
+OPTIONS = {
+    "convert": (
+        "--output --target --passes --skip --signatures --verify --json --dry-run --require-match --require-all "
+        "--force --quiet"
+    ),
+    "inspect": "--json",
+    "compare": "--backend --runs --seed --atol --rtol --json",
+    "shapes": "--json --coverage",
+    "explain": "--json",
+    "demo": "--force",
+}
+# Help needs none of these; each costs more than all the rest together.
+HEAVY = (
+    "numpy",
+    "rich",
+    "flatbuffers",
+    "ai_edge_litert",
+    "torch",
+    "tensorflow",
+    "edge_opt.schema",
+    "edge_opt.ir",
+)
+
+
+# --- help ---
+
+
+def test_help_names_every_command_and_the_exit_codes(capsys: Captured) -> None:
+    ran = run(capsys, "--help")
+    assert ran.code == 0
+    assert ran.err == ""
+    for command in COMMANDS:
+        assert f"  {command} " in ran.out
+    assert "Exit codes: 0 done; 1 a difference" in ran.out
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_of_a_command_names_its_options(command: str, capsys: Captured) -> None:
+    ran = run(capsys, command, "--help")
+    assert ran.code == 0
+    for option in OPTIONS[command].split():
+        assert option in ran.out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]])
+def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str]) -> None:
+    code = (
+        f"import sys; from edge_opt.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {name for name in HEAVY if name in done.stderr.split()}
+
+
+def test_options_with_fixed_values_name_those_of_the_library() -> None:
+    assert set(app.VERIFY) == set(get_args(Verify))
+    assert set(app.BACKENDS) == set(get_args(Backend))
+
+
+def test_version_is_that_of_the_package(capsys: Captured) -> None:
+    import edge_opt
+
+    assert run(capsys, "--version").out == f"edge-opt {edge_opt.__version__}\n"
+
+
+def test_python_m_is_the_same_command() -> None:
+    ran = run_apart("--version")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("edge-opt ")
+
+
+# --- usage errors ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "Missing command"),
+        (["conver"], "No such command 'conver', did you mean 'convert'?"),
+        (["convert"], "Missing argument 'IN'"),
+        (["compare", "a"], "Missing argument 'B'"),
+        (["compare", "a", "b", "c"], "unexpected extra argument"),
+        (["convert", "a", "--forse"], "No such option: --forse, did you mean --force?"),
+        (["convert", "a", "--verify", "fll"], "'fll' does not exist, did you mean 'full'?"),
+        (["convert", "a", "--verify", "xyz"], "'xyz' does not exist, there are: regions, full, none"),
+        (["convert", "a", "--passes", ","], "it names nothing"),
+        (["compare", "a", "b", "--runs", "0"], "--runs"),
+        (["compare", "a", "b", "--backend", "xnpack"], "did you mean 'xnnpack'?"),
+        (["golden"], "Missing command"),
+        (["shapes"], "give either FILE or --coverage"),
+        (["shapes", "a", "--coverage"], "give either FILE or --coverage"),
+    ],
+)
+def test_usage_errors_are_one_sentence_and_exit_2(
+    arguments: list[str], sentence: str, capsys: Captured
+) -> None:
+    said = run(capsys, *arguments).failed_in_one_sentence(2)
+    assert sentence in said
+    assert "--help`" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--target", "gneric"], "target 'gneric' does not exist, did you mean 'generic'?"),
+        (["--passes", "mha_to_shaa"], "pass 'mha_to_shaa' does not exist, did you mean 'mha_to_sha'?"),
+        (["--skip", "mha-to-sha"], "pass 'mha-to-sha' does not exist, did you mean 'mha_to_sha'?"),
+        (["--signatures", "decod"], "signature 'decod' does not exist, did you mean 'decode'?"),
+        (["--signatures", "xyz"], "signature 'xyz' does not exist, there are: prefill_8, decode"),
+    ],
+)
+def test_unknown_names_suggest_the_closest(arguments: list[str], sentence: str, capsys: Captured) -> None:
+    ran = run(capsys, "convert", DEMO, "--dry-run", *arguments)
+    assert ran.failed_in_one_sentence(2) == sentence
+
+
+# --- --json ---
+
+
+def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) -> None:
+    ran = run(capsys, "inspect", tmp_path / "missing.tflite", "--json")
+    sentence = ran.failed_in_one_sentence(3)
+    assert ran.json == {"error": {"type": "ModelFormatError", "message": sentence, "exit_code": 3}}
+
+
+def test_json_is_one_object_also_for_usage_errors(capsys: Captured) -> None:
+    ran = run(capsys, "inspect", "--json", "--nonsense")
+    assert ran.json["error"]["exit_code"] == ran.code == 2
+
+
+def test_json_after_two_dashes_is_a_file_name(capsys: Captured) -> None:
+    ran = run(capsys, "inspect", "--", "--json")
+    ran.failed_in_one_sentence(3)
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize("command", ["inspect", "shapes", "explain"])
+def test_json_on_a_pipe_is_one_object_and_nothing_else(command: str) -> None:
+    ran = run_apart(command, DEMO, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert isinstance(ran.json, dict)
+
+
+def test_figures_that_are_not_finite_are_null(capsys: Captured) -> None:
+    from edge_opt.cli import output
+
+    output.say_json({"a": [float("inf"), {"b": float("nan")}], "c": (1.5, True, None)})
+    assert capsys.readouterr().out.split() == (
+        [
+            "{",
+            '"a":',
+            "[",
+            "null,",
+            "{",
+            '"b":',
+            "null",
+            "}",
+            "],",
+            '"c":',
+            "[",
+            "1.5,",
+            "true,",
+            "null",
+            "]",
+            "}",
+        ]
+    )
+
+
+# --- what is printed where ---
+
+
+def test_on_a_pipe_there_is_neither_progress_nor_colour(tmp_path: Path) -> None:
+    ran = run_apart("convert", DEMO, "-o", tmp_path / "out.tflite")
+    assert (ran.code, ran.err) == (0, "")
+    assert "\x1b" not in ran.out
+    assert "5 of 5 sites converted" in ran.out
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], True), (["-q"], False)])
+def test_progress_goes_to_a_terminal_on_standard_error(
+    options: list[str], shown: bool, tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "edge_opt", "convert", str(DEMO), "-o", str(tmp_path / "o.tflite")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(
+        [*command, *options], stdout=subprocess.PIPE, stderr=theirs, env=environment, check=False
+    )
+    os.close(theirs)
+    drawn = b""
+    while piece := _read(ours):
+        drawn += piece
+    os.close(ours)
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    assert (b"rewriting" in drawn) is shown
+    assert (done.stdout != b"") is shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other side of a terminal is closed
+        return b""
+
+
+def test_quiet_prints_errors_only(tmp_path: Path, capsys: Captured) -> None:
+    ran = run(capsys, "convert", DEMO, "-o", tmp_path / "out.tflite", "-q")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    run(capsys, "convert", DEMO, "-o", tmp_path / "out.tflite", "-q").failed_in_one_sentence(2)
+
+
+def test_names_from_a_model_cannot_steer_the_terminal(tmp_path: Path, capsys: Captured) -> None:
+    hostile = parse(NO_ATTENTION)
+    hostile.signatures[0].key = "red\x1b[31m\x9b"
+    hostile.subgraphs[0].outputs[0].name = "bell\x07"
+    model = tmp_path / "model.tflite"
+    save(hostile, model)
+    for command, *options in (["inspect"], ["explain"], ["convert", "--dry-run"]):
+        ran = run(capsys, command, model, *options)
+        assert ran.code == 0
+        assert "red\\x1b[31m\\x9b" in ran.out
+        assert not {"\x1b", "\x9b", "\x07"} & set(ran.out)
+    ran = run(capsys, "inspect", tmp_path / "\x1b[31m.tflite")
+    assert "\\x1b[31m" in ran.failed_in_one_sentence(3)
+
+
+def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "\N{GREEK SMALL LETTER ALPHA}"
+    folder.mkdir()
+    model = written(folder, NO_ATTENTION)
+    ran = run_apart("inspect", model, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (ran.code, ran.err) == (0, "")
+    assert "\\u03b1" in ran.out
+
+
+# --- the end of a command ---
+
+
+def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "inspect_model", interrupted)
+    ran = run(capsys, "inspect", DEMO)
+    assert (ran.code, ran.out, ran.err) == (130, "", "edge-opt: interrupted\n")
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_bug_is_one_sentence_that_says_how_to_see_more(
+    wants: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("seven\nby zero")
+
+    monkeypatch.setattr(inspect, "inspect_model", broken)
+    monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1" if wants else "")
+    ran = run(capsys, "inspect", DEMO)
+    assert ran.code == 70
+    last = ran.err.splitlines()[-1]
+    assert last.startswith(f"{SENTENCE}this is a bug in edge-opt, please report it")
+    assert "ZeroDivisionError: seven by zero" in last
+    assert "EDGE_OPT_TRACEBACK=1" in last
+    assert ("Traceback" in ran.err) is wants
+    assert wants or len(ran.err.splitlines()) == 1
+
+
+def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_opt", "shapes", "--coverage"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")  # noqa: PTH110
+def test_standard_output_that_cannot_be_written_is_exit_5() -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "edge_opt", "passes"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 5
+    assert done.stderr == f"{SENTENCE}standard output could not be written: No space left on device\n"
+
+
+def test_lists_are_generated_from_the_code(capsys: Captured) -> None:
+    from edge_opt.passes import PASSES
+    from edge_opt.targets import target_names
+
+    passes, targets = run(capsys, "passes"), run(capsys, "targets")
+    for name, chosen in PASSES.items():
+        assert any(name in line and chosen.summary in line for line in passes.out.splitlines())
+    for name in target_names():
+        assert name in targets.out

@@ -1,0 +1,210 @@
+"""`edge-opt convert` on real exports: what is written, what is printed, what the options do."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+
+from edge_opt.ir import load
+from edge_opt.schema import Table, read_model
+from edge_opt.schema.data import Data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Captured = pytest.CaptureFixture[str]
+REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    return shutil.copy(DEMO, tmp_path / "gemma.tflite")
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal tables: the same fields present with the same values, weights byte for byte."""
+    if isinstance(a, Table):
+        return (
+            isinstance(b, Table)
+            and a.spec.name == b.spec.name
+            and a.fields.keys() == b.fields.keys()
+            and all(same(a.fields[name], b.fields[name]) for name in a.fields)
+        )
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Data):
+        return isinstance(b, Data) and np.array_equal(a.view(), b.view())
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+# --- the main job ---
+
+
+@pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
+def test_every_block_is_converted_proved_and_gives_the_same_numbers(
+    model: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "out.tflite"
+    ran = run(capsys, "convert", model, "-o", out, "--require-all", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    said = ran.json
+    assert [site["signature"] for site in said["sites"]] == ["prefill_8"] * 2 + ["decode"] * 3
+    for site in said["sites"]:
+        assert (site["pass"], site["status"], site["heads"], site["kv_heads"]) == (
+            "mha_to_sha",
+            "converted",
+            4,
+            1,
+        )
+        assert (site["proof"]["demand"], site["proof"]["bitwise"], site["proof"]["max_abs"]) == (
+            "bitwise",
+            True,
+            0,
+        )
+    compared = run(capsys, "compare", model, out, "--backend", "both", "--json")
+    assert compared.code == 0
+    assert compared.json["bitwise"]
+    # Split means split: whatever works on logits holds one head.
+    for name, graph in load(out).entry_points():
+        rows = 8 if name == "prefill_8" else 1
+        for operator in graph.operators:
+            if operator.name == "SOFTMAX":
+                assert operator.outputs[0].shape[:-1] == (1, 1, rows)
+
+
+def test_json_has_the_fields_of_the_contract(demo: Path, capsys: Captured) -> None:
+    said = run(capsys, "convert", demo, "--json").json
+    assert said["input"] == str(demo)
+    assert said["output"] == str(demo.with_name("gemma.opt.tflite"))
+    assert (said["target"], said["verified"]) == ("generic", "regions")
+    assert said["seconds"] > 0
+    assert [entry["name"] for entry in said["signatures"]] == ["prefill_8", "decode"]
+    for entry in said["signatures"]:
+        assert entry["operators_before"] < entry["operators_after"]
+    assert set(said["sites"][0]) >= {
+        "pass", "signature", "index", "status", "reason", "heads", "kv_heads", "proof",
+    }  # fmt: skip
+    assert set(said["sites"][0]["proof"]) >= {
+        "demand", "bitwise", "max_abs", "steps", "fully_masked_rows_max_abs",
+    }  # fmt: skip
+
+
+def test_the_table_shows_each_signature_before_and_after(demo: Path, capsys: Captured) -> None:
+    ran = run(capsys, "convert", demo)
+    assert ran.code == 0
+    assert f"{demo} (682 KiB) -> {demo.with_name('gemma.opt.tflite')}" in ran.out
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith(("prefill_8 ", "decode "))]
+    assert [row[4:7] for row in rows] == [["2", "of", "2"], ["3", "of", "3"]]
+    assert "5.00 KiB -> 2.50 KiB" in ran.out
+    assert "5 of 5 sites converted, each proved bit for bit" in ran.out
+
+
+def test_the_same_input_gives_the_same_bytes(demo: Path, tmp_path: Path, capsys: Captured) -> None:
+    for name in ("a", "b"):
+        assert run(capsys, "convert", demo, "-o", tmp_path / name, "-q").code == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_converting_twice_changes_nothing_more(demo: Path, tmp_path: Path, capsys: Captured) -> None:
+    once, twice = tmp_path / "once.tflite", tmp_path / "twice.tflite"
+    run(capsys, "convert", demo, "-o", once)
+    ran = run(capsys, "convert", once, "-o", twice)
+    assert ran.code == 0
+    assert "single-head already" in ran.out
+    assert same(read_model(once).root, read_model(twice).root)
+
+
+# --- options ---
+
+
+def test_dry_run_writes_nothing(demo: Path, capsys: Captured) -> None:
+    before = state(demo.parent)
+    ran = run(capsys, "convert", demo, "--dry-run")
+    assert (ran.code, state(demo.parent)) == (0, before)
+    assert "nothing written (dry run)" in ran.out
+    assert "5 of 5 sites converted" in ran.out
+    assert run(capsys, "convert", demo, "--dry-run", "--json").json["output"] is None
+
+
+def test_force_replaces_an_existing_output(demo: Path, capsys: Captured) -> None:
+    out = demo.with_name("gemma.opt.tflite")
+    out.write_text("precious")
+    assert run(capsys, "convert", demo, "--force").code == 0
+    assert len(load(out).subgraphs) == 35
+
+
+def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) -> None:
+    said = run(capsys, "convert", demo, "--signatures", "decode", "--json").json
+    prefill, decode = said["signatures"]
+    assert prefill["operators_before"] == prefill["operators_after"]
+    assert decode["operators_before"] < decode["operators_after"]
+    assert {site["signature"] for site in said["sites"]} == {"decode"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--skip", "mha_to_sha"], ["--passes", "mask_to_add"], ["--passes", "matmul_convert,mask_to_add"]],
+)
+def test_passes_and_skip_choose(options: list[str], demo: Path, capsys: Captured) -> None:
+    said = run(capsys, "convert", demo, "--json", *options).json
+    assert not [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
+
+
+@pytest.mark.parametrize(("verify", "proved"), [("regions", True), ("full", True), ("none", False)])
+def test_verify_says_what_was_verified(verify: str, proved: bool, demo: Path, capsys: Captured) -> None:
+    said = run(capsys, "convert", demo, "--verify", verify, "--json").json
+    assert said["verified"] == verify
+    assert all((site["proof"] is not None) is proved for site in said["sites"])
+
+
+def test_a_site_that_the_target_refuses_stays_and_is_reported(demo: Path, capsys: Captured) -> None:
+    target = demo.with_name("picky.toml")
+    target.write_text(REFUSES_SPLIT)
+    ran = run(capsys, "convert", demo, "--target", target)
+    assert ran.code == 0
+    assert "0 of 5 sites converted" in ran.out
+    assert "rolled-back 5 sites of mha_to_sha (prefill_8#0, prefill_8#1, decode#0" in ran.out
+    assert "target 'picky' does not take SPLIT" in ran.out
+
+
+def test_require_all_exits_1_and_writes_nothing(demo: Path, capsys: Captured) -> None:
+    target = demo.with_name("picky.toml")
+    target.write_text(REFUSES_SPLIT)
+    before = state(demo.parent)
+    ran = run(capsys, "convert", demo, "--target", target, "--require-all", "--json")
+    sentence = ran.failed_in_one_sentence(1)
+    assert "5 of 5 sites were not converted" in sentence
+    assert "does not take SPLIT" in sentence
+    assert state(demo.parent) == before
+    assert ran.json["error"]["type"] == "SitesLeftError"
+    assert ran.json["output"] is None
+    assert [site["status"] for site in ran.json["sites"]] == ["rolled-back"] * 5
+
+
+# --- models without attention ---
+
+
+def test_without_attention_the_same_tables_are_written_and_one_sentence_says_so(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    model = written(tmp_path, NO_ATTENTION)
+    ran = run(capsys, "convert", model)
+    assert ran.code == 0
+    assert "The model holds no attention: there was nothing to split." in ran.out.splitlines()
+    assert same(read_model(model).root, read_model(tmp_path / "model.opt.tflite").root)
+
+
+def test_without_attention_require_match_exits_4_and_writes_nothing(tmp_path: Path, capsys: Captured) -> None:
+    model = written(tmp_path, NO_ATTENTION)
+    before = state(tmp_path)
+    ran = run(capsys, "convert", model, "--require-match")
+    assert "no attention block was converted" in ran.failed_in_one_sentence(4)
+    assert state(tmp_path) == before
+
+
+def test_without_attention_require_all_is_fulfilled(tmp_path: Path, capsys: Captured) -> None:
+    assert run(capsys, "convert", written(tmp_path, NO_ATTENTION), "--require-all").code == 0

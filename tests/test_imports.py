@@ -1,0 +1,121 @@
+"""Imports run one way: cli -> converter -> schema, and inside converter as the table says."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edge_opt"}
+
+_CORE = {"schema", "ir", "shapes", "attention", "targets", "passes"}
+# layer -> the layers it may import; what is not listed, is upward
+ALLOWED = {
+    "schema": {"schema"},
+    "ir": {"schema", "ir"},
+    "shapes": {"schema", "ir", "shapes"},
+    "attention": {"schema", "ir", "shapes", "attention"},
+    "targets": {"schema", "ir", "attention", "targets"},
+    "passes": _CORE,
+    "verify": _CORE | {"verify"},
+    "report": _CORE | {"verify", "report"},
+    "integrations": _CORE | {"verify", "report", "integrations"},
+    "top": _CORE | {"verify", "report", "integrations", "top"},
+    "cli": _CORE | {"verify", "report", "integrations", "top", "cli"},
+    "main": {"cli"},
+}
+# package -> where it may be imported from
+THIRD_PARTY = {
+    "ai_edge_litert": ("converter/verify/", "converter/integrations/", "schema/generate.py"),
+    "tensorflow": ("converter/verify/", "converter/integrations/"),
+    "torch": ("converter/integrations/",),
+    "litert_torch": ("converter/integrations/",),
+    "typer": ("cli/",),
+    "rich": ("cli/",),
+    "numpy": ("converter/", "schema/"),
+    "flatbuffers": ("schema/",),
+}
+
+
+def sources() -> list[Path]:
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def layer_of_file(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    if parts[0] != "converter":
+        return parts[0]
+    if parts[1:] == ("__main__.py",):
+        return "main"
+    return parts[1] if len(parts) > 2 else "top"
+
+
+def layer_of_module(name: str) -> str:
+    parts = name.split(".")
+    if len(parts) < 2:
+        return "top"
+    if parts[1] in ("schema", "cli") or (ROOT / "converter" / parts[1]).is_dir():
+        return parts[1]
+    return "top"
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, wherever in it, also by `import_module` with a name written out."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            assert node.module is not None
+            if node.module == "edge_opt":
+                for alias in node.names:
+                    yield node.lineno, f"edge_opt.{alias.name}"
+            else:
+                yield node.lineno, node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield node.lineno, name.value
+
+
+def test_every_layer_is_in_the_table() -> None:
+    assert {layer_of_file(path) for path in sources()} <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_imports_run_one_way(layer: str) -> None:
+    upward = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources()
+        if layer_of_file(path) == layer
+        for line, name in imported(path)
+        if name.split(".")[0] == "edge_opt" and layer_of_module(name) not in ALLOWED[layer]
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", THIRD_PARTY)
+def test_heavy_packages_are_imported_only_where_they_belong(package: str) -> None:
+    astray = [
+        f"{place}:{line} imports {name}"
+        for path in sources()
+        for place in [path.relative_to(ROOT).as_posix()]
+        for line, name in imported(path)
+        if name.split(".")[0] == package and not place.startswith(THIRD_PARTY[package])
+    ]
+    assert astray == []
+
+
+def test_an_upward_import_would_be_seen(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("def f():\n    from edge_opt import convert\n    import_module('edge_opt.cli.entry')\n")
+    layers = {layer_of_module(name) for _, name in imported(file)}
+    assert layers == {"top", "cli"}
+    assert not layers & ALLOWED["passes"]

@@ -1,0 +1,112 @@
+"""What `inspect` and `explain` say of a model, as library calls and on the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
+
+from edge_opt import convert, load
+from edge_opt.inspection import explain, first_rewrite, inspect_model
+from edge_opt.ir import to_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
+def test_inspect_lists_every_attention_block(model: Path, capsys: Captured) -> None:
+    said = run(capsys, "inspect", model, "--json").json
+    blocks = said["attention"]
+    assert [block["signature"] for block in blocks] == ["prefill_8"] * 2 + ["decode"] * 3
+    assert [block["mask"] for block in blocks] == [
+        "mask_local",
+        "mask_global",
+        "mask_local",
+        "mask_global",
+        "mask_local",
+    ]
+    for block in blocks:
+        rows = 8 if block["signature"] == "prefill_8" else 1
+        assert block["form"] == "multi-head"
+        assert (block["heads"], block["kv_heads"], block["head_size"]) == (4, 1, 16)
+        assert (block["query_length"], block["key_lengths"]) == (rows, [32, rows])
+
+
+def test_after_the_conversion_every_block_is_single_head() -> None:
+    model = load(DEMO)
+    convert(model)
+    blocks = inspect_model(model).attention
+    assert len(blocks) == 4 * 5
+    assert {(block.form, block.heads, block.head_size) for block in blocks} == {("single-head", 1, 16)}
+    assert {block.mask for block in blocks} == {"mask_local", "mask_global"}
+
+
+def test_inspect_gives_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
+    said = run(capsys, "inspect", QUANTIZED, "--json").json
+    assert said["size"] == QUANTIZED.stat().st_size
+    # Under 256 KiB of weights this quantizer stores them inside.
+    assert said["flatbuffer_size"] == said["size"]
+    assert set(said["weights"]) == {"INT8", "INT16", "INT32", "FLOAT32"}
+    assert next(iter(said["weights"])) == "INT8"
+    prefill, decode = said["signatures"]
+    assert (prefill["name"], decode["name"]) == ("prefill_8", "decode")
+    assert prefill["operators"] == sum(prefill["operator_counts"].values()) == 150
+    assert prefill["operator_counts"]["SOFTMAX"] == 2
+    assert {"name": "embeddings", "shape": [1, 8, 64], "dtype": "FLOAT32"} in prefill["inputs"]
+    assert {"name": "kv_cache_k_0", "shape": [1, 1, 32, 16], "dtype": "INT16"} in prefill["inputs"]
+    assert {"name": "logits", "shape": [1, 1, 64], "dtype": "FLOAT32"} in decode["outputs"]
+
+
+def test_inspect_prints_equal_blocks_once(capsys: Captured) -> None:
+    ran = run(capsys, "inspect", DEMO)
+    assert ran.code == 0
+    assert "  2 x multi-head: N=4 K=1 H=16 T=1, 32 + 1 keys, mask mask_local" in ran.out.splitlines()
+
+
+def test_a_softmax_that_is_no_attention_is_not_listed(tmp_path: Path, capsys: Captured) -> None:
+    said = run(capsys, "inspect", written(tmp_path, NO_ATTENTION), "--json").json
+    assert said["attention"] == []
+    assert said["signatures"][0]["attention_unmatched"] == 0
+
+
+def test_explain_gives_every_softmax_a_verdict(tmp_path: Path, capsys: Captured) -> None:
+    said = run(capsys, "explain", DEMO, "--json").json
+    assert [site["status"] for site in said["sites"]] == ["converted"] * 5
+    assert said["sites"][0]["attention"]["query_length"] == 8
+    (site,) = run(capsys, "explain", written(tmp_path, NO_ATTENTION), "--json").json["sites"]
+    assert (site["status"], site["settled"], site["attention"]) == ("skipped", True, None)
+    assert "not attention" in site["reason"]
+    ran = run(capsys, "explain", DEMO)
+    assert "prefill_8#0 mha_to_sha: would be converted" in ran.out
+
+
+def test_explaining_a_file_leaves_it_alone() -> None:
+    before = DEMO.read_bytes()
+    assert len(explain(DEMO)) == 5
+    assert DEMO.read_bytes() == before
+
+
+def test_inspecting_a_model_does_not_change_it() -> None:
+    model = load(DEMO)
+    before = to_bytes(model)
+    inspect_model(model)
+    first_rewrite(model, "decode")
+    assert to_bytes(model) == before
+
+
+def test_the_text_of_a_rewrite_folds_heads_that_are_alike() -> None:
+    shown = first_rewrite(load(DEMO), "prefill_8")
+    assert shown is not None
+    before, after = shown
+    assert before.count("BATCH_MATMUL") == 4
+    assert "CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in before
+    assert after.count("BATCH_MATMUL") == 4
+    assert "... 3 more like these 11 ..." in after.splitlines()
+
+
+def test_where_nothing_matches_there_is_no_rewrite_to_show(tmp_path: Path) -> None:
+    assert first_rewrite(load(written(tmp_path, NO_ATTENTION)), "main") is None
