@@ -188,7 +188,9 @@ def test_chains_hold_under_any_sequence_of_edits(data: st.DataObject) -> None:
         if action == "insert":
             read = data.draw(st.lists(st.sampled_from(pool), max_size=3))
             anchor = data.draw(st.sampled_from([*live, None]))
-            live.append(graph.insert_before(anchor, op(*read, outputs=data.draw(st.integers(1, 2)), name=f"n{step}_")))
+            live.append(
+                graph.insert_before(anchor, op(*read, outputs=data.draw(st.integers(1, 2)), name=f"n{step}_"))
+            )
         elif action == "remove" and live:
             removed.append(live.pop(data.draw(st.integers(0, len(live) - 1))))
             graph.remove(removed[-1])
@@ -208,7 +210,7 @@ def test_chains_hold_under_any_sequence_of_edits(data: st.DataObject) -> None:
 
 
 def test_topological_order_is_stable_where_there_is_a_choice() -> None:
-    graph, made = chain(4)
+    _, made = chain(4)
     assert topological(made) == made
     independent = [op(name=f"i{i}_") for i in range(3)]
     assert topological(independent) == independent

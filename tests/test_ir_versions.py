@@ -76,7 +76,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize(("key", "version"), RULES.items(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("key", "version"), RULES.items(), ids=str)
 def test_version_of_a_new_operator(key: tuple[str, DType, int], version: int) -> None:
     name, dtype, rank = key
     assert operator_version(name, dtype, rank) == version

@@ -10,7 +10,8 @@
 Constants stand where they are read: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any
 shape row by row, `float32[1,16]{splat 0.5}` one value everywhere. Constants of more than 64 elements are printed
 as `float32[640,640]{...}`, which can be read by people but not parsed. Quantization follows a type:
-`int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`.
+`int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. Names that are no plain words stand in
+double quotes: `%"a name;1"`, `signature "serving default" = ...`. A `#` that no digit follows begins a comment.
 """
 
 from __future__ import annotations
@@ -21,35 +22,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.model import Model, Signature
-from edge_opt.ir.operators import options_table
-from edge_opt.ir.quantization import Quantization
-from edge_opt.schema.data import Data
-from edge_opt.schema.errors import EdgeOptError
-from edge_opt.schema.table import Table, new_table
+from edge_opt.ir.text_parser import TextFormError, parse
+from edge_opt.schema.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from edge_opt.ir.graph import Operator, Subgraph, Tensor
+    from edge_opt.ir.model import Model
+    from edge_opt.ir.quantization import Quantization
+
+__all__ = ["TextFormError", "operator_text", "parse", "subgraph_text", "to_text"]
 
 _MOST_PRINTED = 64
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
-
-
-class TextFormError(EdgeOptError):
-    """The text is not a model; names the line."""
+_PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def to_text(model: Model) -> str:
     """The model as text."""
     lines: list[str] = []
-    names = [_Names(subgraph) for subgraph in model.subgraphs]
+    names = [_Names(subgraph, _named(model, subgraph)) for subgraph in model.subgraphs]
     for signature in model.signatures:
         index = next(i for i, graph in enumerate(model.subgraphs) if graph is signature.subgraph)
-        inputs = ", ".join(f"{n}={names[index].of(t)}" for n, t in signature.inputs.items())
-        outputs = ", ".join(f"{n}={names[index].of(t)}" for n, t in signature.outputs.items())
-        lines.append(f"signature {signature.key} = #{index} ({inputs}) -> ({outputs})")
+        inputs = ", ".join(f"{_word(n)}={names[index].of(t)}" for n, t in signature.inputs.items())
+        outputs = ", ".join(f"{_word(n)}={names[index].of(t)}" for n, t in signature.outputs.items())
+        lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
     for subgraph, named in zip(model.subgraphs, names, strict=True):
         lines.extend(_subgraph_lines(subgraph, named))
     return "\n".join(lines) + "\n"
@@ -60,13 +58,23 @@ def subgraph_text(subgraph: Subgraph) -> str:
     return "\n".join(_subgraph_lines(subgraph, _Names(subgraph))) + "\n"
 
 
+def _word(name: str) -> str:
+    return name if _PLAIN_WORD.match(name) else json.dumps(name)
+
+
+def _named(model: Model, subgraph: Subgraph) -> list[Tensor]:
+    """Tensors that signatures name."""
+    own = [signature for signature in model.signatures if signature.subgraph is subgraph]
+    return [tensor for s in own for tensor in (*s.inputs.values(), *s.outputs.values())]
+
+
 class _Names:
     """Printed names of a subgraph's tensors: as they are where that is unambiguous."""
 
-    def __init__(self, subgraph: Subgraph) -> None:
+    def __init__(self, subgraph: Subgraph, others: Sequence[Tensor] = ()) -> None:
         self._names: dict[int, str] = {}
         taken: set[str] = set()
-        for tensor in _used_tensors(subgraph):
+        for tensor in _used_tensors(subgraph, others):
             name, count = tensor.name, 1
             while name in taken:
                 count += 1
@@ -78,7 +86,7 @@ class _Names:
         return self._names[id(tensor)]
 
 
-def _used_tensors(subgraph: Subgraph) -> Iterator[Tensor]:
+def _used_tensors(subgraph: Subgraph, others: Sequence[Tensor]) -> Iterator[Tensor]:
     seen: set[int] = set()
 
     def fresh(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
@@ -92,11 +100,12 @@ def _used_tensors(subgraph: Subgraph) -> Iterator[Tensor]:
         yield from fresh(operator.inputs)
         yield from fresh(operator.outputs)
     yield from fresh(subgraph.outputs)
+    yield from fresh(others)
 
 
 def _subgraph_lines(subgraph: Subgraph, names: _Names) -> Iterator[str]:
     inputs = ", ".join(f"{names.of(t)}: {_type(t)}" for t in subgraph.inputs)
-    yield f"subgraph {subgraph.name or 'main'} ({inputs}) {{"
+    yield f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"
     for operator in subgraph.operators:
         yield "  " + operator_text(operator, names.of)
     yield f"  return {', '.join(names.of(t) for t in subgraph.outputs)}"
@@ -190,281 +199,3 @@ def _option(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_option(v) for v in value)}]"
     return f"'{value}'" if isinstance(value, str) else _number(value)
-
-
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<comment>\#[^0-9\n][^\n]*)|(?P<tensor>%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./]+))|(?P<string>'[^']*')"""
-    r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))|(?P<word>[A-Za-z_][A-Za-z0-9_]*)"""
-    r"""|(?P<arrow>->)|(?P<punct>[\[\](){},:=?\#]))"""
-)
-
-
-def parse(text: str) -> Model:
-    """Read the text form.
-
-    Raises:
-        TextFormError: where the text is not one; names the line and what was expected.
-    """
-    return _Parser(text).model()
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._tokens: list[tuple[str, str, int]] = []
-        self._position = 0
-        self._model = Model()
-        self._tokenize(text)
-
-    def _tokenize(self, text: str) -> None:
-        position = 0
-        text = text.rstrip()
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            line = text.count("\n", 0, position) + 1
-            if match is None:
-                raise TextFormError(f"line {line}: cannot read {text[position : position + 20]!r}")
-            position = match.end()
-            kind = match.lastgroup or ""
-            if kind != "comment":
-                line = text.count("\n", 0, match.start(kind)) + 1
-                self._tokens.append((kind, match.group(kind), line))
-        self._tokens.append(("end", "", text.count("\n") + 1))
-
-    def _peek(self) -> str:
-        return self._tokens[self._position][1]
-
-    def _kind(self) -> str:
-        return self._tokens[self._position][0]
-
-    def _next(self) -> str:
-        self._position += 1
-        return self._tokens[self._position - 1][1]
-
-    def _fail(self, expected: str) -> TextFormError:
-        _, found, line = self._tokens[self._position]
-        return TextFormError(f"line {line}: expected {expected}, found {found or 'the end'!r}")
-
-    def _expect(self, token: str) -> None:
-        if self._peek() != token:
-            raise self._fail(repr(token))
-        self._position += 1
-
-    def _take(self, token: str) -> bool:
-        if self._peek() == token:
-            self._position += 1
-            return True
-        return False
-
-    def model(self) -> Model:
-        signatures: list[tuple[str, int, dict[str, str], dict[str, str]]] = []
-        named: list[dict[str, Tensor]] = []
-        while self._kind() != "end":
-            if self._take("signature"):
-                signatures.append(self._signature())
-            elif self._take("subgraph"):
-                named.append(self._subgraph())
-            else:
-                raise self._fail("'signature' or 'subgraph'")
-        for key, index, inputs, outputs in signatures:
-            if not 0 <= index < len(named):
-                raise TextFormError(f"signature {key}: subgraph #{index} does not exist")
-            graph, tensors = self._model.subgraphs[index], named[index]
-            self._model.signatures.append(
-                Signature(
-                    key,
-                    graph,
-                    {name: self._lookup(tensors, value) for name, value in inputs.items()},
-                    {name: self._lookup(tensors, value) for name, value in outputs.items()},
-                )
-            )
-        return self._model
-
-    def _signature(self) -> tuple[str, int, dict[str, str], dict[str, str]]:
-        key = self._next()
-        self._expect("=")
-        self._expect("#")
-        index = int(self._number())
-        inputs = self._arguments()
-        self._expect("->")
-        return key, index, inputs, self._arguments()
-
-    def _arguments(self) -> dict[str, str]:
-        self._expect("(")
-        found: dict[str, str] = {}
-        while not self._take(")"):
-            name = self._next()
-            self._expect("=")
-            found[name] = self._tensor_name()
-            self._take(",")
-        return found
-
-    def _tensor_name(self) -> str:
-        if self._kind() != "tensor":
-            raise self._fail("a tensor (%name)")
-        name = self._next()[1:]
-        return str(json.loads(name)) if name.startswith('"') else name
-
-    def _number(self) -> str:
-        if self._kind() != "number":
-            raise self._fail("a number")
-        return self._next()
-
-    def _lookup(self, tensors: dict[str, Tensor], name: str) -> Tensor:
-        if name not in tensors:
-            raise TextFormError(f"%{name} is read before it is defined")
-        return tensors[name]
-
-    def _subgraph(self) -> dict[str, Tensor]:
-        graph = Subgraph(self._next())
-        tensors: dict[str, Tensor] = {}
-        self._model.subgraphs.append(graph)
-        self._expect("(")
-        while not self._take(")"):
-            graph.inputs.append(self._define(tensors, graph))
-            self._take(",")
-        self._expect("{")
-        while not self._take("return"):
-            self._operator(graph, tensors)
-        while not self._take("}"):
-            graph.outputs.append(self._lookup(tensors, self._tensor_name()))
-            self._take(",")
-        return tensors
-
-    def _define(self, tensors: dict[str, Tensor], graph: Subgraph) -> Tensor:
-        name = self._tensor_name()
-        if name in tensors:
-            raise self._fail(f"a name other than %{name}, which is already defined")
-        self._expect(":")
-        dtype = self._dtype()
-        shape, signature = self._shape()
-        tensors[name] = graph.add_tensor(
-            Tensor(name, shape, dtype, quantization=self._parameters(), shape_signature=signature)
-        )
-        return tensors[name]
-
-    def _dtype(self) -> DType:
-        word = self._peek().upper()
-        if word not in DType.__members__:
-            raise self._fail("an element type")
-        self._position += 1
-        return DType[word]
-
-    def _shape(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        self._expect("[")
-        sizes: list[int] = []
-        while not self._take("]"):
-            sizes.append(-1 if self._take("?") else int(self._number()))
-            self._take(",")
-        shape = tuple(max(size, 1) if size == -1 else size for size in sizes)
-        return shape, tuple(sizes) if -1 in sizes else None
-
-    def _parameters(self) -> Quantization | None:
-        if not self._take("q"):
-            return None
-        self._expect("(")
-        scales, points, axis = self._numbers(), self._numbers(), 0
-        if self._take("axis"):
-            axis = int(self._number())
-        self._expect(")")
-        parameters = Quantization(
-            new_table(
-                "QuantizationParameters",
-                scale=np.array(scales, np.float32),
-                zero_point=np.array(points, np.float64).astype(np.int64),
-            )
-        )
-        return parameters.along(axis) if axis else parameters
-
-    def _numbers(self) -> list[str]:
-        values: list[str] = []
-        if self._take("["):
-            while not self._take("]"):
-                values.append(self._number())
-                self._take(",")
-        else:
-            values.append(self._number())
-        self._take(",")
-        return values
-
-    def _operator(self, graph: Subgraph, tensors: dict[str, Tensor]) -> None:
-        outputs = [self._define(tensors, graph)]
-        while self._take(","):
-            outputs.append(self._define(tensors, graph))
-        self._expect("=")
-        name = self._next()
-        custom = self._next().strip("'") if name == "CUSTOM" else None
-        if name not in BUILTIN_OPERATORS:
-            self._position -= 1
-            raise self._fail("an operator")
-        self._expect("(")
-        inputs: list[Tensor | None] = []
-        while not self._take(")"):
-            inputs.append(self._argument(graph, tensors))
-            self._take(",")
-        code = OperatorCode(BUILTIN_OPERATORS[name], 1, custom)
-        known = [c for c in self._model.operator_codes if c.key() == code.key()]
-        if not known:
-            self._model.operator_codes.append(code)
-        graph.append(Operator((known or [code])[0], inputs, outputs, self._options_of(name)))
-
-    def _argument(self, graph: Subgraph, tensors: dict[str, Tensor]) -> Tensor | None:
-        if self._kind() == "tensor":
-            return self._lookup(tensors, self._tensor_name())
-        if self._take("none"):
-            return None
-        return graph.add_tensor(self._literal(graph))
-
-    def _literal(self, graph: Subgraph) -> Tensor:
-        dtype, shape = self._dtype(), None
-        assert dtype.numpy is not None
-        if self._peek() == "[":
-            shape, _ = self._shape()
-        scalar = self._take("(")
-        if not scalar:
-            self._expect("{")
-        splat = self._take("splat")
-        values: list[float | int | bool] = []
-        while not self._take(")" if scalar else "}"):
-            values.append(self._value(dtype))
-            self._take(",")
-        array = np.array(values, dtype.numpy)
-        if splat:
-            array = np.full(shape or (), values[0], dtype.numpy)
-        elif scalar or shape is not None:
-            array = array.reshape(shape or ())
-        buffer = Buffer(Data(array.tobytes()))
-        self._model.buffers.append(buffer)
-        name = f"const_{len(graph.tensors)}"
-        shape = tuple(int(size) for size in array.shape)
-        return Tensor(name, shape, dtype, buffer=buffer, quantization=self._parameters())
-
-    def _value(self, dtype: DType) -> float | int | bool:
-        if self._peek() in ("true", "false"):
-            return self._next() == "true"
-        number = self._number()
-        return float(number) if dtype.is_float else int(number)
-
-    def _options_of(self, operator: str) -> Table | None:
-        name = options_table(operator) if operator != "CUSTOM" else None
-        given: dict[str, Any] = {}
-        if self._take("{"):
-            while not self._take("}"):
-                field = self._next()
-                self._expect(":")
-                given[field] = self._option_value()
-                self._take(",")
-        return None if name is None else new_table(name, **given)
-
-    def _option_value(self) -> Any:
-        if self._take("["):
-            values: list[int] = []
-            while not self._take("]"):
-                values.append(int(self._number()))
-                self._take(",")
-            return np.array(values, np.int32)
-        if self._kind() == "string":
-            return self._next().strip("'")
-        if self._peek() in ("true", "false"):
-            return self._next() == "true"
-        number = self._number()
-        return float(number) if re.search(r"[.einf]", number) else int(number)

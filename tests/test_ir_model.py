@@ -1,0 +1,373 @@
+"""Models read into the graph and written again: what nobody changed stays, what a rewrite left unused goes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.tools import flatbuffer_utils
+from schema_models import everything, pack, tfl, unpack, with_data_after
+from tiny_models import Graph, Op, T, build, options
+
+import edge_opt.testdata
+from edge_opt.ir import (
+    Buffer,
+    Constants,
+    DType,
+    Metadata,
+    Model,
+    Operator,
+    Quantization,
+    Signature,
+    Subgraph,
+    Tensor,
+    load,
+    save,
+    to_bytes,
+    to_tables,
+)
+from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.text import parse, to_text
+from edge_opt.schema import Data, Table, new_table, read_model
+
+DEMOS = [
+    Path(edge_opt.testdata.__path__[0]) / name for name in ("demo_gemma3.tflite", "demo_gemma3_a16w8.tflite")
+]
+demos = pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)
+
+
+def values(item: Any) -> Any:
+    """A table as plain values: which fields are present, and what they hold."""
+    if isinstance(item, Table):
+        return (item.name, {name: values(value) for name, value in sorted(item.fields.items())})
+    if isinstance(item, list):
+        return [values(part) for part in item]
+    if isinstance(item, Data):
+        return (item.external, bytes(item.view()))
+    return (item.dtype.str, item.tolist()) if isinstance(item, np.ndarray) else item
+
+
+def plain(item: Any) -> Any:
+    """An object of the generated bindings as plain values."""
+    if hasattr(item, "Pack"):
+        return (type(item).__name__, {name: plain(value) for name, value in vars(item).items()})
+    if isinstance(item, list):
+        return [plain(part) for part in item]
+    return item.tolist() if isinstance(item, np.ndarray) else item
+
+
+def sample() -> bytes:
+    """Two signatures whose order is not the subgraphs'; one weight shared by both, one scale shared by two tensors."""
+    tensors = [T("x", (4,)), T("w", (4,), value=np.arange(4, dtype=np.float32)), T("y", (4,))]
+    add, multiply = options("AddOptions"), options("MulOptions")
+    graphs = [
+        Graph(tensors, [Op("ADD", ["x", "w"], ["y"], add)], ["x"], ["y"], "b"),
+        Graph(tensors, [Op("MUL", ["w", "x"], ["y"], multiply)], ["x"], ["y"], "a"),
+    ]
+    model = unpack(build(*graphs))
+    model.subgraphs[1].tensors[1].buffer = model.subgraphs[0].tensors[1].buffer
+    model.signatureDefs.reverse()
+    model.metadata = [tfl.MetadataT(name="note", buffer=2)]
+    model.metadataBuffer = np.array([2], np.int32)
+    model.buffers[2].data = np.frombuffer(b"kept", np.uint8)
+    return pack(model)
+
+
+def numbers(model: Model, name: str) -> Any:
+    return next(t for graph in model.subgraphs for t in graph.tensors if t.name == name).array().tolist()
+
+
+# Nothing changed
+
+
+@demos
+def test_a_model_that_nobody_changed_has_the_same_tables(path: Path) -> None:
+    with read_model(path) as file:
+        assert values(to_tables(load(path))) == values(file.root)
+
+
+@demos
+def test_the_runtimes_own_reader_finds_every_field_unchanged(path: Path) -> None:
+    written = flatbuffer_utils.read_model_from_bytearray(bytearray(to_bytes(load(path))))
+    assert plain(written) == plain(flatbuffer_utils.read_model(str(path)))
+
+
+@pytest.mark.parametrize("content", [sample(), pack(everything())], ids=["sample", "everything"])
+def test_hand_made_models_have_the_same_tables(content: bytes) -> None:
+    if content == pack(everything()):
+        content = sane_everything()
+    assert values(to_tables(load(content))) == values(read_model(content).root)
+    assert plain(unpack(to_bytes(load(content)))) == plain(unpack(content))
+
+
+def sane_everything() -> bytes:
+    """A model with a bit of everything whose indices and sizes fit."""
+    model = everything()
+    graph = model.subgraphs[0]
+    graph.operators = graph.operators[:1]
+    model.buffers[1].data = np.arange(4, dtype=np.uint8)
+    graph.tensors[1].buffer = 0  # is written by the operator
+    graph.outputs = np.array([1], np.int32)
+    model.signatureDefs[0].outputs[0].tensorIndex = 1
+    return pack(model)
+
+
+def test_weights_after_the_flatbuffer_stay_there() -> None:
+    model = unpack(sample())
+    weight = model.buffers.pop(1)
+    raw = bytes(weight.data)
+    model.subgraphs[0].tensors[1].buffer = model.subgraphs[1].tensors[1].buffer = len(model.buffers)
+    for entry in model.metadata:
+        entry.buffer -= 1
+    model.metadataBuffer = model.metadataBuffer - 1
+    content = with_data_after(model, raw)
+    read = load(content)
+    assert numbers(read, "w") == [0, 1, 2, 3]
+    again = read_model(to_bytes(read))
+    assert values(again.root) == values(read_model(content).root)
+    assert again.flatbuffer_size < again.size
+
+
+@demos
+def test_the_same_model_gives_the_same_bytes(path: Path) -> None:
+    assert to_bytes(load(path)) == to_bytes(load(path))
+    assert to_bytes(load(to_bytes(load(path)))) == to_bytes(load(path))
+
+
+def test_a_file_is_written_as_its_bytes_are(tmp_path: Path) -> None:
+    model = load(sample())
+    save(model, tmp_path / "out.tflite")
+    assert (tmp_path / "out.tflite").read_bytes() == to_bytes(model)
+
+
+# What the graph says
+
+
+def test_tensors_share_their_buffers_and_the_bytes_stay_in_the_file_once() -> None:
+    model = load(sample())
+    one, other = (graph.tensors[1] for graph in model.subgraphs)
+    assert one.buffer is other.buffer
+    written = unpack(to_bytes(model))
+    assert written.subgraphs[0].tensors[1].buffer == written.subgraphs[1].tensors[1].buffer
+    assert len(written.buffers) == len(unpack(sample()).buffers)
+
+
+def test_signatures_keep_their_names_and_order_whatever_the_subgraphs_order() -> None:
+    model = load(sample())
+    assert [signature.key for signature in model.signatures] == ["a", "b"]
+    assert [signature.subgraph.name for signature in model.signatures] == ["a", "b"]
+    assert [graph.name for graph in model.subgraphs] == ["b", "a"]
+    assert model.entry_points() == [("a", model.subgraphs[1]), ("b", model.subgraphs[0])]
+    assert model.signature_name(model.subgraphs[0]) == "b"
+    written = unpack(to_bytes(model))
+    assert [(s.signatureKey, s.subgraphIndex) for s in written.signatureDefs] == [(b"a", 1), (b"b", 0)]
+
+
+def test_a_model_without_signatures_is_entered_at_its_first_subgraph() -> None:
+    model = load(build(Graph([T("x", (1,))], [], ["x"], ["x"])))
+    assert model.entry_points() == [("main", model.subgraphs[0])]
+
+
+@pytest.mark.parametrize("inside", [np.zeros(0, np.uint8), np.ones(16, np.uint8)], ids=["empty", "filled"])
+def test_buffer_0_holds_no_constants_whatever_is_in_it(inside: np.ndarray[Any, Any]) -> None:
+    """As the runtime has it: tensors without bytes refer to buffer 0, and it never looks inside."""
+    model = unpack(sample())
+    model.buffers[0].data = inside
+    read = load(pack(model))
+    assert [tensor.is_constant for tensor in read.subgraphs[0].tensors] == [False, True, False]
+    assert plain(unpack(to_bytes(read))) == plain(unpack(pack(model)))
+
+
+def test_a_scalar_constant_has_a_rank_even_where_the_file_does_not_say_so() -> None:
+    content = unpack(sample())
+    for graph in content.subgraphs:
+        for tensor in graph.tensors:
+            tensor.hasRank, tensor.shape = False, np.array([], np.int32)
+    content.buffers[1].data = content.buffers[1].data[:4]
+    x, w, _ = load(pack(content)).subgraphs[0].tensors
+    assert (x.has_rank, w.has_rank) == (False, True)
+
+
+def test_an_operator_code_above_126_is_read_from_the_wide_field() -> None:
+    content = unpack(sample())
+    gelu = tfl.BuiltinOperator.GELU
+    content.operatorCodes[0] = tfl.OperatorCodeT(builtinCode=gelu, deprecatedBuiltinCode=127, version=2)
+    content.operatorCodes[1] = tfl.OperatorCodeT(deprecatedBuiltinCode=tfl.BuiltinOperator.MUL, builtinCode=0)
+    content.subgraphs[0].operators[0].builtinOptions = None
+    content.subgraphs[0].operators[0].builtinOptionsType = 0
+    codes = load(pack(content)).operator_codes
+    assert [(code.name, code.version) for code in codes] == [("GELU", 2), ("MUL", 1)]
+
+
+def test_a_custom_code_on_a_builtin_operator_says_nothing() -> None:
+    content = unpack(sample())
+    content.operatorCodes[0].customCode = "ADD"
+    model = load(pack(content))
+    assert model.operator_code("ADD") is model.operator_codes[0]
+    assert unpack(to_bytes(model)).operatorCodes[0].customCode == b"ADD"
+
+
+# Changes
+
+
+def test_new_tensors_operators_and_constants_are_written_behind_what_was_there() -> None:
+    model = load(sample())
+    graph = model.signatures[0].subgraph
+    constants = Constants(model)
+    two = constants.make("two", np.array(2, np.float32), DType.FLOAT32)
+    scaled = Tensor("scaled", (4,), DType.FLOAT32, quantization=Quantization.affine(0.5, 3))
+    (multiply,) = graph.operators
+    product = multiply.output
+    graph.append(Operator(model.operator_code("ADD", 7), [product, two], [scaled], new_table("AddOptions")))
+    graph.outputs = [scaled]
+    model.signatures[0].outputs["y"] = scaled
+    before, after = unpack(sample()), unpack(to_bytes(model))
+    assert plain(after.subgraphs[0]) == plain(before.subgraphs[0])
+    assert plain(after.buffers[:-1]) == plain(before.buffers)
+    assert plain(after.operatorCodes[:-1]) == plain(before.operatorCodes)
+    new = after.operatorCodes[-1]
+    assert (new.builtinCode, new.deprecatedBuiltinCode, new.version) == (0, 0, 7)
+    tensors = after.subgraphs[1].tensors
+    assert plain(tensors[:3]) == plain(before.subgraphs[1].tensors)
+    assert [(t.name, t.hasRank, t.buffer) for t in tensors[3:]] == [
+        (b"two", True, len(before.buffers)),
+        (b"scaled", True, 0),
+    ]
+    assert list(tensors[4].quantization.zeroPoint) == [3]
+    assert after.signatureDefs[0].outputs[0].tensorIndex == 4
+    assert list(after.subgraphs[1].outputs) == [4]
+    assert to_text(load(to_bytes(model))) == to_text(model)
+
+
+def test_what_is_taken_from_a_tensor_is_gone_from_the_file() -> None:
+    content = unpack(sample())
+    x = content.subgraphs[0].tensors[0]
+    x.shapeSignature = np.array([-1], np.int32)
+    x.quantization = tfl.QuantizationParametersT(scale=[1.0], zeroPoint=[0])
+    model = load(pack(content))
+    tensor = model.subgraphs[0].tensors[0]
+    assert (tensor.is_dynamic, tensor.is_quantized) == (True, True)
+    tensor.shape_signature = tensor.quantization = None
+    written = load(to_bytes(model)).subgraphs[0].tensors[0]
+    assert (written.shape_signature, written.quantization) == (None, None)
+
+
+def test_equal_constants_are_one_tensor_in_a_subgraph_and_one_buffer_in_the_model() -> None:
+    model = Model()
+    here, there = Constants(model), Constants(model)
+    values = np.array([1, 2], np.int32)
+    first = here.make("a", values, DType.INT32)
+    assert here.make("b", values.copy(), DType.INT32) is first
+    assert there.make("c", values, DType.INT32).buffer is first.buffer
+    assert there.make("c", values, DType.INT32) is not first
+    others = [
+        here.make("shape", values.reshape(1, 2), DType.INT32),
+        here.make("type", values.view(np.uint32), DType.UINT32),
+        here.make("scale", values, DType.INT32, Quantization.affine(0.5)),
+    ]
+    assert len({id(tensor) for tensor in (first, *others)}) == 4
+    assert {id(tensor.buffer) for tensor in others} == {id(first.buffer)}
+    assert here.make("number", np.array([1, 3], np.int32), DType.INT32).buffer is not first.buffer
+
+
+def test_operator_codes_that_nobody_uses_yet_are_not_written() -> None:
+    """A rewrite that is dropped must leave no trace; some readers refuse a code that is merely listed."""
+    model = load(sample())
+    code = model.operator_code("SPLIT", 4)
+    assert model.operator_code("SPLIT", 4) is code
+    assert model.operator_code("SPLIT", 2) is not code
+    assert values(to_tables(model)) == values(read_model(sample()).root)
+
+
+# Cleanup
+
+
+def rewired() -> tuple[Model, Usage]:
+    """The sample with an unused tensor, buffer and operator code, and its ADD of a weight made a NEG."""
+    content = unpack(sample())
+    idle = np.array([9], np.uint8)
+    content.buffers += [tfl.BufferT(data=idle), tfl.BufferT(data=idle)]
+    content.subgraphs[0].tensors.append(
+        tfl.TensorT(name="idle", shape=[1], type=tfl.TensorType.UINT8, buffer=3)
+    )
+    content.operatorCodes.append(
+        tfl.OperatorCodeT(builtinCode=tfl.BuiltinOperator.ABS, deprecatedBuiltinCode=101)
+    )
+    model = load(pack(content))
+    usage = Usage.of(model)
+    graph = model.subgraphs[0]
+    (add,) = graph.operators
+    graph.remove(add)
+    graph.append(Operator(model.operator_code("NEG"), [graph.inputs[0]], [graph.outputs[0]]))
+    return model, usage
+
+
+def test_cleanup_drops_what_the_rewrite_left_unused_and_keeps_what_was_unused_before() -> None:
+    model, usage = rewired()
+    remove_unused(model, usage)
+    written = unpack(to_bytes(model))
+    assert [t.name for t in written.subgraphs[0].tensors] == [b"x", b"y", b"idle"]
+    assert [t.name for t in written.subgraphs[1].tensors] == [b"x", b"w", b"y"], (
+        "the other one still reads it"
+    )
+    assert len(written.buffers) == 5, "the weight is read elsewhere, the idle ones were idle before"
+    names = [tfl.BuiltinOperator.MUL, tfl.BuiltinOperator.NEG]
+    assert [code.builtinCode for code in written.operatorCodes] == names
+
+
+def test_cleanup_drops_a_buffer_with_its_last_reader_and_the_others_move_up() -> None:
+    model, usage = rewired()
+    graph = model.subgraphs[1]
+    (multiply,) = graph.operators
+    graph.set_input(multiply, 0, graph.inputs[0])
+    remove_unused(model, usage)
+    written = unpack(to_bytes(model))
+    assert written.buffers[0].data is None, "buffer 0 is the empty one"
+    assert bytes(written.buffers[1].data) == b"kept"
+    assert written.metadata[0].buffer == 1
+    assert list(written.metadataBuffer) == [1]
+    idle = load(to_bytes(model)).subgraphs[0].tensors[-1]
+    assert (idle.name, idle.array().tolist()) == ("idle", [9])
+
+
+def test_cleanup_keeps_what_a_signature_names() -> None:
+    """Even a tensor that the subgraph itself has no use for."""
+    model = load(sample())
+    graph = model.subgraphs[0]
+    odd = graph.add_tensor(Tensor("odd", (4,), DType.FLOAT32))
+    model.signatures[1].outputs["odd"] = odd
+    usage = Usage.of(model)
+    remove_unused(model, usage)
+    assert odd in graph.tensors
+
+
+def test_cleanup_of_a_model_that_nobody_changed_changes_nothing() -> None:
+    model = load(sample())
+    remove_unused(model, Usage.of(model))
+    assert values(to_tables(model)) == values(read_model(sample()).root)
+
+
+def test_metadata_follows_its_buffer() -> None:
+    model = load(sample())
+    model.metadata.append(Metadata("new", Buffer(Data(b"more"))))
+    model.buffers.insert(1, Buffer(Data(b"pushes the others")))
+    again = load(to_bytes(model))
+    found = {entry.name: bytes(entry.buffer.data.view()) for entry in again.metadata if entry.buffer.data}
+    assert found == {"note": b"kept", "new": b"more"}
+    assert [bytes(buffer.data.view()) for buffer in again.metadata_buffers if buffer.data] == [b"kept"]
+
+
+def test_a_model_made_by_hand_is_one_that_the_runtimes_reader_takes() -> None:
+    model = parse("subgraph main (%x: float32[2]) {\n %y: float32[2] = MUL(%x, float32(3))\n return %y\n}")
+    graph = model.subgraphs[0]
+    model.signatures.append(Signature("run", graph, {"x": graph.inputs[0]}, {"y": graph.outputs[0]}))
+    written = flatbuffer_utils.read_model_from_bytearray(bytearray(to_bytes(model)))
+    assert written.version == 3
+    assert [t.name for t in written.subgraphs[0].tensors] == [b"x", b"y", b"const_2"]
+    assert written.subgraphs[0].name == b"main"
+    assert to_text(load(to_bytes(model))) == to_text(model)
+
+
+def test_a_subgraph_without_a_name_stays_without_one() -> None:
+    model = Model(subgraphs=[Subgraph()])
+    assert unpack(to_bytes(model)).subgraphs[0].name is None

@@ -1,0 +1,289 @@
+"""The text form: what is printed reads back as the same model, and what is no model is refused by line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge_opt.testdata
+from edge_opt.ir import (
+    DType,
+    Metadata,
+    Model,
+    Operator,
+    OperatorCode,
+    Quantization,
+    Signature,
+    Subgraph,
+    Tensor,
+)
+from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
+from edge_opt.ir.text import TextFormError, operator_text, parse, subgraph_text, to_text
+from edge_opt.schema import Data, EdgeOptError, new_table
+
+TESTDATA = Path(edge_opt.testdata.__path__[0])
+
+SMALL = """\
+signature decode = #0 (query=%q) -> (output=%logits)
+subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,16,8]) {
+  %scaled: float32[1,1,4,8] = MUL(%q, float32(0.5))
+  %logits: float32[1,1,4,16] = BATCH_MATMUL(%scaled, %k) {adj_y: true}
+  return %logits
+}
+"""
+
+
+def body(*lines: str, given: str = "%x: float32[4]", result: str = "%y") -> str:
+    """A subgraph as text, as it is printed."""
+    inner = "".join(f"  {line}\n" for line in lines)
+    return f"subgraph main ({given}) {{\n{inner}  return {result}\n}}\n"
+
+
+def only(text: str) -> Operator:
+    (operator,) = parse(text).subgraphs[0].operators
+    return operator
+
+
+# Round trips
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SMALL,
+        body("%y: float32[4] = ABS(%x)"),
+        body("%y: float32[4] = ADD(%x, float32(0.1))"),
+        body("%y: float32[4] = ADD(%x, float32{0.1, -0.0, inf, -inf})"),
+        body("%y: float32[4] = ADD(%x, float32{nan, 1e-45, 3.4028235e+38, 1.0})"),
+        body("%y: float16[4] = CAST(%x) {out_data_type: 1}"),
+        body("%y: float32[4,1] = RESHAPE(%x, int32{4, 1}) {new_shape: [4, 1]}"),
+        body("%y: float32[2] = GATHER(%x, int64{3, -1})"),
+        body("%y: bool[4] = LOGICAL_AND(%x, bool{true, false, true, true})", given="%x: bool[4]"),
+        body("%y: float32[4] = ADD(%x, float32[1,4]{1.0, 2.0, 3.0, 4.0})"),
+        body("%y: float32[4] = ADD(%x, float32[100]{splat -0.5})"),
+        body("%y: float32[] = SUM(%x, int32{0}) {keep_dims: true}"),
+        body("%y: float32[?,4] = EXPAND_DIMS(%x, int32(0))", given="%x: float32[?]"),
+        body("%y: float32[0] = SLICE(%x, int32{0}, int32{0})"),
+        body("%y: float32[4] = FULLY_CONNECTED(%x, %w, none)", given="%x: float32[4], %w: float32[4,4]"),
+        body("%a: float32[2], %b: float32[2] = SPLIT(int32(0), %x) {num_splits: 2}", result="%a, %b"),
+        body("%y: float32[4] = CUSTOM 'MyOp' (%x)"),
+        body("%y: float32[4] = SOFTMAX(%x) {beta: 0.25}"),
+        body("%y: int16[4] q(0.001, 0) = QUANTIZE(%x)"),
+        body("%y: int8[4] q(0.5, -128) = ADD(%x, int8(3) q(0.25, 7))", given="%x: int8[4] q(0.5, -128)"),
+        body("%y: float32[4] = ABS(int8[2,2]{1, 2, 3, 4} q([0.1, 0.2], [0, 1], axis 1))"),
+        body("%y: float32[4] = ABS(int8[2,2]{1, 2, 3, 4} q([0.1, 0.2], [0, 0], axis 0))"),
+        body('%"y;1": float32[4] = ABS(%"a \\"b\\"\\n#%")', given='%"a \\"b\\"\\n#%": float32[4]', result='%"y;1"'),
+        body('%"\\u0432": float32[4] = ABS(%x)', result='%"\\u0432"'),
+        'subgraph "odml.rms_norm.impl_0" () {\n  return \n}\n',
+        'signature "serving default" = #0 ("input:0"=%x) -> ()\n' + body(result="%x"),
+        "signature b = #1 (x=%x) -> ()\n" + body(result="%x") + body(given="%x: int8[1]", result="%x"),
+    ],
+)  # fmt: skip
+def test_what_is_printed_reads_back_and_prints_the_same(text: str) -> None:
+    assert to_text(parse(text)) == text
+
+
+@pytest.mark.parametrize("path", sorted(TESTDATA.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_reference_graphs_are_in_the_form_that_is_printed(path: Path) -> None:
+    text = path.read_text()
+    assert to_text(parse(text)) == "".join(line for line in text.splitlines(True) if not line.startswith("#"))
+
+
+def test_comments_and_line_breaks_mean_nothing() -> None:
+    loose = "# a comment\n" + SMALL.replace(" = ", "\n=\n#\n").replace(", ", " , # and\n ")
+    assert to_text(parse(loose)) == SMALL
+
+
+# What it means
+
+
+def test_a_subgraph_as_read() -> None:
+    model = parse(SMALL)
+    graph = model.subgraphs[0]
+    scale, product = graph.operators
+    q, k = graph.inputs
+    assert (q.name, q.shape, q.dtype) == ("q", (1, 1, 4, 8), DType.FLOAT32)
+    assert scale.inputs[0] is q
+    assert scale.input(1).array().tolist() == 0.5
+    assert product.inputs == (scale.output, k)
+    assert product.option("adj_y") is True
+    assert product.option("adj_x") is False
+    assert graph.outputs == [product.output]
+    (signature,) = model.signatures
+    assert (signature.key, signature.subgraph) == ("decode", graph)
+    assert (signature.inputs, signature.outputs) == ({"query": q}, {"output": product.output})
+    assert [tensor.name for tensor in graph.tensors] == ["q", "k", "scaled", "const_3", "logits"]
+
+
+def test_quantization_as_read() -> None:
+    operator = only(body("%y: int8[2,2] q([0.5, 0.25], [1, -2], axis 1) = ABS(int16(-7) q(0.125, 0))"))
+    (y,), constant = operator.outputs, operator.input(0)
+    assert y.quantization is not None
+    assert y.quantization.scale.tolist() == [0.5, 0.25]
+    assert y.quantization.zero_point.tolist() == [1, -2]
+    assert (y.quantization.is_per_axis, y.quantization.dimension) == (True, 1)
+    assert constant.array() == np.int16(-7)
+    assert constant.quantization is not None
+    assert constant.quantization.key() == Quantization.affine(0.125).key()
+
+
+def test_a_dynamic_dimension_is_minus_one_in_the_signature_and_one_in_the_shape() -> None:
+    x = only(body("%y: float32[4] = ABS(%x)", given="%x: float32[2,?]")).input(0)
+    assert (x.shape, x.shape_signature, x.is_dynamic) == ((2, 1), (2, -1), True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64", "uint16"])
+def test_the_ends_of_every_integer_type_survive(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    text = body(f"%y: float32[4] = ABS({dtype}{{{limits.min}, {limits.max}}})")
+    assert only(text).input(0).array().tolist() == [limits.min, limits.max]
+    assert to_text(parse(text)) == text
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_a_float_is_printed_as_the_shortest_text_that_reads_back(dtype: type[Any]) -> None:
+    values = np.random.default_rng(0).standard_normal(50).astype(dtype)
+    model = parse(body("%y: float32[4] = ABS(%x)"))
+    (operator,) = model.subgraphs[0].operators
+    constant = Tensor("c", (50,), DType[values.dtype.name.upper()], buffer=Buffer(Data(values.tobytes())))
+    model.subgraphs[0].set_input(operator, 0, constant)
+    again = only(to_text(model)).input(0)
+    assert again.array().tobytes() == values.tobytes()
+
+
+def test_tensors_of_one_name_are_told_apart() -> None:
+    model = parse(SMALL)
+    scaled = next(iter(model.subgraphs[0].operators)).output
+    scaled.name = "q"
+    assert '%"q~2": float32[1,1,4,8] = MUL(%q, float32(0.5))' in to_text(model)
+    assert to_text(parse(to_text(model))) == to_text(model)
+
+
+def test_what_a_signature_alone_names_is_printed_too() -> None:
+    model = parse(SMALL)
+    odd = Tensor("odd", (1,), DType.FLOAT32)
+    model.signatures[0].outputs["odd"] = odd
+    assert "odd=%odd)" in to_text(model)
+
+
+def test_large_and_packed_constants_are_shown_but_cannot_be_read() -> None:
+    model = parse(body("%y: float32[4] = ABS(%x)"))
+    graph = model.subgraphs[0]
+    (operator,) = graph.operators
+    cases = [
+        (DType.INT32, (100,), np.arange(100, dtype=np.int32), "int32[100]{...}"),
+        (DType.INT32, (1 << 17,), np.zeros(1 << 17, np.int32), "int32[131072]{...}"),
+        (DType.INT4, (4,), np.zeros(2, np.uint8), "int4[4]{...}"),
+        (DType.STRING, (1,), np.zeros(9, np.uint8), "string[1]{...}"),
+    ]
+    for dtype, shape, values, printed in cases:
+        graph.set_input(operator, 0, Tensor("c", shape, dtype, buffer=Buffer(Data(values.tobytes()))))
+        assert f"ABS({printed})" in to_text(model)
+        with pytest.raises(TextFormError, match=r"line 2: cannot read '\.\.\.\}"):
+            parse(to_text(model))
+
+
+def test_many_scales_are_counted() -> None:
+    parameters = new_table(
+        "QuantizationParameters", scale=np.ones(65, np.float32), zero_point=np.zeros(65, np.int64)
+    )
+    operator = Operator(
+        OperatorCode(0), [], [Tensor("y", (65,), DType.INT8, quantization=Quantization(parameters))]
+    )
+    assert operator_text(operator) == "%y: int8[65] q(65 scales, axis 0) = ADD()"
+
+
+def test_options_that_are_tables_and_lists_are_shown() -> None:
+    inner = new_table("StableHLOCompositeOptions", name="odml.rope", composite_attributes=[1, 2])
+    code = OperatorCode(BUILTIN_OPERATORS["STABLEHLO_COMPOSITE"])
+    text = operator_text(Operator(code, [], [Tensor("y", (), DType.FLOAT32)], inner))
+    assert text == "%y: float32[] = STABLEHLO_COMPOSITE() {name: 'odml.rope', composite_attributes: [1, 2]}"
+    read = only(f"subgraph main () {{ {text} return %y }}").options
+    assert read is not None
+    assert read.get("composite_attributes").dtype == np.uint8
+
+
+def test_one_subgraph_alone_is_printed_without_signatures() -> None:
+    assert subgraph_text(parse(SMALL).subgraphs[0]) == SMALL.split("\n", 1)[1]
+
+
+def test_a_subgraph_without_a_name_is_called_main() -> None:
+    assert to_text(Model(subgraphs=[Subgraph()])) == "subgraph main () {\n  return \n}\n"
+
+
+def test_nothing_is_printed_of_metadata() -> None:
+    model = parse(SMALL)
+    model.metadata.append(Metadata("note", Buffer(Data(b"x"))))
+    model.signatures[:] = [Signature("decode", model.subgraphs[0], *_arguments(model))]
+    assert to_text(model) == SMALL
+
+
+def _arguments(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return model.signatures[0].inputs, model.signatures[0].outputs
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", "line 1: expected 'signature' or 'subgraph', found 'nothing'"),
+        ("\n\n  @", "line 3: cannot read '@'"),
+        ("subgraph 5 () {", "line 1: expected a name, found '5'"),
+        ("subgraph main () {\n", "line 1: expected a tensor (%name), found 'the end'"),
+        (body("y: float32[4] = ABS(%x)"), "line 2: expected a tensor (%name), found 'y'"),
+        (body("%y float32[4] = ABS(%x)"), "line 2: expected ':', found 'float32'"),
+        (body("%y: float33[4] = ABS(%x)"), "line 2: expected an element type, found 'float33'"),
+        (body("%y: float32[1.5] = ABS(%x)"), "line 2: expected an integer, found '1.5'"),
+        (body("%y: float32[x] = ABS(%x)"), "line 2: expected an integer, found 'x'"),
+        (body("%y: float32[4] ABS(%x)"), "line 2: expected '=', found 'ABS'"),
+        (body("%y: float32[4] = ABSOLUTE(%x)"), "line 2: expected an operator, found 'ABSOLUTE'"),
+        (body("%y: float32[4] = ABS(%z)"), "line 2: %z is read before it is defined"),
+        (body("%y: float32[4] = ABS(%y)"), "line 2: %y is read before it is defined"),
+        (body("%a: float32[4] = ABS(%x)", result="%y"), "line 3: %y is read before it is defined"),
+        (body("%x: float32[4] = ABS(%x)"), "line 2: %x is already defined"),
+        (body("%y: float32[4] = ADD(%x, float32(1, 2))"), "line 2: the constant needs 1 numbers, found 2"),
+        (body("%y: float32[4] = ADD(%x, float32[3]{1, 2})"), "line 2: the constant needs 3 numbers, found 2"),
+        (
+            body("%y: float32[4] = ADD(%x, float32[3]{splat})"),
+            "line 2: the constant needs 1 numbers, found 0",
+        ),
+        (body("%y: float32[4] = ADD(%x, float32{a})"), "line 2: expected a number, found 'a'"),
+        (body("%y: float32[4] = ADD(%x, int32{1.5})"), "line 2: expected an integer, found '1.5'"),
+        (body("%y: float32[4] = ADD(%x, int8{128})"), "line 2: 128 does not fit int8"),
+        (
+            body("%y: float32[4] = ADD(%x, int4{1})"),
+            "line 2: constants of type int4 cannot be written as text",
+        ),
+        (body("%y: float32[4] = ADD(%x, 5)"), "line 2: expected an element type, found '5'"),
+        (body("%y: float32[4] = ABS(%x) {beta: 1}"), "line 2: ABS has no option 'beta'"),
+        (body("%y: float32[4] = CUSTOM 'a' (%x) {b: 1}"), "line 2: CUSTOM has no option 'b'"),
+        (body("%y: float32[4] = RESHAPE(%x) {new_shape: 4}"), "line 2: option 'new_shape' needs a list"),
+        (body("%y: float32[4] = SOFTMAX(%x) {beta: [1.0]}"), "line 2: option 'beta' needs one value"),
+        (body("%y: float32[4] = RESHAPE(%x) {new_shape: [4000000000]}"), "line 2: option 'new_shape': "),
+        (body("%y: int8[4] q(a, 0) = ABS(%x)"), "line 2: expected a number, found 'a'"),
+        (body("%y: int8[4] q(1 0 = ABS(%x)"), "line 2: expected ')', found '='"),
+        (body('%"y\\q": float32[4] = ABS(%x)'), 'line 2: "y\\q" is no quoted name: '),
+        ("signature a #0 () -> ()", "line 1: expected '=', found '#'"),
+        ("signature a = #0 (x=5) -> ()", "line 1: expected a tensor (%name), found '5'"),
+        (
+            "signature a = #1 () -> ()\n" + body(result="%x"),
+            "line 1: signature a: subgraph #1 does not exist",
+        ),
+        (body(result="%x") + "signature a = #0 (x=%b) -> ()", "line 4: %b is read before it is defined"),
+    ],
+)
+def test_what_is_no_model_is_refused_by_line(text: str, message: str) -> None:
+    with pytest.raises(TextFormError) as caught:
+        parse(text)
+    assert isinstance(caught.value, EdgeOptError)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_prefix_of_a_model_is_refused_and_nothing_else_happens() -> None:
+    for end in range(1, len(SMALL) - 2):
+        with pytest.raises(TextFormError):
+            parse(SMALL[:end])
