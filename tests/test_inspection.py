@@ -58,7 +58,7 @@ def test_inspect_gives_sizes_operators_arguments_and_dtypes(capsys: Captured) ->
     assert prefill["operator_counts"]["SOFTMAX"] == 2
     assert {"name": "embeddings", "shape": [1, 8, 64], "dtype": "FLOAT32"} in prefill["inputs"]
     assert {"name": "kv_cache_k_0", "shape": [1, 1, 32, 16], "dtype": "INT16"} in prefill["inputs"]
-    assert {"name": "logits", "shape": [1, 1, 64], "dtype": "FLOAT32"} in decode["outputs"]
+    assert {"name": "logits", "shape": [1, 1, 64], "dtype": "INT16"} in decode["outputs"]
 
 
 def test_inspect_prints_equal_blocks_once(capsys: Captured) -> None:
