@@ -44,6 +44,19 @@ CASES: dict[str, tuple[list[T], Options, list[str]]] = {
     "RANGE down": ([const(9), const(1), const(-3)], ("RangeOptions", {}), ["INT32"]),
     "SELECT_V2": ([const([True, False], "BOOL"), const([1, 2]), const([3])], None, ["INT32"]),
     "NEG": ([const(MATRIX)], None, ["INT32"]),
+    **{
+        f"UNSORTED_SEGMENT_{kind}": (
+            [const([3, 4, 5]), const([1, 0, 1]), const(2)],
+            (f"UnsortedSegment{kind.title()}Options", {}),
+            ["INT32"],
+        )
+        for kind in ("MAX", "MIN", "PROD", "SUM")
+    },
+    "UNSORTED_SEGMENT_PROD of rows": (
+        [const(MATRIX), const([1, 1]), const(2)],
+        ("UnsortedSegmentProdOptions", {}),
+        ["INT32"],
+    ),
     "ABS": ([const(MATRIX)], None, ["INT32"]),
     "LOGICAL_NOT": ([const([True, False], "BOOL")], None, ["BOOL"]),
     "ADD real": ([const([1.5], "FLOAT32"), const([0.25], "FLOAT32")], ("AddOptions", {}), ["FLOAT32"]),

@@ -249,6 +249,24 @@ def _reduce(call: Call, shapes: Results) -> Sequence[Array | None] | None:
     return [arithmetic.reduce_rows(call.name, rows).reshape(shape)]
 
 
+_SEGMENTS = {
+    "UNSORTED_SEGMENT_MAX": "REDUCE_MAX",
+    "UNSORTED_SEGMENT_MIN": "REDUCE_MIN",
+    "UNSORTED_SEGMENT_PROD": "REDUCE_PROD",
+    "UNSORTED_SEGMENT_SUM": "SUM",
+}
+
+
+def _segments(call: Call, shapes: Results) -> Sequence[Array | None] | None:
+    """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
+    value, ids, shape = call.known(0), call.value(1), shapes[0]
+    if value is None or ids is None or shape is None or ids.ndim != 1:
+        return None
+    rows = [value[ids == segment] for segment in range(shape[0])]
+    folded = [arithmetic.reduce_rows(_SEGMENTS[call.name], np.moveaxis(row, 0, -1)) for row in rows]
+    return [np.stack(folded)] if folded else None
+
+
 _FOLDERS: dict[str, Folder] = {
     "BROADCAST_ARGS": _broadcast_args,
     "BROADCAST_TO": _broadcast_to,
@@ -273,4 +291,5 @@ _FOLDERS: dict[str, Folder] = {
     "ZEROS_LIKE": _zeros_like,
     **dict.fromkeys(arithmetic.ELEMENTWISE, _elementwise),
     **dict.fromkeys(arithmetic.REDUCTIONS, _reduce),
+    **dict.fromkeys(_SEGMENTS, _segments),
 }
