@@ -10,6 +10,7 @@ import typer
 Action = Callable[[], int]
 
 VERIFY = ("regions", "full", "none")
+SECTIONS = ("prefill-decode", "all")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
 
 _EPILOG = (
@@ -88,7 +89,7 @@ def edge_opt(
 @app.command()
 def convert(
     *,
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A .tflite model.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A .tflite model, or a .litertlm bundle.")],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="OUT", help="Default: beside IN, as NAME.opt.tflite."),
@@ -117,6 +118,15 @@ def convert(
             help="Prove each rewritten region, compare the whole models too, or neither.",
         ),
     ] = "regions",
+    sections: Annotated[
+        str,
+        typer.Option(
+            "--sections",
+            metavar="|".join(SECTIONS),
+            callback=_one_of(SECTIONS),
+            help="Of a .litertlm bundle, rewrite the prefill/decode model or all of its models.",
+        ),
+    ] = "prefill-decode",
     as_json: Json = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
     require_match: Annotated[
@@ -132,17 +142,18 @@ def convert(
     from edge_opt.cli.convert import Request, run
 
     request = Request(
-        source,
-        output,
-        target,
-        passes,
-        skip or [],
-        signatures,
-        verify,
-        dry_run,
-        require_match,
-        require_all,
-        force,
+        source=source,
+        output=output,
+        target=target,
+        passes=passes,
+        skip=skip or [],
+        signatures=signatures,
+        verify=verify,
+        sections=sections,
+        dry_run=dry_run,
+        require_match=require_match,
+        require_all=require_all,
+        force=force,
     )
     return partial(run, request, as_json=as_json, quiet=quiet)
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
@@ -11,10 +11,13 @@ from edge_opt.conversion import ConversionResult, SignatureSummary, Verify
 from edge_opt.conversion import convert as convert_model
 from edge_opt.passes import SiteReport, Status
 
+if TYPE_CHECKING:
+    from edge_opt.container import Sections
+
 _SITES_NAMED = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """The options of the command."""
 
@@ -25,6 +28,7 @@ class Request:
     skip: list[str]
     signatures: list[str] | None
     verify: str
+    sections: str
     dry_run: bool
     require_match: bool
     require_all: bool
@@ -42,6 +46,7 @@ def run(request: Request, *, as_json: bool, quiet: bool) -> int:
             skip=request.skip,
             signatures=request.signatures,
             verify=cast("Verify", request.verify),
+            sections=cast("Sections", request.sections),
             overwrite=request.force,
             dry_run=request.dry_run,
             require_match=request.require_match,

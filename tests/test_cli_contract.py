@@ -12,6 +12,7 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 
 from edge_opt.cli import app, inspect
+from edge_opt.container import Sections
 from edge_opt.conversion import Verify
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
@@ -25,8 +26,8 @@ Captured = pytest.CaptureFixture[str]
 COMMANDS = ("convert", "inspect", "compare", "shapes", "explain", "golden", "passes", "targets", "demo")
 OPTIONS = {
     "convert": (
-        "--output --target --passes --skip --signatures --verify --json --dry-run --require-match --require-all "
-        "--force --quiet"
+        "--output --target --passes --skip --signatures --verify --sections --json --dry-run --require-match "
+        "--require-all --force --quiet"
     ),
     "inspect": "--json",
     "compare": "--backend --runs --seed --atol --rtol --json",
@@ -78,6 +79,7 @@ def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str
 
 def test_options_with_fixed_values_name_those_of_the_library() -> None:
     assert set(app.VERIFY) == set(get_args(Verify))
+    assert set(app.SECTIONS) == set(get_args(Sections))
     assert set(app.BACKENDS) == set(get_args(Backend))
 
 
