@@ -248,15 +248,37 @@ def _read(runtime: Interpreter, detail: dict[str, Any]) -> Any:
     return np.zeros(shape, detail["dtype"]) if 0 in shape else runtime.get_tensor(detail["index"])
 
 
-def allocated_shapes(model: bytes) -> list[dict[int, Shape]]:
-    """Every subgraph's tensor shapes by index, after the interpreter allocated all that nothing enters."""
+def allocated_shapes(
+    model: bytes, resize: Sizes | None = None, *, run: bool = False
+) -> list[dict[int, Shape]]:
+    """Every subgraph's tensor shapes by index, after the interpreter allocated all that nothing enters.
+
+    `resize` has new shapes of inputs by subgraph and tensor index; with `run`, each is invoked on zeros too (only
+    then does the interpreter know the shapes that follow from a shape operand which is no constant).
+    """
     runtime = interpreter(model)
     inner = runtime._interpreter
-    count = inner.NumSubgraphs()
+    for (subgraph, tensor), shape in (resize or {}).items():
+        inner.ResizeInputTensor(tensor, np.array(shape, np.int32), False, subgraph)
     for subgraph in roots(ir.load(model)):
         inner.AllocateTensors(subgraph)
-    details = [runtime.get_tensor_details(subgraph) for subgraph in range(count)]
+        if run:
+            _feed_zeros(runtime, model, subgraph)
+            inner.Invoke(subgraph)
+    details = [runtime.get_tensor_details(subgraph) for subgraph in range(inner.NumSubgraphs())]
     return [{d["index"]: tuple(int(n) for n in d["shape"]) for d in rows} for rows in details]
+
+
+Sizes = dict[tuple[int, int], Shape]
+
+
+def _feed_zeros(runtime: Interpreter, model: bytes, subgraph: int) -> None:
+    details = {detail["index"]: detail for detail in runtime.get_tensor_details(subgraph)}
+    graph = ir.load(model).subgraphs[subgraph]
+    for index, tensor in enumerate(graph.tensors):
+        if tensor in graph.inputs and tensor.dtype.numpy is not None:
+            zeros = np.zeros(details[index]["shape"], tensor.dtype.numpy)
+            runtime._interpreter.SetTensor(index, zeros, subgraph)
 
 
 def roots(model: ir.Model) -> list[int]:
@@ -264,15 +286,21 @@ def roots(model: ir.Model) -> list[int]:
     return [index for index in range(len(model.subgraphs)) if index not in called_subgraphs(model)]
 
 
-def compare_all(model: bytes) -> tuple[int, list[str]]:
-    """How many tensors there are, and each of which our shape is not the interpreter's."""
-    loaded = ir.load(model)
-    derived = derive(loaded, placeholders=True).shapes
+def compare_all(
+    model: bytes, resize: Sizes | None = None, *, run: bool = False, recorded: bytes | None = None
+) -> tuple[int, list[str]]:
+    """How many tensors there are, and each of which our shape is not the interpreter's.
+
+    We derive from `recorded` where it is given, a model that differs from the interpreter's in recorded shapes only.
+    """
+    loaded = ir.load(recorded or model)
+    sizes = {loaded.subgraphs[place[0]].tensors[place[1]]: shape for place, shape in (resize or {}).items()}
+    derived = derive(loaded, resize=sizes, placeholders=True).shapes
     wrong = []
-    allocated = allocated_shapes(model)
+    allocated = allocated_shapes(model, resize, run=run)
     for subgraph, actual in zip(loaded.subgraphs, allocated, strict=True):
         for index, tensor in enumerate(subgraph.tensors):
             ours = derived.get(tensor, tensor.shape)
             if ours != actual[index]:
                 wrong.append(f"{subgraph.name} {tensor.name}: we {ours}, the interpreter {actual[index]}")
-    return sum(map(len, allocated)), wrong
+    return sum(len(subgraph.tensors) for subgraph in loaded.subgraphs), wrong
