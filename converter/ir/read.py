@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
+from edge_opt.ir.extent import check_extent
+from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature
+from edge_opt.ir.operators import options_table
 from edge_opt.ir.quantization import Quantization
+from edge_opt.ir.references import check_references
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import ModelFile, read_model
 
@@ -21,9 +24,8 @@ if TYPE_CHECKING:
 
     from edge_opt.schema.table import Table
 
-# The deprecated 8-bit field holds 127 (PLACEHOLDER_FOR_GREATER_OP_CODES) where the code needs 32 bits.
-_PLACEHOLDER = 127
 _MAX_ELEMENTS = 1 << 48
+_MAX_RANK = 32  # of a numpy array, in its older versions
 
 
 def load(source: str | os.PathLike[str] | bytes) -> Model:
@@ -41,9 +43,11 @@ def from_tables(file: ModelFile) -> Model:
 
     Raises:
         ModelFormatError: for indices out of range, two producers of a tensor, use before definition, constants
-            whose bytes do not fit their shape, names used twice.
+            whose bytes do not fit their shape, names used twice, options of another operator, subgraphs that call
+            themselves, graphs far larger than their file.
     """
     root = file.root
+    check_extent(root)
     model = Model(table=root, file=file)
     model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
@@ -60,14 +64,14 @@ def from_tables(file: ModelFile) -> Model:
         model.metadata.append(Metadata(name, buffer, table))
     for index in _integers(root.get("metadata_buffer")):
         model.metadata_buffers.append(_at(model.buffers, index, lambda: "metadata_buffer", "buffer"))
+    check_references(model)
     return model
 
 
 def _operator_code(table: Table) -> OperatorCode:
     deprecated, builtin = table.get("deprecated_builtin_code"), table.get("builtin_code")
-    # Writers before TFLite schema 3a fill only the deprecated field; the larger of the two is meant.
-    code = max(deprecated, builtin) if deprecated < _PLACEHOLDER else builtin
-    return OperatorCode(code, table.get("version"), table.get("custom_code"), table)
+    # Writers before TFLite schema 3a fill only the deprecated field; the runtime takes the larger of the two.
+    return OperatorCode(max(deprecated, builtin), table.get("version"), table.get("custom_code"), table)
 
 
 def _at(items: Sequence[Any], index: int, where: Callable[[], str], what: str) -> Any:
@@ -125,8 +129,10 @@ class _SubgraphReader:
         return buffer if index else None
 
     def _shape(self, sizes: Sequence[int] | None, where: str, least: int) -> tuple[int, ...]:
+        if sizes is not None and len(sizes) > _MAX_RANK:
+            raise self._fail(f"{where}: {len(sizes)} dimensions, expected at most {_MAX_RANK}")
         shape = _integers(sizes)
-        if any(size < least for size in shape) or math.prod(shape) > _MAX_ELEMENTS:
+        if any(size < least for size in shape) or math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
             raise self._fail(f"{where}: shape {list(shape)} is not one that memory can hold")
         return shape
 
@@ -159,14 +165,7 @@ class _SubgraphReader:
             raise self._fail(f"{where}: {len(scale)} scales do not fit axis {axis} of {list(tensor.shape)}")
 
     def _read_operators(self) -> None:
-        for tensor in self._graph.inputs:
-            self._defined.add(id(tensor))
-        later = {
-            index for table in self._table.get("operators") or [] for index in _integers(table.get("outputs"))
-        }
-        self._undefined = {
-            id(self._graph.tensors[index]) for index in later if 0 <= index < len(self._graph.tensors)
-        }
+        self._defined.update(id(tensor) for tensor in self._graph.inputs)
         for position, table in enumerate(self._table.get("operators") or []):
             self._read_operator(table, position)
 
@@ -188,9 +187,9 @@ class _SubgraphReader:
             _at(tensors, index, lambda: place, "output tensor") for index in _integers(table.get("outputs"))
         ]
         for tensor in inputs:
-            if tensor is not None and id(tensor) in self._undefined and id(tensor) not in self._defined:
+            if tensor is not None and id(tensor) not in self._defined and not _stands_alone(tensor):
                 raise self._fail(
-                    f"{where}: reads '{tensor.name}' before it is defined (cyclic or out of order)"
+                    f"{where}: reads '{tensor.name}' before it is defined (cyclic, out of order, or by nobody)"
                 )
         for output in outputs:
             if id(output) in self._defined or output.is_constant:
@@ -200,8 +199,29 @@ class _SubgraphReader:
             _at(tensors, index, lambda: place, "intermediate tensor")
             for index in _integers(table.get("intermediates"))
         ]
-        options = table.get("builtin_options") or table.get("builtin_options_2")
+        options = self._options(table, code, where)
         self._graph.append(Operator(code, inputs, outputs, options, table, intermediates))
+
+    def _options(self, table: Table, code: OperatorCode, where: str) -> Table | None:
+        """Options of another operator are refused: the runtime would not look at them, or take them for its own."""
+        first, second = table.get("builtin_options"), table.get("builtin_options_2")
+        if first is not None and second is not None:
+            raise self._fail(f"{where}: has two kinds of options, {first.name} and {second.name}")
+        options: Table | None = first if second is None else second
+        expected = options_table(code.name)
+        if options is not None and expected is not None and options.name != expected:
+            raise self._fail(f"{where}: has {options.name}, expected {expected}")
+        return options
+
+
+def _stands_alone(tensor: Tensor) -> bool:
+    """Whether there is something to read without an operator that defines it.
+
+    Source: TFLite, tools/verifier.cc, VerifySubGraphConsistency; a tensor without elements needs no bytes.
+    """
+    assert tensor.table is not None
+    stored = tensor.is_constant or bool(tensor.table.get("external_buffer"))
+    return stored or tensor.is_variable or not tensor.elements
 
 
 def _add_signature(model: Model, table: Table) -> None:
@@ -227,7 +247,3 @@ def _integers(values: Sequence[int] | None) -> tuple[int, ...]:
     if values is None:
         return ()
     return tuple(values.tolist()) if isinstance(values, np.ndarray) else tuple(values)
-
-
-# Kept beside the reader because both need to agree on it.
-assert BUILTIN_OPERATORS["PLACEHOLDER_FOR_GREATER_OP_CODES"] == _PLACEHOLDER

@@ -1,0 +1,60 @@
+"""How large the graphs of a file are, before they are built: shared vectors can make them far larger than the file.
+
+It must not check what is in the vectors; the reader of graphs does that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from edge_opt.schema.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_opt.schema.table import Table
+
+# Tensors, operators and their indices and sizes; Gemma3-1B has 30,000.
+MAX_EXTENT: Final = 1 << 20
+
+_GRAPH_VECTORS: Final = ("inputs", "outputs")
+_TENSOR_VECTORS: Final = ("shape", "shape_signature")
+_OPERATOR_VECTORS: Final = ("inputs", "outputs", "intermediates")
+
+
+def check_extent(root: Table) -> None:
+    """Refuse a model whose graphs hold more than `MAX_EXTENT` things, each counted as often as it is referred to.
+
+    A thousand subgraphs may share one vector of a hundred thousand tensors, which takes no more room in the file.
+
+    Raises:
+        ModelFormatError: there are too many.
+    """
+    total = len(root.fields.get("metadata_buffer", ()))
+    known: dict[int, int] = {}
+    for graph in root.get("subgraphs") or ():
+        total += _lengths(graph, _GRAPH_VECTORS)
+        total += _listed(graph.get("tensors"), _TENSOR_VECTORS, known)
+        total += _listed(graph.get("operators"), _OPERATOR_VECTORS, known)
+    for signature in root.get("signature_defs") or ():
+        total += _lengths(signature, _GRAPH_VECTORS)
+    if total > MAX_EXTENT:
+        raise ModelFormatError(
+            f"the graphs hold {total} tensors, operators and indices, expected at most {MAX_EXTENT}: "
+            "the file is damaged, or made to waste memory",
+            table="Model",
+            field="subgraphs",
+        )
+
+
+def _listed(tables: list[Table] | None, fields: Iterable[str], known: dict[int, int]) -> int:
+    if tables is None:
+        return 0
+    if id(tables) not in known:
+        known[id(tables)] = len(tables) + sum(_lengths(table, fields) for table in tables)
+    return known[id(tables)]
+
+
+def _lengths(table: Table, fields: Iterable[str]) -> int:
+    present = table.fields
+    return sum(len(present[field]) for field in fields if field in present)

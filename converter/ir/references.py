@@ -1,0 +1,106 @@
+"""Which subgraphs an operator's options name, and whether running them could ever end. It changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from edge_opt.schema.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from edge_opt.ir.graph import Subgraph
+    from edge_opt.ir.model import Model
+    from edge_opt.schema.table import Table
+
+# Options table -> the fields that hold subgraph indices (schema.fbs names them by these words only).
+SUBGRAPH_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "CallOnceOptions": ("init_subgraph_index",),
+    "CallOptions": ("subgraph",),
+    "IfOptions": ("then_subgraph_index", "else_subgraph_index"),
+    "StableHLOCompositeOptions": ("decomposition_subgraph_index",),
+    "StablehloCaseOptions": ("branch_subgraph_indices",),
+    "StablehloCustomCallOptions": ("called_computations",),
+    "StablehloReduceOptions": ("body_subgraph_index",),
+    "StablehloReduceWindowOptions": ("body_subgraph_index",),
+    "StablehloScatterOptions": ("update_computation_subgraph_index",),
+    "StablehloSortOptions": ("comparator_subgraph_index",),
+    "StablehloWhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+    "WhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+}
+
+# The runtime prepares nested subgraphs on its stack; exporters nest two or three deep.
+DEEPEST: Final = 48
+
+
+def subgraph_indices(options: Table | None) -> tuple[int, ...]:
+    """The subgraphs that these options name, each as often as they do."""
+    if options is None or options.name not in SUBGRAPH_FIELDS:
+        return ()
+    found: list[int] = []
+    for field in SUBGRAPH_FIELDS[options.name]:
+        value = options.get(field)
+        if isinstance(value, int):
+            found.append(value)
+        elif value is not None:
+            found.extend(value.tolist())
+    return tuple(found)
+
+
+def check_references(model: Model) -> None:
+    """Check that every named subgraph exists, and that none leads back to itself or goes too deep.
+
+    The runtime would call itself until its stack ends.
+
+    Raises:
+        ModelFormatError: names subgraph and operator.
+    """
+    called = [_called_by(model, graph) for graph in model.subgraphs]
+    depths: dict[int, int] = {}
+    for root in range(len(called)):
+        path = {root: list(called[root])} if root not in depths else {}
+        while path:
+            index = next(reversed(path))
+            if not path[index]:
+                del path[index]
+                depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
+                _check_depth(model, index, depths[index])
+                continue
+            following = path[index].pop()
+            if following in path:
+                raise _refusal(model, index, following)
+            if following not in depths:
+                path[following] = list(called[following])
+
+
+def _called_by(model: Model, graph: Subgraph) -> set[int]:
+    called: set[int] = set()
+    for operator in graph.operators:
+        called.update(subgraph_indices(operator.options))
+    for index in called:
+        if not 0 <= index < len(model.subgraphs):
+            count = len(model.subgraphs)
+            raise ModelFormatError(
+                f"{_place(graph, index)}: subgraph {index} does not exist, there are {count}"
+            )
+    return called
+
+
+def _check_depth(model: Model, index: int, depth: int) -> None:
+    if depth > DEEPEST:
+        name = model.subgraphs[index].name
+        raise ModelFormatError(
+            f"subgraph {index} '{name}': calls go {depth} subgraphs deep, expected at most {DEEPEST}"
+        )
+
+
+def _refusal(model: Model, index: int, following: int) -> ModelFormatError:
+    place = _place(model.subgraphs[index], following)
+    return ModelFormatError(f"{place}: calls subgraph {following}, which leads back here: it would never end")
+
+
+def _place(graph: Subgraph, callee: int) -> str:
+    position, operator = next(
+        (at, caller)
+        for at, caller in enumerate(graph.operators)
+        if callee in subgraph_indices(caller.options)
+    )
+    return f"subgraph '{graph.name}', operator {position} ({operator.name})"
