@@ -14,9 +14,15 @@ import numpy as np
 import pytest
 import verify_models as models
 
-from edge_opt.schema.errors import EdgeOptError
+from edge_opt.schema.errors import EdgeOptError, ModelFormatError
 from edge_opt.verify import runner
-from edge_opt.verify.errors import BackendMissing, RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
+from edge_opt.verify.errors import (
+    BackendMissing,
+    RuntimeCrashed,
+    RuntimeRefused,
+    RuntimeTimedOut,
+    RuntimeUnavailable,
+)
 from edge_opt.verify.runner import Worker
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -105,10 +111,16 @@ def test_an_unknown_signature_is_refused_with_those_there_are(worker: Worker) ->
         worker.run(models.adder(), "decode", PAIR)
 
 
-@pytest.mark.parametrize("model", [b"", b"not a model at all, just some text"])
-def test_bytes_that_are_no_model_are_refused(worker: Worker, model: bytes) -> None:
+def test_no_bytes_at_all_are_refused(worker: Worker) -> None:
     with pytest.raises(RuntimeRefused):
-        worker.describe(model)
+        worker.describe(b"")
+
+
+def test_what_our_own_reader_refuses_never_reaches_the_runtime() -> None:
+    with Worker() as worker:
+        with pytest.raises(ModelFormatError, match="no TFLite model"):
+            worker.describe(b"not a model at all, just some text")
+        assert worker.pid is None
 
 
 def test_a_missing_file_and_a_pipe_are_refused_before_anything_is_read(
@@ -123,7 +135,7 @@ def test_a_missing_file_and_a_pipe_are_refused_before_anything_is_read(
 
 def test_a_crash_is_one_clear_error_and_the_next_request_is_served() -> None:
     with Worker(time_limit=60) as worker:
-        inputs = {"x": np.ones(1, np.float32), "c": np.array([True])}
+        inputs = {"x": np.ones(1, np.float32)}
         with pytest.raises(
             RuntimeCrashed,
             match="signature 'main', xnnpack kernels: the runtime's process ended with SIGSEGV",
@@ -176,12 +188,14 @@ def test_what_the_child_prints_is_not_taken_for_an_answer(
         assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
 
 
-def test_the_childs_last_words_are_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_start_is_no_models_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'out of luck\\n')\nos._exit(7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with (
         Worker(time_limit=60) as worker,
-        pytest.raises(RuntimeCrashed, match="exit status 7; its last words: out of luck"),
+        pytest.raises(RuntimeUnavailable, match="exit status 7; its last words: out of luck"),
     ):
         worker.describe(models.adder())
 

@@ -69,6 +69,11 @@ def endless() -> bytes:
 
 
 def crashing() -> bytes:
+    """An ADD whose second operand is left out: the reference kernels refuse it, XNNPACK reads address zero."""
+    return build(Graph([T("x", (1,)), T("z", (1,))], [Op("ADD", ["x", None], ["z"])], ["x"], ["z"], "main"))
+
+
+def recursive() -> bytes:
     """An IF whose branch is a subgraph with an IF whose branch is that subgraph: the runtime's stack overflows."""
     one = (1,)
     branch = options("IfOptions", thenSubgraphIndex=1, elseSubgraphIndex=1)

@@ -3,6 +3,10 @@
 from edge_opt.schema.errors import EdgeOptError, UsageError
 
 
+class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - nothing is wrong with a model
+    """The runtime's process cannot be started on this machine, whatever the model."""
+
+
 class RuntimeFailed(EdgeOptError):  # noqa: N818 - its kinds say what the runtime did
     """The native runtime did not give a result for this model."""
 

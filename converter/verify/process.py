@@ -3,6 +3,7 @@
 Knows frames but not what they mean.
 """
 
+import json
 import os
 import select
 import signal
@@ -10,8 +11,8 @@ import subprocess
 import sys
 import time
 
-from edge_opt.schema.errors import EdgeOptError
-from edge_opt.verify.protocol import Arrays, Header, frame, read_frame
+from edge_opt.verify.errors import RuntimeUnavailable
+from edge_opt.verify.protocol import Arrays, FrameError, Header, frame, read_frame
 
 _STARTUP_SECONDS = 120.0
 _LOG_KEPT = 16 << 10
@@ -25,13 +26,22 @@ class OutOfTimeError(Exception):
     """The deadline passed."""
 
 
+class NotReadyError(Exception):
+    """The child did not get as far as taking requests; the text is its reason, empty where it gave none."""
+
+
 class ChildProcess:
-    """One child process and its three pipes: requests, replies, and the log of whatever it prints."""
+    """One child process and its three pipes: requests, replies, and the log of whatever it prints.
+
+    Raises:
+        RuntimeUnavailable: the system starts no process.
+    """
 
     def __init__(self) -> None:
         if not sys.executable:
-            raise EdgeOptError(
-                "the Python interpreter's own path is unknown, so no worker process can be started"
+            raise RuntimeUnavailable(
+                "the Python interpreter's own path is unknown, so no worker process can be started: "
+                "run python by its full path"
             )
         self._replies, answers = os.pipe()
         requests, self._requests = os.pipe()
@@ -41,6 +51,12 @@ class ChildProcess:
             self._child = subprocess.Popen(
                 module, stdin=requests, stdout=log, stderr=log, pass_fds=(answers,), env=_environment()
             )
+        except OSError as error:
+            for descriptor in (self._requests, self._replies, self._log):
+                os.close(descriptor)
+            raise RuntimeUnavailable(
+                f"no worker process can be started ({error.strerror}): free memory or processes, or verify nothing"
+            ) from error
         finally:
             for descriptor in (requests, answers, log):
                 os.close(descriptor)
@@ -53,15 +69,20 @@ class ChildProcess:
         self._ready = False
 
     def wait_until_ready(self) -> None:
-        """Waits for the first frame, which says that the runtime is loaded."""
+        """Waits for the first frame, which says that the runtime is loaded.
+
+        Raises:
+            NotReadyError: it is not, and no model is to blame.
+        """
         if self._ready:
             return
         self._deadline = time.monotonic() + _STARTUP_SECONDS
-        reply, _ = read_frame(self._fill)
+        try:
+            reply, _ = read_frame(self._fill)
+        except (EndedError, OutOfTimeError, FrameError, json.JSONDecodeError) as error:
+            raise NotReadyError from error
         if "error" in reply:
-            raise EdgeOptError(
-                f"the LiteRT runtime could not be loaded ({reply['reason']}); install the package ai-edge-litert"
-            )
+            raise NotReadyError(reply["reason"])
         self._ready = True
 
     def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:

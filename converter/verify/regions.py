@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 from edge_opt.ir import to_bytes
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import cut_out
-from edge_opt.verify.errors import RuntimeFailed, RuntimeRefused
+from edge_opt.schema.errors import ModelFormatError
+from edge_opt.verify.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused
 from edge_opt.verify.inputs import InputHint
 from edge_opt.verify.runner import Worker
 
@@ -41,11 +42,12 @@ class _Question:
 class RegionProver:
     """Runs regions in one child process; regions that are equal but for names are proved once.
 
-    No weights are in a region, so the cost does not grow with the model.
+    No weights are in a region, so the cost does not grow with the model. `model` is its name, for messages.
     """
 
-    def __init__(self, *, seed: int = 0, time_limit: float = _SECONDS_PER_REGION) -> None:
+    def __init__(self, *, model: str = "", seed: int = 0, time_limit: float = _SECONDS_PER_REGION) -> None:
         self._worker = Worker(time_limit=time_limit)
+        self._model = model
         self._seed = seed
         self._known: dict[_Question, Proof] = {}
         self.regions = 0
@@ -68,7 +70,11 @@ class RegionProver:
         return len(self._known)
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
-        """Whether the new region does what the old one did, to the demand; a failure is a value with its reason."""
+        """Whether the new region does what the old one did, to the demand; a failure is a value with its reason.
+
+        Raises:
+            RuntimeUnavailable: no worker can be started, so nothing can be proved of any region.
+        """
         inputs, outputs = rewrite.inputs(), rewrite.outputs()
         before = to_bytes(cut_out(rewrite.old, inputs, outputs))
         after = to_bytes(cut_out(rewrite.new, inputs, outputs))
@@ -77,10 +83,22 @@ class RegionProver:
         known = self._known.get(question)
         if known is not None:
             return replace(known, repeated=True)
-        self._known[question] = proof = self._run(question)
+        self._known[question] = proof = self._run(question, self._name(rewrite))
         return proof
 
-    def _ask(self, question: _Question, kernels: tuple[Kernels, ...]) -> Proof:
+    def _name(self, rewrite: Rewrite) -> str:
+        """The region's, for messages: model, subgraph, and the tensor that it ends in."""
+        of_model = f" of model '{self._model}'" if self._model else ""
+        return f"'{rewrite.subgraph.name}' up to '{rewrite.anchor.outputs[0].name}'{of_model}"
+
+    def _ask(self, question: _Question, kernels: tuple[Kernels, ...], where: str) -> Proof:
+        try:
+            return self._ask_once(question, kernels, where)
+        except RuntimeCrashed:
+            # A worker that somebody killed between two requests says nothing about a region; a second time, it does.
+            return self._ask_once(question, kernels, where)
+
+    def _ask_once(self, question: _Question, kernels: tuple[Kernels, ...], where: str) -> Proof:
         outcome = self._worker.prove(
             question.before,
             question.after,
@@ -88,26 +106,29 @@ class RegionProver:
             seed=self._seed,
             hints=question.hints,
             row_axes=question.row_axes,
+            where=where,
         )
         return _judge(outcome, question.demand, kernels)
 
-    def _run(self, question: _Question) -> Proof:
+    def _run(self, question: _Question, where: str) -> Proof:
         demand = question.demand
         try:
-            return self._ask(question, _KERNELS)
+            return self._ask(question, _KERNELS, where)
+        except ModelFormatError as error:
+            return _failed(demand, f"the region alone is no model that may be run: {error}")
         except RuntimeRefused as error:
             if not error.reason.startswith("before:"):
                 return _failed(demand, f"the runtime refuses the new region: {error.reason}")
         except RuntimeFailed as error:
             return _failed(demand, f"the proof could not be run: {error}")
-        return self._run_where_possible(question)
+        return self._run_where_possible(question, where)
 
-    def _run_where_possible(self, question: _Question) -> Proof:
+    def _run_where_possible(self, question: _Question, where: str) -> Proof:
         """Some operators exist in one kernel set only; then that one has to do, and the proof says so."""
         reasons: list[str] = []
         for kernels in _KERNELS:
             try:
-                proof = self._ask(question, (kernels,))
+                proof = self._ask(question, (kernels,), where)
             except RuntimeFailed as error:
                 reasons.append(str(error))
                 continue

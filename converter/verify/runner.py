@@ -19,9 +19,16 @@ from numpy.typing import NDArray
 
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.verify import proof
-from edge_opt.verify.errors import BackendMissing, RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
+from edge_opt.verify.checked import check_model
+from edge_opt.verify.errors import (
+    BackendMissing,
+    RuntimeCrashed,
+    RuntimeRefused,
+    RuntimeTimedOut,
+    RuntimeUnavailable,
+)
 from edge_opt.verify.inputs import InputHint, InputPlan, Kind
-from edge_opt.verify.process import ChildProcess, EndedError, OutOfTimeError
+from edge_opt.verify.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
 from edge_opt.verify.proof import Proof
 from edge_opt.verify.protocol import Arrays, FrameError, Header
 from edge_opt.verify.tensors import Kernels, SignatureInfo
@@ -32,6 +39,7 @@ Model = str | os.PathLike[str] | bytes
 _LARGE_MODEL = 64 << 20
 _BASE_MEMORY = 4 << 30
 _MEMORY_PER_BYTE = 3
+_REGION = ("before", "after")
 
 
 class Worker:
@@ -182,8 +190,11 @@ class Worker:
         return runs
 
     def _ask(self, header: Header, model: Model, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
-        """One request and its answer; `where` begins every message."""
+        """One request and its answer; `where` begins every message. No model goes out unchecked."""
         with self._lock, _Sent(model) as sent:
+            for content in (model, *(arrays[name].tobytes() for name in _REGION if name in arrays)):
+                if content != b"":
+                    check_model(content)
             size = sent.size + sum(array.nbytes for array in arrays.values())
             memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
             full = {**header, **sent.header, "memory_limit": memory, "time_limit": self.time_limit}
@@ -194,7 +205,8 @@ class Worker:
             except BaseException as error:
                 self._process = None
                 # A child that closed its pipe is ending by itself: its own exit status says why.
-                process.kill(patience=2.0 if isinstance(error, EndedError) else 0.0)
+                ending = isinstance(error, EndedError) or isinstance(error.__cause__, EndedError)
+                process.kill(patience=2.0 if ending else 0.0)
                 _translate(error, process, where, self.time_limit)
         if "error" in reply:
             _raise_reply(reply, where, memory)
@@ -258,6 +270,12 @@ def _translate(error: BaseException, process: ChildProcess, where: str, seconds:
         raise RuntimeTimedOut(
             f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
             "raise the time limit, or look for an endless loop in the model"
+        ) from None
+    if isinstance(error, NotReadyError):
+        reason = str(error) or f"the worker process ended with {process.ending()}"
+        raise RuntimeUnavailable(
+            f"the LiteRT runtime could not be loaded ({reason}): check the installation of ai-edge-litert, "
+            "or go on without verification (--verify none)"
         ) from None
     if isinstance(error, (EndedError, FrameError, json.JSONDecodeError)):
         raise RuntimeCrashed(f"{where}: the runtime's process ended with {process.ending()}") from None

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edge_opt.ir import Model, load, save
+from edge_opt.ir import Model, save
 from edge_opt.schema.errors import EdgeOptError, UsageError
+from edge_opt.verify.checked import check_model
 
 ModelLike = str | os.PathLike[str] | bytes | Model
 
@@ -36,7 +37,7 @@ class Source:
             kind = type(self._given).__name__
             raise UsageError(f"{self._role} must be a path, the bytes of a model or a Model, not {kind}")
         try:
-            load(self._given)
+            check_model(self._given)
         except EdgeOptError as error:
             error.add_note(f"while reading {self._role}: {self.name}")
             raise

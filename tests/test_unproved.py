@@ -1,0 +1,130 @@
+"""What cannot be proved is not written: the runtime missing, crashing, killed, or a region that it may not see."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import verify_models
+
+import edge_opt
+from edge_opt import testdata
+from edge_opt.conversion import ConversionResult, convert
+from edge_opt.passes import Status
+from edge_opt.schema.errors import EdgeOptError
+from edge_opt.verify import regions
+from edge_opt.verify.errors import RuntimeUnavailable
+from edge_opt.verify.runner import Worker
+
+DEMO = Path(testdata.__file__).parent / "demo_gemma3.tflite"
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def convert_decode(output: Path) -> ConversionResult:
+    return convert(DEMO, output, signatures=["decode"], passes=["mha_to_sha"])
+
+
+def no_runtime(folder: Path) -> None:
+    package = folder / "ai_edge_litert"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "interpreter.py").write_text(
+        "raise ImportError('libLiteRt.so: cannot open shared object file')"
+    )
+
+
+def dies_at_once(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text("import os\nos.write(2, b'no licence\\n')\nos._exit(9)\n")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [(no_runtime, "ImportError: libLiteRt.so"), (dies_at_once, "exit status 9; its last words: no licence")],
+)
+def test_without_a_runtime_nothing_is_rolled_back_site_by_site_but_all_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: Callable[[Path], None], reason: str
+) -> None:
+    breaks(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeUnavailable, match=reason) as caught:
+        convert_decode(tmp_path / "out.tflite")
+    assert isinstance(caught.value, EdgeOptError)
+    assert "--verify none" in str(caught.value)
+    assert not (tmp_path / "out.tflite").exists()
+
+
+def test_a_process_that_the_system_refuses_is_the_same_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    before = open_files()
+    with pytest.raises(RuntimeUnavailable, match="Resource temporarily unavailable"):
+        convert_decode(tmp_path / "out.tflite")
+    assert open_files() == before
+
+
+def test_a_crash_rolls_the_site_back_and_names_model_and_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, "to_bytes", lambda _: verify_models.crashing())
+    result = convert_decode(tmp_path / "out.tflite")
+    (site, *_) = [site for site in result.sites if site.heads != 1]
+    assert site.status is Status.ROLLED_BACK
+    assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
+    assert "region 'decode' up to '" in site.reason
+    assert not result.converted
+    assert (tmp_path / "out.tflite").exists()
+
+
+def test_a_worker_killed_between_two_regions_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove, killed = Worker.prove, []
+
+    def killing(self: Worker, *arguments: object, **options: object) -> object:
+        outcome = prove(self, *arguments, **options)  # type: ignore[arg-type]
+        if not killed and self.pid is not None:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+        return outcome
+
+    monkeypatch.setattr(Worker, "prove", killing)
+    result = convert_decode(tmp_path / "out.tflite")
+    assert killed
+    assert {site.status for site in result.sites} == {Status.CONVERTED}
+
+
+def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "to_bytes", lambda _: b"nothing that could be read")
+    monkeypatch.setattr("edge_opt.verify.process.ChildProcess.exchange", pytest.fail)
+    result = convert_decode(tmp_path / "out.tflite")
+    assert all("no model that may be run" in site.reason for site in result.sites if site.heads != 1)
+
+
+def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:
+    """A model that calls itself: the runtime's stack would overflow."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(verify_models.recursive())
+    ways: list[Callable[[], object]] = [
+        lambda: edge_opt.compare(path, path),
+        lambda: edge_opt.compare(DEMO, path.read_bytes()),
+        lambda: edge_opt.convert(path, verify="full"),
+        lambda: edge_opt.testing.assert_golden(path, tmp_path / "golden.npz"),
+        lambda: edge_opt.testing.assert_equivalent(path, path),
+        lambda: Worker().run(path, None, {}),
+        lambda: Worker().prove(path.read_bytes(), path.read_bytes()),
+    ]
+    from edge_opt.verify import golden
+
+    golden.record(DEMO, tmp_path / "golden.npz", signatures=["decode"])
+    ways.append(lambda: golden.record(path, tmp_path / "other.npz"))
+    for way in ways:
+        with pytest.raises(edge_opt.EdgeOptError, match="it would never end"):
+            way()
