@@ -239,6 +239,7 @@ class Subgraph:
         self._first: Operator | None = None
         self._last: Operator | None = None
         self._count = 0
+        self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
 
     def __len__(self) -> int:
         return self._count
@@ -258,8 +259,19 @@ class Subgraph:
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """List a tensor; operators may only use listed ones when the model is written."""
+        known = self.lists(tensor)
+        assert not known, f"{tensor} is listed already"
         self.tensors.append(tensor)
+        self._listed[1].add(id(tensor))
         return tensor
+
+    def lists(self, tensor: Tensor) -> bool:
+        """True where the tensor is listed; looks the list through only where it was changed by others."""
+        known, ids = self._listed
+        if known is not self.tensors or len(ids) != len(self.tensors):
+            ids = {id(listed) for listed in self.tensors}
+            self._listed = (self.tensors, ids)
+        return id(tensor) in ids
 
     def append(self, operator: Operator) -> Operator:
         """Add an operator at the end."""
@@ -292,6 +304,11 @@ class Subgraph:
         """The operator that runs next; None after the last."""
         assert operator.subgraph is self
         return operator._next  # noqa: SLF001
+
+    def before(self, operator: Operator) -> Operator | None:
+        """The operator that runs right before; None before the first."""
+        assert operator.subgraph is self
+        return operator._previous  # noqa: SLF001
 
     def remove(self, operator: Operator) -> None:
         """Take an operator out; its outputs are then defined by nobody."""

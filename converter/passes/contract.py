@@ -8,14 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.passes.rewrite import (
-    Rewrite,
-    commit,
-    frame_violation,
-    remove_dead,
-    shape_violation,
-)
+from edge_opt.passes.frame import Frame, frame_violation
+from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation
 from edge_opt.passes.share import share_equal
+from edge_opt.schema.errors import EdgeOptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -85,7 +81,10 @@ class Prover(Protocol):
 
 @dataclass(slots=True)
 class SiteReport:
-    """One place where a pass could apply, and the verdict; `settled` where there was nothing to do."""
+    """One place where a pass could apply, and the verdict; `settled` where there was nothing to do.
+
+    `note` is what a user should know of a site that was converted: values clamped, or no longer saturated.
+    """
 
     pass_name: str
     signature: str
@@ -97,6 +96,7 @@ class SiteReport:
     operator: str = ""
     settled: bool = False
     proof: Proof | None = None
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For reports; `index` counts the sites of a pass in a signature."""
@@ -106,6 +106,7 @@ class SiteReport:
             "index": self.index,
             "status": str(self.status),
             "reason": self.reason or None,
+            "note": self.note or None,
             "heads": self.heads,
             "kv_heads": self.kv_heads,
             "operator": self.operator,
@@ -115,13 +116,17 @@ class SiteReport:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place that matched; `build` makes the rewrite aside, or says why it cannot. `demand`: other than the pass's."""
+    """A place that matched; `build` makes the rewrite aside, or says why it cannot.
+
+    `demand`: other than the pass's. `note`: what to tell of it once it is converted.
+    """
 
     operator: Operator
     build: Callable[[], Rewrite | Refusal]
     heads: int | None = None
     kv_heads: int | None = None
     demand: Demand | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,7 @@ class Context:
     on_site: Callable[[SiteReport], None] | None = None
     sharing: list[Operator] = field(default_factory=list)
     added: list[Operator] = field(default_factory=list)
+    frame: Frame | None = None
 
     @property
     def frozen(self) -> str:
@@ -170,10 +176,23 @@ class Pass(ABC):
         """Every place where the pass could apply, in execution order."""
 
 
+class BrokenFrameError(EdgeOptError):
+    """A pass changed what it must leave alone; the model in memory is worth nothing any more."""
+
+    exit_code = 1
+
+
 def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
-    """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was."""
+    """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was.
+
+    Raises:
+        BrokenFrameError: the pass changed the graph outside its rewrites. That is a mistake of ours, not of the model.
+    """
     reports: list[SiteReport] = []
-    for index, site in enumerate(list(chosen.sites(context))):
+    sites = list(chosen.sites(context))
+    if any(isinstance(site, Site) for site in sites):
+        context.frame = Frame(context.model, context.subgraph)
+    for index, site in enumerate(sites):
         report = SiteReport(
             chosen.name,
             context.signature,
@@ -192,11 +211,22 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         reports.append(report)
         if context.on_site is not None:
             context.on_site(report)
+    _finish(chosen, context)
+    return reports
+
+
+def _finish(chosen: Pass, context: Context) -> None:
+    violation = None if context.frame is None else context.frame.violation()
+    if violation is not None:
+        raise BrokenFrameError(
+            f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {violation}; nothing "
+            f"was written, convert with --skip {chosen.name} and report this mistake of edge-opt"
+        )
+    context.frame = None
     remove_dead(context.subgraph, context.sharing)
     share_equal(context.subgraph, context.added)
     context.sharing.clear()
     context.added.clear()
-    return reports
 
 
 def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
@@ -217,6 +247,8 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
         if not report.proof.holds:
             report.status, report.reason = Status.ROLLED_BACK, report.proof.reason
             return
+    if context.frame is not None:
+        context.frame.allow(rewrite)
     context.sharing.extend(commit(rewrite))
     context.added.extend(rewrite.added())
-    report.status = Status.CONVERTED
+    report.status, report.note = Status.CONVERTED, site.note

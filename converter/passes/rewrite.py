@@ -57,43 +57,6 @@ class Rewrite:
         return tuple(operator for operator in self.new if operator not in kept)
 
 
-def frame_violation(rewrite: Rewrite) -> str | None:
-    """Why the new region could touch anything outside itself; None where it cannot.
-
-    Frame rule: it reads only tensors that the old region read (or new constants), and defines exactly those that the
-    old one defined for others. Checked on the graph, without running anything.
-    """
-    allowed = {id(tensor) for tensor in reads(rewrite.old)}
-    for tensor in reads(rewrite.new):
-        if id(tensor) not in allowed and not tensor.is_constant:
-            return f"the new region reads '{tensor.name}', which the old one did not"
-    listed = {id(tensor) for tensor in rewrite.subgraph.tensors}
-    old_outputs = {id(tensor) for operator in rewrite.old for tensor in operator.outputs}
-    defined: dict[int, Tensor] = {}
-    for operator in rewrite.new:
-        for tensor in operator.outputs:
-            if id(tensor) in defined:
-                return f"the new region defines '{tensor.name}' twice"
-            if id(tensor) in listed and id(tensor) not in old_outputs:
-                return f"the new region defines '{tensor.name}', which is not the old one's"
-            defined[id(tensor)] = tensor
-    for tensor in rewrite.outputs():
-        if id(tensor) not in defined:
-            return f"the new region leaves '{tensor.name}' undefined"
-    return _order_violation(rewrite)
-
-
-def _order_violation(rewrite: Rewrite) -> str | None:
-    inside = {id(tensor) for operator in rewrite.new for tensor in operator.outputs}
-    ready: set[int] = set()
-    for operator in rewrite.new:
-        for tensor in operator.inputs:
-            if tensor is not None and id(tensor) in inside and id(tensor) not in ready:
-                return f"the new region reads '{tensor.name}' before defining it"
-        ready.update(id(tensor) for tensor in operator.outputs)
-    return None
-
-
 def shape_violation(operators: Iterable[Operator]) -> str | None:
     """Where a derived shape is not the recorded one; None where all agree."""
     for operator in operators:
@@ -122,12 +85,10 @@ def commit(rewrite: Rewrite) -> list[Operator]:
     for operator in reversed(rewrite.old):
         if operator not in staying:
             graph.remove(operator)
-    listed = {id(tensor) for tensor in graph.tensors}
     for operator in rewrite.added():
         graph.insert_before(position, operator)
         for tensor in (*operator.inputs, *operator.outputs):
-            if tensor is not None and id(tensor) not in listed:
-                listed.add(id(tensor))
+            if tensor is not None and not graph.lists(tensor):
                 graph.add_tensor(tensor)
     return [operator for operator in rewrite.old if operator in staying]
 

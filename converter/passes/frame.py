@@ -1,0 +1,204 @@
+"""The frame rule: what a rewrite must leave alone, checked on the graph; nothing is run here and nothing changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_opt.ir.region import reads
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from edge_opt.ir import Model, Operator, Subgraph, Tensor
+    from edge_opt.passes.rewrite import Rewrite
+    from edge_opt.schema.table import Table
+
+
+def frame_violation(rewrite: Rewrite) -> str | None:
+    """Why the new region could touch anything outside itself; None where it cannot.
+
+    It reads only tensors that the old region read (or new constants), and defines exactly those that the old one
+    defined for others, at the place where they were defined.
+    """
+    return (
+        _place_violation(rewrite)
+        or _reading_violation(rewrite)
+        or _definition_violation(rewrite)
+        or _order_violation(rewrite)
+    )
+
+
+def _place_violation(rewrite: Rewrite) -> str | None:
+    """The new operators take the anchor's place, so it must be the last of the old ones."""
+    old = set(rewrite.old)
+    if rewrite.anchor not in old:
+        return f"the new region is to stand at '{rewrite.anchor.name}', which is not part of the old one"
+    for operator in (*rewrite.old, *rewrite.added()):
+        inside = operator.subgraph is rewrite.subgraph
+        if inside != (operator in old):
+            where = "belongs to the graph already" if inside else "is not in the graph any more"
+            return f"the operator {operator.name} that defines '{operator.outputs[0].name}' {where}"
+    missing = len(old) - 1
+    earlier = rewrite.subgraph.before(rewrite.anchor)
+    while missing and earlier is not None:
+        missing -= earlier in old
+        earlier = rewrite.subgraph.before(earlier)
+    if missing:
+        return (
+            f"the old region goes on behind '{rewrite.anchor.outputs[0].name}', where the new one is to stand"
+        )
+    return None
+
+
+def _reading_violation(rewrite: Rewrite) -> str | None:
+    allowed = {id(tensor) for tensor in reads(rewrite.old)}
+    for tensor in reads(rewrite.new):
+        if id(tensor) not in allowed and not tensor.is_constant:
+            return f"the new region reads '{tensor.name}', which the old one did not"
+    return None
+
+
+def _definition_violation(rewrite: Rewrite) -> str | None:
+    old_outputs = {id(tensor) for operator in rewrite.old for tensor in operator.outputs}
+    defined: dict[int, Operator] = {}
+    for operator in rewrite.new:
+        for tensor in operator.outputs:
+            if id(tensor) in defined:
+                return f"the new region defines '{tensor.name}' twice"
+            if rewrite.subgraph.lists(tensor) and id(tensor) not in old_outputs:
+                return f"the new region defines '{tensor.name}', which is not the old one's"
+            if tensor.is_constant:
+                return f"the new region defines the constant '{tensor.name}'"
+            defined[id(tensor)] = operator
+    anchored = {id(tensor) for tensor in rewrite.anchor.outputs}
+    for tensor in rewrite.outputs():
+        definer = defined.get(id(tensor))
+        if definer is None:
+            return f"the new region leaves '{tensor.name}' undefined"
+        if definer is not tensor.producer and id(tensor) not in anchored:
+            return f"the new region defines '{tensor.name}' behind operators that may read it"
+    return None
+
+
+def _order_violation(rewrite: Rewrite) -> str | None:
+    """Old operators that stay keep their place, which is before the new ones."""
+    kept = set(rewrite.new) & set(rewrite.old)
+    ordered = [operator for operator in rewrite.new if operator in kept]
+    ordered += rewrite.added()
+    inside = {id(tensor) for operator in ordered for tensor in operator.outputs}
+    ready: set[int] = set()
+    for operator in ordered:
+        for tensor in operator.inputs:
+            if tensor is not None and id(tensor) in inside and id(tensor) not in ready:
+                return f"the new region reads '{tensor.name}' before defining it"
+        ready.update(id(tensor) for tensor in operator.outputs)
+    return None
+
+
+class Frame:
+    """One subgraph as it was before a pass, to be compared with what is there after it.
+
+    A rewrite is built aside; building it may not change anything that is already there, e.g. an options table that
+    the new operators share with the old ones. The proof could not see that: it runs both regions as they then are.
+    """
+
+    def __init__(self, model: Model, subgraph: Subgraph) -> None:
+        self._model = model
+        self._subgraph = subgraph
+        self._operators = {operator: _operator_facts(operator) for operator in subgraph.operators}
+        self._tensors = {tensor: _tensor_facts(tensor) for tensor in subgraph.tensors}
+        self._interface = _interface(model, subgraph)
+        self._removed: set[Operator] = set()
+        self._added: set[Operator] = set()
+
+    def allow(self, rewrite: Rewrite) -> None:
+        """A rewrite that becomes part of the graph."""
+        added = rewrite.added()
+        self._removed.update(operator for operator in rewrite.old if operator not in set(rewrite.new))
+        self._added.update(added)
+        for operator in added:
+            self._operators[operator] = _operator_facts(operator)
+
+    def violation(self) -> str | None:
+        """What is different that no allowed rewrite accounts for; None where nothing is."""
+        return self._operators_violation() or self._tensors_violation() or self._interface_violation()
+
+    def _operators_violation(self) -> str | None:
+        present = set(self._subgraph.operators)
+        for operator, facts in self._operators.items():
+            name = operator.outputs[0].name if operator.outputs else ""
+            if operator not in present and operator not in self._removed:
+                return f"the operator {operator.name} that defines '{name}' is gone"
+            # Also of those that were replaced: the proof took them as they were when it ran.
+            if facts != _operator_facts(operator):
+                return (
+                    f"the operator {operator.name} that defines '{name}' has other inputs, outputs or options"
+                )
+        for operator in present - self._operators.keys():
+            return f"the operator {operator.name} that defines '{operator.outputs[0].name}' is new"
+        return None
+
+    def _tensors_violation(self) -> str | None:
+        for tensor, facts in self._tensors.items():
+            if facts != _tensor_facts(tensor):
+                return f"the tensor '{tensor.name}' has another name, type, shape, quantization or bytes"
+        return None
+
+    def _interface_violation(self) -> str | None:
+        if self._interface != _interface(self._model, self._subgraph):
+            return "the graph's inputs, outputs or signatures are others"
+        return None
+
+
+def _interface(model: Model, subgraph: Subgraph) -> Hashable:
+    def ids(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        return tuple(id(tensor) for tensor in tensors)
+
+    signatures = tuple(
+        (
+            s.key,
+            id(s.subgraph),
+            *((name, id(t)) for named in (s.inputs, s.outputs) for name, t in named.items()),
+        )
+        for s in model.signatures
+    )
+    return (ids(subgraph.inputs), ids(subgraph.outputs), signatures)
+
+
+def _operator_facts(operator: Operator) -> Hashable:
+    options = operator.options
+    return (
+        id(operator.code),
+        tuple(id(tensor) for tensor in operator.inputs),
+        tuple(id(tensor) for tensor in operator.outputs),
+        None if options is None else (id(options), _fields(options)),
+    )
+
+
+def _fields(options: Table) -> Hashable:
+    return tuple(
+        (name, value.tobytes() if isinstance(value, np.ndarray) else _plain(value))
+        for name, value in options.fields.items()
+    )
+
+
+def _plain(value: object) -> Hashable:
+    return value if isinstance(value, int | float | str) else id(value)
+
+
+def _tensor_facts(tensor: Tensor) -> Hashable:
+    quantization = tensor.quantization
+    # The scales of weights may be many; those arrays are the file's own and cannot be written to.
+    small = quantization is not None and not quantization.is_per_axis
+    return (
+        tensor.name,
+        tensor.shape,
+        tensor.shape_signature,
+        tensor.dtype,
+        tensor.is_variable,
+        id(tensor.buffer),
+        id(quantization),
+        quantization.key() if quantization is not None and small else None,
+    )

@@ -1,0 +1,77 @@
+"""Runs passes on graphs given as text, for tests: with the real prover, a made-up one, or none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.ir import Constants, Model, load, to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, SiteReport, run_pass
+from edge_opt.targets import load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.passes.rewrite import Rewrite
+    from edge_opt.targets import Target
+
+
+class Says:
+    """A prover that runs nothing; `verdicts` are given in turn, the last one for ever."""
+
+    def __init__(self, *verdicts: bool) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[tuple[Rewrite, Demand]] = []
+
+    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
+        """The next verdict."""
+        self.asked.append((rewrite, demand))
+        holds = self.verdicts[0] if len(self.verdicts) == 1 else self.verdicts.pop(0)
+        return Proof(demand, holds=holds, bitwise=holds, max_abs=0.0, reason="" if holds else "it differs")
+
+
+def run(
+    model: Model,
+    *passes: Pass | str,
+    target: Target | None = None,
+    prover: Prover | None = None,
+    subgraph: int = 0,
+) -> list[SiteReport]:
+    """Run passes over one subgraph, as a conversion does."""
+    graph = model.subgraphs[subgraph]
+    context = Context(
+        model,
+        graph,
+        model.signature_name(graph),
+        target or load_target("generic"),
+        Constants(model),
+        prover,
+    )
+    chosen = [PASSES[name] if isinstance(name, str) else name for name in passes]
+    return [report for each in chosen for report in run_pass(each, context)]
+
+
+def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Model, list[SiteReport]]:
+    """The model that the text says, converted, and what was done."""
+    model = parse(text)
+    return model, run(model, *passes, **settings)  # type: ignore[arg-type]
+
+
+def names(model: Model, subgraph: int = 0) -> list[str]:
+    """The operators' names, in execution order."""
+    return [operator.name for operator in model.subgraphs[subgraph].operators]
+
+
+def count(model: Model, name: str) -> int:
+    """How many operators of that name there are."""
+    return names(model).count(name)
+
+
+def statuses(reports: Sequence[SiteReport]) -> list[str]:
+    """What became of each site."""
+    return [str(report.status) for report in reports]
+
+
+def reread(model: Model) -> Model:
+    """The model after a way through its file."""
+    return load(to_bytes(model))
