@@ -14,15 +14,20 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, UNARY
+from edge_opt.attention.rule import constant_integers
+from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, REPEATING, UNARY
+from edge_opt.attention.tail import Tail, value_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from edge_opt.ir import Operator, Subgraph, Tensor
 
-_PROBABILITY_PATH = UNARY | MOVEMENT | {"SLICE", "STRIDED_SLICE"}
-_TAIL = UNARY | MOVEMENT
+_JOINS = frozenset({"CONCATENATION", "PACK"})
+_SUMS = frozenset({"SUM", "MEAN"})
+_LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
+_MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
+_FOLLOWED_UP = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | _JOINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,41 +100,15 @@ def match_block(subgraph: Subgraph, softmax: Operator, operands: OperandFactors 
     sizes = {head_size for _, head_size in products.values()}
     if len(sizes) != 1:
         return NotABlock(softmax, Refusal("value products differ in head size", actual=str(sorted(sizes))))
-    return _Matcher(subgraph, softmax, products, sizes.pop(), operands or OperandFactors()).match()
-
-
-def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refusal:
-    """The products of the probabilities with the values: operator -> (operand that holds P, head size)."""
-    found: dict[Operator, tuple[int, int]] = {}
-    blocked: Operator | None = None
-    seen: set[int] = set()
-    frontier = [softmax.outputs[0]]
-    while frontier:
-        tensor = frontier.pop()
-        for operator in tensor.consumers:
-            if id(operator) in seen:
-                continue
-            seen.add(id(operator))
-            if operator.name == "BATCH_MATMUL":
-                side = 0 if operator.inputs[0] is tensor else 1
-                shape = operator.outputs[0].shape
-                if len(shape) < 2:
-                    return Refusal("a value product must be a matrix", operator)
-                found[operator] = (side, shape[-1] if side == 0 else shape[-2])
-            elif _follows_one(operator, tensor, _PROBABILITY_PATH):
-                frontier.append(operator.outputs[0])
-            else:
-                blocked = operator
-    if found:
-        return found
-    return Refusal("no value product behind this SOFTMAX: not attention", blocked)
-
-
-def _follows_one(operator: Operator, tensor: Tensor, allowed: frozenset[str] | set[str]) -> bool:
-    if operator.name in allowed:
-        return operator.inputs[0] is tensor and len(operator.outputs) == 1
-    others = [t for t in operator.inputs if t is not tensor and t is not None]
-    return operator.name in ("MUL", "DIV") and all(t.is_constant and t.elements == 1 for t in others)
+    logits, ends = products_before(softmax)
+    if not logits:
+        learned = all(end is None or end.name in _LINEAR for end in ends)
+        blocker = next((end for end in ends if end is not None), None)
+        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
+        return NotABlock(softmax, reason, is_attention=not learned)
+    if sizes == {1}:
+        return NotABlock(softmax, Refusal("a head size of 1 leaves no trace to follow", next(iter(products))))
+    return _Matcher(subgraph, softmax, products, logits, operands or OperandFactors()).match()
 
 
 class _Matcher:
@@ -138,45 +117,42 @@ class _Matcher:
         subgraph: Subgraph,
         softmax: Operator,
         products: dict[Operator, tuple[int, int]],
-        head_size: int,
+        logits: list[Operator],
         operands: OperandFactors,
     ) -> None:
         self._subgraph = subgraph
         self._softmax = softmax
         self._products = products
-        self._head_size = head_size
+        self._before = logits
+        self._head_size = next(iter(products.values()))[1]
         self._operands = operands
         self._labelling = Labelling({product: side for product, (side, _) in products.items()}, operands)
+        self._tail = Tail(products)
 
     def match(self) -> Match:
-        tail = list(self._tail())
-        found = self._merged(tail) or self._side_by_side(tail)
+        found = self._merged() or self._side_by_side()
         if found is None:
-            return self._single_head()
+            return self._without_heads()
         output, factored, heads = found
+        output, factored = self._before_escapes(output, factored)
         core = self._labelling.core(output, factored)
-        refusal = self._labelling.first_refusal
         logits = self._labelling.logits
-        if not core or not logits:
-            reason = refusal or Refusal("no logits product leads to this SOFTMAX", self._softmax)
+        reason = self._refusal(heads, core=core)
+        if reason is not None:
             return NotABlock(self._softmax, reason)
-        for product, labelled in logits.items():
-            if fx.piece_count(labelled) != heads:
-                actual = str(fx.piece_count(labelled))
-                reason = Refusal("not every head reaches the logits", product, None, str(heads), actual)
-                return NotABlock(self._softmax, reason)
-        missed = [product for product in _products_before(self._softmax) if product not in logits]
-        if refusal is not None and missed:
-            return NotABlock(self._softmax, refusal)
+        product, labelled = next(iter(self._labelling.products.items()))
         return Block(
             softmax=self._softmax,
             output=output,
             factored=factored,
             heads=heads,
-            kv_heads=self._kv_heads(),
+            kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
             head_size=self._head_size,
-            query_length=self._query_length(heads),
-            key_lengths=_key_lengths(logits),
+            query_length=_plain(labelled[-2 if self._products[product][0] == 0 else -1]),
+            key_lengths=tuple(
+                _plain(f for axis in own for f in axis) // self._rows(own, product, labelled)
+                for own in logits.values()
+            ),
             mask=self._mask(),
             logits=tuple(logits),
             values=tuple(self._products),
@@ -185,147 +161,206 @@ class _Matcher:
             heads_are_rows=any(_rows_are_heads(labelled) for labelled in logits.values()),
         )
 
-    def _single_head(self) -> SingleHead | NotABlock:
-        logits = _products_before(self._softmax)
-        if not logits:
-            return NotABlock(self._softmax, Refusal("no logits product leads to this SOFTMAX", self._softmax))
-        rows = self._softmax.outputs[0].shape[-2:-1] or (1,)
-        return SingleHead(
-            self._softmax, self._head_size, rows[0], _key_lengths(logits), _mask_between(self._softmax)
-        )
+    def _refusal(self, heads: int, *, core: bool) -> Refusal | None:
+        """Why labels that reach the tail do not make a block; None where they do."""
+        refusal = self._labelling.first_refusal
+        logits = self._labelling.logits
+        if not core or not logits:
+            return refusal or Refusal("no product of queries and keys carries the heads", self._softmax)
+        for product, labelled in logits.items():
+            count = fx.piece_count(labelled)
+            if count != heads:
+                return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
+        missed = [product for product in self._before if product not in logits]
+        return refusal if missed else None
 
-    def _tail(self) -> Iterator[Tensor]:
-        """Tensors behind the value products that hold all of them, nearest first."""
-        parts: dict[int, frozenset[Operator]] = {}
-        frontier: list[Tensor] = []
-        for product in self._products:
-            parts[id(product.outputs[0])] = frozenset({product})
-            frontier.append(product.outputs[0])
-        position = 0
-        while position < len(frontier) and position < DEEPEST:
-            tensor = frontier[position]
-            position += 1
-            if len(parts[id(tensor)]) == len(self._products):
-                yield tensor
-            for operator in tensor.consumers:
-                held = [parts[id(t)] for t in operator.inputs if t is not None and id(t) in parts]
-                joins = operator.name == "ADD" and len(held) == 2
-                if joins or _follows_one(operator, tensor, _TAIL):
-                    result = operator.outputs[0]
-                    if id(result) not in parts:
-                        parts[id(result)] = frozenset().union(*held)
-                        frontier.append(result)
+    # No heads beside the head size
 
-    def _merged(self, tail: list[Tensor]) -> tuple[Tensor, Factored, int] | None:
+    def _without_heads(self) -> SingleHead | NotABlock:
+        """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
+        product, (side, _) = next(iter(self._products.items()))
+        shape = product.outputs[0].shape
+        for end in self._tail.ends:
+            if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
+                return NotABlock(
+                    self._softmax, Refusal("heads are summed before they stand side by side", end)
+                )
+        joined = bool(self._tail.ends) and all(end.name in _JOINS for end in self._tail.ends)
+        if math.prod(shape[1:-2]) > 1 and not joined:
+            last = self._tail.ends[0] if self._tail.ends else product
+            reason = Refusal(
+                "heads never stand beside the head size",
+                last,
+                None,
+                f"[.., N*{self._head_size}] or [.., N, {self._head_size}]",
+                str(list(self._tail.tensors[-1].shape if self._tail.tensors else shape)),
+            )
+            return NotABlock(self._softmax, reason)
+        rows = shape[-2 if side == 0 else -1]
+        lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
+        return SingleHead(self._softmax, self._head_size, rows, lengths, _mask_between(self._softmax))
+
+    # Where the heads are
+
+    def _merged(self) -> tuple[Tensor, Factored, int] | None:
         """Heads beside the head size, in the axis that the output projection contracts: `[.., N*H]`."""
         size = self._head_size
-        for tensor in tail:
+        for tensor in self._tail.tensors:
             width = tensor.shape[-1] if tensor.shape else 0
             if width <= size or width % size:
                 continue
             heads = width // size
             front = fx.plain(tensor.shape[:-1])
             if self._ends_in_head_size(tensor, (*front, (Factor(heads), Factor(size, 1)))):
-                return tensor, (*front, (Factor(heads, 1), *_factor(size))), heads
+                return tensor, (*front, (Factor(heads, 1), Factor(size))), heads
         return None
 
-    def _side_by_side(self, tail: list[Tensor]) -> tuple[Tensor, Factored, int] | None:
-        """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
-
-        Only batch axes of the value product qualify: its rows may be the sequence.
-        """
-        for tensor in reversed(tail):
+    def _side_by_side(self) -> tuple[Tensor, Factored, int] | None:
+        """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`."""
+        for tensor in reversed(self._tail.tensors):
             shape = tensor.shape
             if len(shape) < 3 or shape[-1] != self._head_size or shape[-2] < 2:
                 continue
-            front = fx.plain(shape[:-2])
-            heads = (Factor(shape[-2], 1),)
-            last = (Factor(shape[-1], 1),) if shape[-1] > 1 else ()
-            if not self._ends_in_head_size(tensor, (*front, fx.plain(shape[-2:-1])[0], last)):
+            front = fx.plain(shape[:-1])
+            if not self._ends_in_head_size(tensor, (*front, (Factor(shape[-1], 1),))):
                 continue
-            factored = (*front, heads, _factor(shape[-1]))
-            found = self._labelling.reach_products(tensor, factored).values()
-            if found and all(_only_batch(product) for product in found):
+            factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
+            found = self._labelling.reach_products(tensor, factored).items()
+            if found and all(
+                _heads_apart(labelled, self._products[product][0]) for product, labelled in found
+            ):
                 return tensor, factored, shape[-2]
         return None
 
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""
-        if self._head_size == 1:
-            return True
         traced = self._labelling.reach_products(tensor, marked)
         for product, (side, _) in self._products.items():
             factored = traced.get(product)
             if factored is None:
                 return False
             axis = factored[-1 if side == 0 else -2]
-            rest = [f for other in factored if other is not axis for f in other if f.stride and f.size > 1]
-            if [f for f in axis if f.size > 1] != [Factor(self._head_size, 1)] or rest:
+            if axis != (Factor(self._head_size, 1),) or fx.piece_count(factored) != self._head_size:
                 return False
         return True
 
-    def _kv_heads(self) -> int:
-        count = 1
-        for product, labelled in self._labelling.products.items():
-            operands = self._operands(product, labelled)
-            assert isinstance(operands, dict)
-            side, _ = self._products[product]
-            count = max(count, fx.piece_count(operands[1 - side]))
+    def _before_escapes(self, output: Tensor, factored: Factored) -> tuple[Tensor, Factored]:
+        """The block may end earlier: where somebody else reads a tensor of the tail too, it ends there.
+
+        Else the operators up to that tensor would stay, beside those of the single heads.
+        """
+        whole = {id(tensor) for tensor in self._tail.tensors}
+        best, tensor, labelled = (output, factored), output, factored
+        while tensor.producer is not None:
+            operator, operands = tensor.producer, self._operands.of(tensor, labelled)
+            if not isinstance(operands, dict):
+                break
+            carriers = [index for index, own in operands.items() if not fx.is_shared(own)]
+            if len(carriers) != 1 or id(operator.input(carriers[0])) not in whole:
+                break
+            tensor, labelled = operator.input(carriers[0]), operands[carriers[0]]
+            escapes = len(tensor.consumers) > 1 or self._subgraph.is_output(tensor)
+            if escapes and fx.before_heads(labelled) is not None:
+                best = tensor, labelled
+        return best
+
+    # What there is to tell
+
+    def _kv_heads(self, product: Operator, labelled: Factored) -> int:
+        """K: how many different keys and values the heads have, before any repeats them."""
+        operands = self._operands(product, labelled)
+        assert isinstance(operands, dict)
+        side = 1 - self._products[product][0]
+        tensor, factored = product.input(side), operands[side]
+        count = fx.piece_count(factored)
+        for _ in range(DEEPEST):
+            operator, above = tensor.producer, self._operands.of(tensor, factored)
+            if operator is None or not isinstance(above, dict) or not _only_repeats(operator):
+                break
+            tensor, factored = operator.input(0), above[0]
+            count = min(count, fx.piece_count(factored))
         return count
 
-    def _query_length(self, heads: int) -> int:
-        shape = self._softmax.outputs[0].shape
-        batch = self._labelling.plain_batch(self._softmax)
-        return max(1, math.prod(shape[:-1]) // (heads * batch))
+    def _rows(self, logits: Factored, product: Operator, labelled: Factored) -> int:
+        """B*T of a logits product: its elements without heads and keys."""
+        length = _plain(labelled[-2 if self._products[product][0] == 0 else -1])
+        return length * math.prod(_plain(axis) for axis in logits[:-2])
 
     def _mask(self) -> Tensor | None:
         for operator in self._labelling.core_operators:
-            if operator.name in ("ADD", "SELECT", "SELECT_V2", "SUB"):
+            if operator.name in _MASKING:
                 for tensor in operator.inputs:
                     if tensor is not None and not self._labelling.is_core(tensor) and tensor.elements > 1:
                         return tensor
         return None
 
 
+def _plain(factors: Iterable[Factor]) -> int:
+    return math.prod(factor.size for factor in factors if not factor.stride)
+
+
 def _rows_are_heads(factored: Factored) -> bool:
     return any(axis and all(factor.stride for factor in axis) for axis in factored[-2:])
 
 
-def _factor(size: int) -> tuple[Factor, ...]:
-    return () if size == 1 else (Factor(size),)
+def _heads_apart(product: Factored, side: int) -> bool:
+    """True where the label can only be heads: batch axes of a value product, or `(heads)(sequence)` among its rows.
+
+    `(sequence)(x)` may be anything, e.g. rows and columns of an image.
+    """
+    rows, columns = product[-2 if side == 0 else -1], product[-1 if side == 0 else -2]
+    labelled = [factor for factor in rows if factor.stride]
+    apart = not labelled or (len(labelled) < len(rows) and list(rows[: len(labelled)]) == labelled)
+    return apart and not fx.tells_heads(columns)
 
 
-def _only_batch(factored: Factored) -> bool:
-    matrix = [f for axis in factored[-2:] for f in axis if f.stride and f.size > 1]
-    return not matrix
+def _only_repeats(operator: Operator) -> bool:
+    same = len({id(tensor) for tensor in operator.inputs}) == 1
+    return operator.name in UNARY | MOVEMENT | REPEATING or (operator.name == "CONCATENATION" and same)
 
 
-def _key_lengths(logits: Iterable[Operator]) -> tuple[int, ...]:
-    return tuple(product.outputs[0].shape[-1] for product in logits)
+def _axes(reduction: Operator) -> list[int]:
+    """Reduced axes, counted from the back."""
+    axes = constant_integers(reduction, 1)
+    rank = len(reduction.input(0).shape)
+    return [] if isinstance(axes, Refusal) else [axis % rank - rank for axis in axes]
 
 
-def _products_before(softmax: Operator) -> list[Operator]:
-    """The nearest BATCH_MATMULs on the way up from a SOFTMAX, in the order they are met."""
+def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator | None]]:
+    """The nearest BATCH_MATMULs on the way up from a SOFTMAX, as they are met, and where the other ways end."""
+    return _products_above(softmax.inputs[0])
+
+
+def _products_above(start: Tensor | None) -> tuple[list[Operator], list[Operator | None]]:
     found: list[Operator] = []
+    ends: list[Operator | None] = []
     seen: set[int] = set()
-    frontier = [softmax.inputs[0]]
+    frontier = [start]
     while frontier and len(seen) < DEEPEST:
         tensor = frontier.pop(0)
         producer = None if tensor is None else tensor.producer
-        if producer is None or id(producer) in seen:
+        if producer is None:
+            ends.append(None)
+        elif id(producer) in seen:
             continue
-        seen.add(id(producer))
-        if producer.name == "BATCH_MATMUL":
+        elif producer.name == "BATCH_MATMUL":
             found.append(producer)
-        elif producer.name in ELEMENTWISE | MOVEMENT or producer.name == "CONCATENATION":
+        elif producer.name in _FOLLOWED_UP:
             frontier.extend(producer.inputs)
-    return found
+        else:
+            ends.append(producer)
+        seen.add(id(producer))
+    return found, ends
 
 
 def _mask_between(softmax: Operator) -> Tensor | None:
-    tensor = softmax.inputs[0]
-    producer = None if tensor is None else tensor.producer
-    if producer is None or producer.name not in ("ADD", "SELECT", "SELECT_V2"):
+    """What is added to, or selects from, the logits of a single head."""
+    operator = softmax.input(0).producer
+    while operator is not None and operator.name in UNARY | MOVEMENT:
+        operator = operator.input(0).producer
+    if operator is None or operator.name not in _MASKING:
         return None
-    others = [t for t in producer.inputs if t is not None and t.elements > 1]
-    return others[-1] if producer.name == "ADD" else others[0]
+    for tensor in operator.inputs:
+        if tensor is not None and tensor.elements > 1 and not _products_above(tensor)[0]:
+            return tensor
+    return None

@@ -51,7 +51,7 @@ def plain(shape: Shape) -> Factored:
 
 def sizes(factored: Factored) -> Shape:
     """The shape that the factors multiply to."""
-    return tuple(math.prod(factor.size for factor in axis) for axis in factored)
+    return tuple(_size(axis) for axis in factored)
 
 
 def is_shared(factored: Factored) -> bool:
@@ -66,7 +66,7 @@ def labels(factored: Factored) -> tuple[Factor, ...]:
 
 def labelled_axes(factored: Factored) -> tuple[int, ...]:
     """The axes that tell heads apart."""
-    return tuple(i for i, axis in enumerate(factored) if any(f.stride and f.size > 1 for f in axis))
+    return tuple(i for i, axis in enumerate(factored) if tells_heads(axis))
 
 
 def piece_count(factored: Factored) -> int:
@@ -88,9 +88,12 @@ def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
 
 def piece_shape(factored: Factored, *, keep: bool) -> Shape:
     """Shape of one head's piece: labelled factors removed."""
-    return tuple(
-        math.prod(f.size for f in factored[i] if not f.stride) for i in piece_axes(factored, keep=keep)
-    )
+    return piece_shape_on(factored, piece_axes(factored, keep=keep))
+
+
+def piece_shape_on(factored: Factored, axes: Iterable[int]) -> Shape:
+    """Sizes that one head's piece has along the given axes."""
+    return tuple(_size(f for f in factored[i] if not f.stride) for i in axes)
 
 
 def merge_plain(factors: Iterable[Factor]) -> list[Factor]:
@@ -144,23 +147,34 @@ def regroup(factored: Factored, shape: Shape) -> Factored | Mismatch:
 def spread(factored: Factored, shape: Shape) -> Factored:
     """Labels of an operand of `shape` that is broadcast (from the right) to a result of these factors."""
     offset = len(factored) - len(shape)
-    axes: list[Axis] = []
-    for i, size in enumerate(shape):
-        axis = factored[offset + i]
-        whole = math.prod(factor.size for factor in axis)
-        if size == whole:
-            axes.append(axis)
-        else:
-            axes.append(tuple(Factor(1, factor.stride) for factor in axis if factor.stride))
-    return tuple(axes)
+    return tuple(
+        factored[offset + i] if size == _size(factored[offset + i]) else repeated(factored[offset + i])
+        for i, size in enumerate(shape)
+    )
 
 
-def take_outer(axis: Sequence[Factor], count: int) -> tuple[tuple[Factor, ...], tuple[Factor, ...]] | None:
-    """Cut an axis behind its outermost `count` steps, if those are all labelled: (outer factors, rest)."""
+def repeated(axis: Axis) -> Axis:
+    """An axis of size 1 that is repeated along `axis`.
+
+    It has a head's place to lose only where `axis` is nothing but heads: else every head keeps it, as size 1.
+    """
+    return tuple(Factor(1, factor.stride) for factor in axis) if axis and _only_labels(axis) else ()
+
+
+def _only_labels(axis: Iterable[Factor]) -> bool:
+    return all(factor.stride for factor in axis)
+
+
+def _size(axis: Iterable[Factor]) -> int:
+    return math.prod(factor.size for factor in axis)
+
+
+def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
+    """Cut an axis behind its outermost `count` steps: (outer factors, rest); None where no such cut is even."""
     outer: list[Factor] = []
     rest = list(axis)
     while count > 1:
-        if not rest or not rest[0].stride:
+        if not rest:
             return None
         factor = rest.pop(0)
         if count % factor.size == 0:
@@ -174,6 +188,28 @@ def take_outer(axis: Sequence[Factor], count: int) -> tuple[tuple[Factor, ...], 
         else:
             return None
     return tuple(outer), tuple(rest)
+
+
+def take_outer(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
+    """As `cut_axis`, where the outermost `count` steps are all labelled."""
+    cut = cut_axis(axis, count)
+    return cut if cut is not None and _only_labels(cut[0]) else None
+
+
+def tells_heads(axis: Iterable[Factor]) -> bool:
+    """True where different heads have different steps of the axis."""
+    return any(factor.stride and factor.size > 1 for factor in axis)
+
+
+def before_heads(factored: Factored) -> int | None:
+    """Elements in front of the heads, where these lie side by side in order, in row-major order; None elsewhere."""
+    flat = [factor for axis in factored for factor in axis if factor.size > 1]
+    first = next((i for i, factor in enumerate(flat) if factor.stride), len(flat))
+    run = [factor for factor in flat[first:] if factor.stride]
+    if flat[first : first + len(run)] != run:
+        return None
+    ordered = [_size(run[i + 1 :]) for i in range(len(run))]
+    return _size(flat[:first]) if [factor.stride for factor in run] == ordered else None
 
 
 def mixed_index(factors: Sequence[Factor], head: int) -> int:

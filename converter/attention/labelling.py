@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import Operands, operand_factors
+from edge_opt.attention.rules import operand_factors
 from edge_opt.shapes import ShapeError, infer_operator
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_opt.attention.factors import Factored
+    from edge_opt.attention.rule import Operands
     from edge_opt.ir import Operator, Tensor
 
 DEEPEST = 60
@@ -30,16 +30,27 @@ class OperandFactors:
 
     def __init__(self) -> None:
         self._refused: dict[Operator, Refusal | None] = {}
-        self._known: dict[tuple[Operator, Factored], Operands | Refusal | None] = {}
+        self._known: dict[tuple[Operator, Factored, int], Operands | Refusal | None] = {}
 
-    def __call__(self, operator: Operator, result: Factored) -> Operands | Refusal | None:
-        """None where the operator has no rule."""
-        key = (operator, result)
+    def __call__(self, operator: Operator, result: Factored, output: int = 0) -> Operands | Refusal | None:
+        """Factors of the operands, given those of result `output`; None where the operator has no rule."""
+        key = (operator, result, output)
         if key not in self._known:
             if operator not in self._refused:
                 self._refused[operator] = _shapes_disagree(operator)
-            self._known[key] = self._refused[operator] or operand_factors(operator, result)
+            self._known[key] = self._refused[operator] or operand_factors(operator, result, output)
         return self._known[key]
+
+    def of(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
+        """As for the operator that defines the tensor; None where that is none."""
+        operator = tensor.producer
+        return None if operator is None else self(operator, factored, output_index(tensor))
+
+
+def output_index(tensor: Tensor) -> int:
+    """Which result of its operator a tensor is."""
+    assert tensor.producer is not None
+    return next(i for i, output in enumerate(tensor.producer.outputs) if output is tensor)
 
 
 def _shapes_disagree(operator: Operator) -> Refusal | None:
@@ -84,7 +95,6 @@ class Labelling:
         self._operands = operands
         self._memo: dict[tuple[int, Factored], bool] = {}
         self._core_tensors: set[int] = set()
-        self._factors: dict[Operator, Factored] = {}
         self.products: dict[Operator, Factored] = {}
         self.logits: dict[Operator, Factored] = {}
         self.core_operators: dict[Operator, None] = {}
@@ -93,11 +103,6 @@ class Labelling:
     def is_core(self, tensor: Tensor) -> bool:
         """True for tensors that depend on the logits products."""
         return id(tensor) in self._core_tensors
-
-    def plain_batch(self, operator: Operator) -> int:
-        """Unlabelled steps of an operator's batch axes (B)."""
-        factored = self._factors[operator]
-        return math.prod(f.size for axis in factored[:-2] for f in axis if not f.stride)
 
     def reach_products(self, tensor: Tensor, factored: Factored) -> dict[Operator, Factored]:
         """Factors of the value products' results, those that can be reached; nothing is kept of the walk."""
@@ -113,7 +118,7 @@ class Labelling:
             if operator in self._values:
                 found[operator] = labelled
                 continue
-            operands = self._operands(operator, labelled)
+            operands = self._operands.of(current, labelled)
             if isinstance(operands, dict):
                 pending.extend((operator.input(i), own, depth + 1) for i, own in operands.items())
         return found
@@ -130,7 +135,7 @@ class Labelling:
         if key in self._memo:
             return self._memo[key]
         self._memo[key] = False
-        operands = self._operands(operator, factored)
+        operands = self._operands.of(tensor, factored)
         if isinstance(operands, Refusal):
             self.first_refusal = self.first_refusal or operands
             return False
@@ -140,7 +145,6 @@ class Labelling:
         self._memo[key] = found
         if found:
             self._core_tensors.add(id(tensor))
-            self._factors[operator] = factored
             self.core_operators[operator] = None
         return found
 

@@ -1,0 +1,169 @@
+"""The new operators of one rewrite, made one after the other and attached to no graph yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.transposes import cancel_transposes
+from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir.operators import options_table
+from edge_opt.ir.versions import operator_version
+from edge_opt.schema.table import Table, new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_opt.attention.rule import Labelled
+    from edge_opt.ir import Constants, Model, OperatorCode, Quantization, Shape
+
+
+class Assembly:
+    """Makes tensors and operators; what is made twice from the same is made once."""
+
+    def __init__(self, model: Model, constants: Constants) -> None:
+        self._model = model
+        self._constants = constants
+        self._operators: list[Operator] = []
+        self._reshaped_from: dict[int, Tensor] = {}
+        self._reshapes: dict[tuple[int, Shape], Tensor] = {}
+        self._again: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+        self._names: set[str] = set()
+
+    def finished(self, output: Tensor) -> list[Operator]:
+        """The operators that `output` needs, in execution order."""
+        operators = cancel_transposes(self._operators, {id(output)})
+        needed = {id(output)}
+        kept: list[Operator] = []
+        for operator in reversed(operators):
+            if any(id(tensor) in needed for tensor in operator.outputs):
+                kept.append(operator)
+                needed.update(id(tensor) for tensor in operator.inputs)
+        return kept[::-1]
+
+    def tensor(
+        self, name: str, shape: Shape, like: Tensor, quantization: Quantization | None = None
+    ) -> Tensor:
+        """A tensor with the type of the one that it is a part of, and its quantization unless told otherwise."""
+        unique, count = name, 1
+        while unique in self._names:
+            count += 1
+            unique = f"{name}_{count}"
+        self._names.add(unique)
+        return Tensor(unique, shape, like.dtype, quantization=quantization or like.quantization)
+
+    def emit(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], options: Table) -> None:
+        """A new operator of a builtin kind."""
+        assert options.spec.name == options_table(name)
+        data = inputs[-1] if name == "SPLIT" else inputs[0]
+        self._operators.append(Operator(self._code(name, data), inputs, outputs, options))
+
+    def _code(self, name: str, data: Tensor) -> OperatorCode:
+        return self._model.operator_code(name, operator_version(name, data.dtype, len(data.shape)))
+
+    def again(
+        self,
+        operator: Operator,
+        inputs: Sequence[Tensor | None],
+        names: Sequence[str],
+        shapes: Sequence[Shape],
+        options: Table | None,
+    ) -> tuple[Tensor, ...]:
+        """The operator once more, reading other tensors; the results are like its own but for names and shapes."""
+        key = (operator, tuple(id(tensor) for tensor in inputs))
+        if key not in self._again:
+            outputs = [
+                self.tensor(name, shape, like)
+                for name, shape, like in zip(names, shapes, operator.outputs, strict=True)
+            ]
+            self._operators.append(Operator(operator.code, inputs, outputs, options, operator.table))
+            self._again[key] = tuple(outputs)
+        return self._again[key]
+
+    def moved(
+        self, operator: Operator, inputs: Sequence[Tensor | None], name: str, shape: Shape, like: Tensor
+    ) -> Tensor:
+        """A rearrangement once more, of another tensor, whose type and quantization it keeps."""
+        output = self.tensor(name, shape, like)
+        self._operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
+        return output
+
+    def integers(self, name: str, values: object) -> Tensor:
+        """An int32 constant."""
+        return self._constants.make(name, np.asarray(values, np.int32), DType.INT32)
+
+    def constant(self, tensor: Tensor, values: np.ndarray, quantization: Quantization | None) -> Tensor:
+        """A constant made of a part of another."""
+        return self._constants.make(f"{tensor.name}/piece", values, tensor.dtype, quantization)
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """What a tensor is a RESHAPE of, if one made here; else itself."""
+        return self._reshaped_from.get(id(tensor), tensor)
+
+    def reshaped(self, source: Tensor, shape: Shape, name: str) -> Tensor:
+        """`source` with another shape; itself, or what it was reshaped from, where that has the shape already."""
+        root = self.source(source)
+        for known in (source, root):
+            if known.shape == shape:
+                return known
+        key = (id(root), shape)
+        if key not in self._reshapes:
+            self._reshapes[key] = self.reshape_to(root, self.tensor(name, shape, root))
+        return self._reshapes[key]
+
+    def reshape_to(self, source: Tensor, output: Tensor) -> Tensor:
+        """Define `output` as the elements of `source` in row-major order."""
+        root = self.source(source)
+        wanted = np.array(output.shape, np.int32)
+        steering = self.integers(f"{output.name}/shape", wanted)
+        self.emit("RESHAPE", [root, steering], [output], new_table("ReshapeOptions", new_shape=wanted))
+        self._reshaped_from[id(output)] = root
+        return output
+
+
+class HeadBuilder:
+    """What the rules see of the assembly, for one head."""
+
+    def __init__(self, assembly: Assembly, of: Labelled, head: int, heads: int, *, keep_axes: bool) -> None:
+        self.keep_axes = keep_axes
+        self._assembly = assembly
+        count = fx.piece_count(of.factored)
+        index = fx.mixed_index(fx.labels(of.factored), head)
+        self._suffix = f"head_{head}" if count == heads else f"group_{index}" if count > 1 else "shared"
+
+    def clone(
+        self,
+        of: Labelled,
+        inputs: Mapping[int, Tensor],
+        shape: Shape,
+        options: Mapping[str, object] | None = None,
+    ) -> Tensor:
+        """The operator for this head."""
+        return self.clone_all(of, inputs, [shape], options)[0]
+
+    def clone_all(
+        self,
+        of: Labelled,
+        inputs: Mapping[int, Tensor],
+        shapes: Sequence[Shape],
+        options: Mapping[str, object] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The operator for this head, all its results."""
+        table = of.operator.options
+        if options and table is not None:
+            table = Table(table.spec, dict(table.fields))
+            for name, value in options.items():
+                table.set(name, value)
+        read = [inputs.get(i, tensor) for i, tensor in enumerate(of.operator.inputs)]
+        names = [f"{output.name}/{self._suffix}" for output in of.operator.outputs]
+        return self._assembly.again(of.operator, read, names, shapes, table)
+
+    def integers(self, name: str, values: object) -> Tensor:
+        """An int32 constant."""
+        return self._assembly.integers(name, values)
+
+    def reshape(self, of: Labelled, source: Tensor, shape: Shape) -> Tensor:
+        """`source` as `shape`, or itself."""
+        return self._assembly.reshaped(source, shape, f"{of.tensor.name}/{self._suffix}")

@@ -1,0 +1,259 @@
+"""Where a tensor that comes into a block is cut into the heads' pieces, and the operators that cut it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import HeadBuilder
+from edge_opt.attention.labelling import DEEPEST
+from edge_opt.attention.movement_rules import keeps_order
+from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rules import MOVEMENT, RULES
+from edge_opt.ir import Operator, Quantization, Tensor
+from edge_opt.schema.table import Table, new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
+
+    from edge_opt.attention.assembly import Assembly
+    from edge_opt.attention.factors import Axis, Factored
+    from edge_opt.attention.form import Form
+    from edge_opt.attention.labelling import OperandFactors
+    from edge_opt.ir import Subgraph
+
+_SCALINGS = frozenset({"MUL", "DIV"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operator of the chain between a cut and the tensor that the block reads, for one head."""
+
+    result: Labelled
+    operand: int
+
+    @property
+    def scales(self) -> bool:
+        """True for a multiplication by a number, False for a rearrangement."""
+        return self.result.operator.name in _SCALINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a labelled tensor is cut: `source` with factors `factored`, then `steps` per head.
+
+    `above` are the old operators that the new graph has above the cut in another shape.
+    """
+
+    source: Tensor
+    factored: Factored
+    steps: tuple[Step, ...] = ()
+    above: tuple[Operator, ...] = ()
+
+
+class Cutter:
+    """Chooses cuts and makes them, each once."""
+
+    def __init__(
+        self, subgraph: Subgraph, operands: OperandFactors, form: Form, assembly: Assembly, heads: int
+    ) -> None:
+        self._subgraph = subgraph
+        self._operands = operands
+        self._form = form
+        self._assembly = assembly
+        self._heads = heads
+        self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
+        self._parts: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
+
+    # Where
+
+    def choose(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Cut:
+        """Follow the rearrangements and scalings above the tensor, and choose where on them to cut.
+
+        `readers` are the operators that the rewrite replaces: what anybody else reads stays as it is.
+        """
+        here = Cut(tensor, factored)
+        if tensor.is_constant or fx.piece_count(factored) == 1:
+            return here
+        chain = list(self._chain(tensor, factored, readers))
+        if self._form.position == "near":
+            scalings = [i for i, (step, _, _) in enumerate(chain) if step.scales]
+            chain = chain[: scalings[-1] + 1] if scalings and self._form.sink else []
+        chain.reverse()
+        return (self._cut_on(chain) if chain else None) or here
+
+    def _chain(
+        self, tensor: Tensor, factored: Factored, readers: Container[Operator]
+    ) -> Iterator[tuple[Step, Tensor, Factored]]:
+        """Upwards: (step, the tensor it reads, that tensor's factors), while nobody else reads what is between."""
+        for _ in range(DEEPEST):
+            operator = tensor.producer
+            outside = [reader for reader in tensor.consumers if reader not in readers]
+            if operator is None or outside or self._subgraph.is_output(tensor):
+                return
+            operands = self._operands.of(tensor, factored)
+            if not isinstance(operands, dict):
+                return
+            carriers = [index for index, labelled in operands.items() if fx.piece_count(labelled) > 1]
+            if operator.name not in MOVEMENT and not _scales(operator, carriers):
+                return
+            step = Step(Labelled(operator, factored), carriers[0])
+            tensor, factored = operator.input(carriers[0]), operands[carriers[0]]
+            readers = {operator}
+            yield step, tensor, factored
+
+    def _cut_on(self, chain: list[tuple[Step, Tensor, Factored]]) -> Cut | None:
+        """Cut on a chain given from its top; rearrangements above the cut are made once, on the unscaled tensor."""
+        _, source, factored = chain[0]
+        places = [factored, *(step.result.factored for step, _, _ in chain)]
+        usable = [index for index, labelled in enumerate(places) if self._cuttable(labelled)]
+        if not usable:
+            return None
+        index = usable[0] if self._form.position == "far" else usable[-1]
+        above = [step for step, _, _ in chain[:index]]
+        # What stands above the first scaling stays as it is, outside the region.
+        while above and not above[0].scales:
+            source = above.pop(0).result.tensor
+        source = self._moved(source, [step.result for step in above if not step.scales])
+        sunk = [step for step in above if step.scales]
+        steps = (*sunk, *(step for step, _, _ in chain[index:]))
+        return Cut(source, places[index], steps, tuple(step.result.operator for step in above))
+
+    def _cuttable(self, factored: Factored) -> bool:
+        axes = fx.labelled_axes(factored)
+        if len(axes) != 1:
+            return False
+        axis = factored[axes[0]]
+        if self._form.cut == "unpack":
+            return all(factor.stride for factor in axis)
+        return fx.take_outer(axis, fx.piece_count(factored)) is not None
+
+    def _moved(self, source: Tensor, moves: Sequence[Labelled]) -> Tensor:
+        """The rearrangements of another source; those that keep the row-major order become one RESHAPE."""
+        for move in moves:
+            operator, result = move.operator, move.tensor
+            if keeps_order(Labelled(operator, fx.plain(result.shape)), RULES[operator.name]):
+                continue
+            read = self._unscaled(source, operator.input(0))
+            inputs = [read, *operator.inputs[1:]]
+            moved = self._assembly.moved(operator, inputs, f"{result.name}/unscaled", result.shape, source)
+            source = moved
+        return self._unscaled(source, moves[-1].tensor) if moves else source
+
+    def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
+        return self._assembly.reshaped(source, like.shape, f"{like.name}/unscaled")
+
+    # How
+
+    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        """One head's part of a tensor, cut off."""
+        if fx.is_shared(factored):
+            return tensor
+        key = (id(tensor), factored, fx.piece_key(factored, head))
+        if key not in self._pieces:
+            self._pieces[key] = self._make(tensor, factored, head)
+        return self._pieces[key]
+
+    def scaled(self, step: Step, piece: Tensor, head: int) -> Tensor:
+        """A piece multiplied by a number, whatever rearrangements the cut moved in front of that."""
+        inputs = {step.operand: piece}
+        for index, tensor in enumerate(step.result.operator.inputs):
+            if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
+                inputs[index] = self._assembly.constant(
+                    tensor, tensor.array().reshape(()), tensor.quantization
+                )
+        builder = HeadBuilder(self._assembly, step.result, head, self._heads, keep_axes=self._form.keep_axes)
+        return builder.clone(step.result, inputs, piece.shape)
+
+    def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        target = fx.piece_shape(factored, keep=self._form.keep_axes)
+        axes = fx.labelled_axes(factored)
+        if not axes and target == tensor.shape:
+            return tensor
+        if tensor.is_constant and tensor.dtype.numpy is not None:
+            return self._constant_piece(tensor, factored, head)
+        if not axes:
+            return self._assembly.reshaped(tensor, target, f"{tensor.name}/squeezed")
+        axis = axes[0]
+        lead = leading(factored[axis])
+        if not lead:
+            piece = self.piece(*self._exposed(tensor, factored, axis), head)
+            return self._assembly.reshaped(piece, target, f"{tensor.name}/piece")
+        count = fx.sizes((lead,))[0]
+        rest = factored[axis][len(lead) :]
+        drops = self._form.cut == "unpack" and not rest
+        part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
+        remaining = () if drops else (rest,)
+        piece = self.piece(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
+        return self._assembly.reshaped(piece, target, f"{piece.name}/piece")
+
+    def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
+        """The tensor with an axis `(rows)(heads)` as two axes, so that the heads can be cut off."""
+        inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
+        axes = (*factored[:axis], factored[axis][:inner], factored[axis][inner:], *factored[axis + 1 :])
+        return self._assembly.reshaped(tensor, fx.sizes(axes), f"{tensor.name}/exposed"), axes
+
+    def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
+        key = (id(tensor), axis, count)
+        if key not in self._parts:
+            part = "head" if count == self._heads else "group"
+            size = tensor.shape[axis] // count
+            between = () if drops else (size,)
+            shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
+            parts = [self._assembly.tensor(f"{tensor.name}/{part}_{i}", shape, tensor) for i in range(count)]
+            if drops:
+                options = new_table("UnpackOptions", num=count, axis=axis)
+                self._assembly.emit("UNPACK", [tensor], parts, options)
+            else:
+                where = self._assembly.integers("split/axis", axis)
+                options = new_table("SplitOptions", num_splits=count)
+                self._assembly.emit("SPLIT", [where, tensor], parts, options)
+            self._parts[key] = tuple(parts)
+        return self._parts[key]
+
+    def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        keep = self._form.keep_axes
+        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
+        quantization = tensor.quantization
+        if quantization is not None and quantization.is_per_axis:
+            axis = quantization.dimension
+            kept = fx.piece_axes(factored, keep=keep)
+            fields = dict(quantization.table.fields)
+            for name in ("scale", "zero_point", "min", "max"):
+                if len(fields.get(name, ())) > 1:
+                    fields[name] = _head_of(fields[name], (factored[axis],), head)
+            fields["quantized_dimension"] = kept.index(axis) if axis in kept else 0
+            quantization = Quantization(Table(quantization.table.spec, fields))
+        return self._assembly.constant(tensor, values, quantization)
+
+
+def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
+    """One head's part of an array, flat."""
+    expanded = values.reshape([f.size for axis in factored for f in axis])
+    index = tuple((f.index(head) if f.stride else slice(None)) for axis in factored for f in axis)
+    return np.ascontiguousarray(expanded[index]).ravel()
+
+
+def levels(factored: Factored) -> int:
+    """How many operators after one another it takes to cut the heads apart."""
+    return sum(1 if leading(factored[axis]) else 2 for axis in fx.labelled_axes(factored))
+
+
+def leading(axis: Axis) -> Axis:
+    """The labelled factors that an axis begins with."""
+    count = next((i for i, factor in enumerate(axis) if not factor.stride), len(axis))
+    return axis[:count]
+
+
+def _scales(operator: Operator, carriers: Sequence[int]) -> bool:
+    others = [t for i, t in enumerate(operator.inputs) if i not in carriers]
+    scalar = all(t is not None and t.is_constant and t.elements == 1 for t in others)
+    return (
+        operator.name in _SCALINGS
+        and len(carriers) == 1
+        and scalar
+        and not operator.option("fused_activation_function")
+    )

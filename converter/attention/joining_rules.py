@@ -1,0 +1,199 @@
+"""Rules of operators that make one tensor of several, or repeat one: where they do so for the heads, they vanish."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rule import (
+    Builder,
+    Labelled,
+    Operands,
+    Rule,
+    constant_integers,
+    on_axes,
+    shared_axes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_opt.attention.factors import Axis, Factored
+    from edge_opt.ir import Tensor
+
+
+class Concatenation(Rule):
+    """On another axis the label passes through; on the labelled axis piece g is part g, and nothing is left.
+
+    `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
+    """
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        axis = of.axis()
+        if not 0 <= axis < len(of.factored):
+            return Refusal("axis out of range", of.operator, actual=str(axis))
+        if fx.tells_heads(of.factored[axis]):
+            cut = self._cut(of)
+            if cut is None:
+                return Refusal("the parts of a concatenation are not the heads", of.operator)
+            own = cut[1] or fx.repeated(of.factored[axis])
+            return dict.fromkeys(range(len(of.operator.inputs)), _replaced(of.factored, axis, own))
+        return {
+            index: _replaced(of.factored, axis, self._part(of, index, axis))
+            for index in range(len(of.operator.inputs))
+        }
+
+    @staticmethod
+    def _part(of: Labelled, index: int, axis: int) -> Axis:
+        size = of.input(index).shape[axis]
+        return of.factored[axis] if size == of.tensor.shape[axis] else fx.plain((size,))[0]
+
+    @staticmethod
+    def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
+        shapes = {tensor.shape for tensor in of.operator.inputs if tensor is not None}
+        if len(shapes) != 1 or of.operator.option("fused_activation_function"):
+            return None
+        return fx.take_outer(of.factored[of.axis()], len(of.operator.inputs))
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        shape = of.piece_shape(keep=build.keep_axes)
+        axis, operands = of.axis(), self.known_operands(of)
+        if fx.tells_heads(of.factored[axis]):
+            cut = self._cut(of)
+            assert cut is not None
+            return build.reshape(of, pieces[fx.mixed_index(cut[0], head)], shape)
+        axes = shared_axes(build, of.factored, *operands.values())
+        inputs = {index: on_axes(build, of, pieces[index], own, axes) for index, own in operands.items()}
+        joined = fx.piece_shape_on(of.factored, axes)
+        return build.reshape(of, build.clone(of, inputs, joined, {"axis": axes.index(axis)}), shape)
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return fx.tells_heads(of.factored[of.axis()])
+
+
+class Pack(Rule):
+    """As CONCATENATION, along an axis that the parts do not have."""
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        axis, count = of.axis(), len(of.operator.inputs)
+        own = of.factored[axis]
+        if fx.tells_heads(own) and not all(factor.stride for factor in own):
+            return Refusal("the parts of a PACK are not the heads", of.operator)
+        return dict.fromkeys(range(count), (*of.factored[:axis], *of.factored[axis + 1 :]))
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        shape, axis = of.piece_shape(keep=build.keep_axes), of.axis()
+        own = of.factored[axis]
+        if fx.tells_heads(own):
+            return build.reshape(of, pieces[fx.mixed_index(own, head)], shape)
+        if len(of.operator.inputs) == 1:
+            return build.reshape(of, pieces[0], shape)
+        position = fx.piece_axes(of.factored, keep=build.keep_axes).index(axis)
+        return build.clone(of, pieces, shape, {"axis": position})
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return len(of.operator.inputs) == 1 or fx.tells_heads(of.factored[of.axis()])
+
+
+class Broadcast(Rule):
+    """BROADCAST_TO and TILE: a repeat over the heads is what each head has anyway, so it goes."""
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        source = of.input(0)
+        offset = len(of.factored) - len(source.shape)
+        axes: list[Axis] = []
+        for i, size in enumerate(source.shape):
+            axis = of.factored[offset + i]
+            repeats, left = divmod(of.tensor.shape[offset + i], size)
+            if left:
+                return Refusal("operands must broadcast", of.operator, source)
+            cut = fx.cut_axis(axis, repeats)
+            if cut is not None:
+                axes.append(cut[1] or fx.repeated(axis))
+            elif fx.tells_heads(axis):
+                return Refusal("a repeat cuts through the heads", of.operator, source)
+            else:
+                axes.append(fx.plain((size,))[0])
+        return {0: tuple(axes)}
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        own = self.known_operands(of)[0]
+        return math.prod(fx.piece_shape(own, keep=keep)) == math.prod(of.piece_shape(keep=keep))
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        shape = of.piece_shape(keep=build.keep_axes)
+        if self.vanishes(of, keep=build.keep_axes):
+            return build.reshape(of, pieces[0], shape)
+        own = self.known_operands(of)[0]
+        offset = len(of.factored) - len(own)
+        kept = fx.piece_axes(of.factored, keep=build.keep_axes)
+        source = on_axes(build, of, pieces[0], own, [axis - offset for axis in kept if axis >= offset])
+        values = list(shape)
+        if of.operator.name == "TILE":
+            values = [size // part for size, part in zip(shape, source.shape, strict=True)]
+        steering = build.integers(f"{of.tensor.name}/shape", values)
+        return build.clone(of, {0: source, 1: steering}, shape)
+
+
+class Gather(Rule):
+    """GATHER by a constant that repeats the keys of K heads for N: head (k, g) takes k. On another axis it stays."""
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        if of.operator.option("batch_dims"):
+            return Refusal("a GATHER with batch axes is not followed", of.operator)
+        source, axis, span = of.input(0), self._axis(of), self._span(of)
+        size = source.shape[axis]
+        gathered = tuple(factor for own in of.factored[span] for factor in own)
+        own: Axis | None = fx.plain((size,))[0]
+        if fx.tells_heads(gathered):
+            indices = constant_integers(of.operator, 1)
+            if isinstance(indices, Refusal):
+                return indices
+            own = _repeated_part(gathered, indices, size)
+            if own is None:
+                return Refusal("a GATHER does not repeat its operand for the heads", of.operator, source)
+        assert own is not None
+        return {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
+
+    @staticmethod
+    def _axis(of: Labelled) -> int:
+        return of.axis(rank=len(of.input(0).shape))
+
+    def _span(self, of: Labelled) -> slice:
+        axis = self._axis(of)
+        return slice(axis, axis + len(of.input(1).shape))
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return any(fx.tells_heads(axis) for axis in of.factored[self._span(of)])
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        shape = of.piece_shape(keep=build.keep_axes)
+        if self.vanishes(of, keep=build.keep_axes):
+            return build.reshape(of, pieces[0], shape)
+        own = self.known_operands(of)[0]
+        kept = fx.piece_axes(own, keep=build.keep_axes)
+        sizes, position = fx.piece_shape_on(own, kept), kept.index(self._axis(of))
+        gathered = (*sizes[:position], *of.input(1).shape, *sizes[position + 1 :])
+        return build.reshape(of, build.clone(of, {0: pieces[0]}, gathered, {"axis": position}), shape)
+
+
+def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:
+    """What of the gathered positions tells the operand's `size` steps apart, if the rest is nothing but heads.
+
+    The indices must be 0 .. size-1, each `inner` times in a row, and all of that `outer` times over.
+    """
+    inner = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
+    outer = len(indices) // (inner * size)
+    if [i // inner % size for i in range(len(indices))] != list(indices):
+        return None
+    first = fx.take_outer(gathered, outer)
+    second = None if first is None else fx.cut_axis(first[1], size)
+    if second is None or not all(factor.stride for factor in second[1]):
+        return None
+    return second[0] or fx.repeated(gathered)
+
+
+def _replaced(factored: Factored, axis: int, own: Axis) -> Factored:
+    return (*factored[:axis], own, *factored[axis + 1 :])

@@ -1,0 +1,96 @@
+"""What is behind a SOFTMAX: the value products, and what becomes of them until something else than a rearrangement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.attention.labelling import DEEPEST
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rules import CUTTING, MOVEMENT, UNARY, data_input
+
+if TYPE_CHECKING:
+    from edge_opt.ir import Operator, Tensor
+
+_PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
+_REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
+_SUMS = frozenset({"ADD", "ADD_N"})
+
+
+def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refusal:
+    """The products of the probabilities with the values: operator -> (operand that holds P, head size)."""
+    found: dict[Operator, tuple[int, int]] = {}
+    blocked: Operator | None = None
+    seen: set[int] = set()
+    frontier = [softmax.outputs[0]]
+    while frontier:
+        tensor = frontier.pop()
+        for operator in tensor.consumers:
+            if id(operator) in seen:
+                continue
+            seen.add(id(operator))
+            if operator.name == "BATCH_MATMUL":
+                side = 0 if operator.inputs[0] is tensor else 1
+                shape = operator.outputs[0].shape
+                if len(shape) < 2:
+                    return Refusal("a value product must be a matrix", operator)
+                found[operator] = (side, shape[-1] if side == 0 else shape[-2])
+            elif _maps(operator, tensor, _PROBABILITY_PATH):
+                frontier.extend(operator.outputs)
+            else:
+                blocked = operator
+    if found:
+        return found
+    return Refusal("no value product behind this SOFTMAX: not attention", blocked)
+
+
+def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
+    """True where nothing but this tensor (and numbers) is in the operator's results."""
+    if operator.name == "PACK" and len(operator.inputs) > 1:
+        return False
+    if operator.name in allowed:
+        return data_input(operator) is tensor
+    others = [t for t in operator.inputs if t is not tensor and t is not None]
+    return operator.name in ("MUL", "DIV") and all(t.is_constant and t.elements == 1 for t in others)
+
+
+class Tail:
+    """The tensors behind the value products that hold all of them, nearest first; `ends` read them and do more."""
+
+    def __init__(self, products: dict[Operator, tuple[int, int]]) -> None:
+        self.tensors: list[Tensor] = []
+        self.ends: list[Operator] = []
+        self._products = products
+        self._parts = {id(product.outputs[0]): frozenset({product}) for product in products}
+        self._walk()
+
+    def _walk(self) -> None:
+        frontier = [product.outputs[0] for product in self._products]
+        for position in range(DEEPEST):
+            if position == len(frontier):
+                return
+            tensor = frontier[position]
+            whole = len(self._parts[id(tensor)]) == len(self._products)
+            if whole:
+                self.tensors.append(tensor)
+            for operator in tensor.consumers:
+                if self._sums(operator) or (
+                    _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
+                ):
+                    self._enter(operator, frontier)
+                elif whole:
+                    self.ends.append(operator)
+
+    def _held(self, operator: Operator) -> list[frozenset[Operator]]:
+        return [self._parts[id(t)] for t in operator.inputs if t is not None and id(t) in self._parts]
+
+    def _sums(self, operator: Operator) -> bool:
+        """True where an ADD joins segments of keys, each of which it holds once."""
+        held = self._held(operator)
+        apart = sum(map(len, held)) == len(frozenset().union(*held))
+        return operator.name in _SUMS and len(held) == len(operator.inputs) and apart
+
+    def _enter(self, operator: Operator, frontier: list[Tensor]) -> None:
+        result = operator.outputs[0]
+        if id(result) not in self._parts:
+            self._parts[id(result)] = frozenset().union(*self._held(operator))
+            frontier.append(result)
