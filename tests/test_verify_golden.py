@@ -106,6 +106,13 @@ def test_a_missing_signature_and_other_inputs_are_differences(recorded: Path) ->
     )
 
 
+def test_another_quantization_of_an_output_is_a_difference(tmp_path: Path) -> None:
+    path = golden.record(models.requantized(scale=0.5), tmp_path / "g.npz", atol=1e6)
+    assert golden.check(models.requantized(scale=0.5), path).bitwise
+    report = golden.check(models.requantized(scale=0.25), path)
+    assert "quantization ((0.5,), (0,), 0) recorded, ((0.25,), (0,), 0) now" in report.summary()
+
+
 def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(GoldenError, match="does not exist; record it with"):
         golden.check(models.adder(), tmp_path / "none.npz")

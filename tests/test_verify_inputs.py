@@ -158,8 +158,8 @@ def test_positions_and_the_cache_leave_room_for_the_new_tokens() -> None:
         "prefill_cache_update",
         (
             tensor("input_pos", (16,), "int32"),
-            tensor("kv_cache_k_0", (1, 1, 64, 32)),
-            tensor("kv_slice_k_0", (1, 1, 16, 32)),
+            tensor("kv_cache_k_0", (1, 1, 64, 8)),
+            tensor("kv_slice_k_0", (1, 1, 16, 8)),
             tensor("valid_mask", (1, 16), "bool"),
         ),
         (),

@@ -89,6 +89,12 @@ def test_quantized_values_are_compared_as_codes_and_as_real_numbers() -> None:
     assert (found.steps, found.max_abs, found.worst_values) == (3, 1.5, (2.0, 0.5))
 
 
+def test_steps_of_two_scales_are_not_counted() -> None:
+    one, other = quantized("int8", (0.5,), (0,), (1,)), quantized("int8", (0.25,), (0,), (1,))
+    found = measure(np.array([2], np.int8), np.array([4], np.int8), quantized_a=one, quantized_b=other)
+    assert (found.steps, found.equal, found.bitwise) == (None, True, False)
+
+
 def test_a_float_and_a_quantized_output_are_compared_as_real_numbers() -> None:
     info = quantized("int16", (0.25,), (0,), (2,))
     found = measure(f32(1, 2), np.array([4, 9], np.int16), quantized_b=info)

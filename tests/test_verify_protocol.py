@@ -1,5 +1,7 @@
 """Frames carry every array as it is, and nothing else is taken for one."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,14 @@ def test_arrays_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> No
 def test_other_bytes_are_not_a_frame() -> None:
     with pytest.raises(FrameError):
         read_frame(reader(b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n"))
+
+
+@pytest.mark.parametrize("listed", [["a", "|O", [1]], ["a", "<f4", [1 << 40]]])
+def test_objects_and_absurd_sizes_are_not_read(listed: list[object]) -> None:
+    text = json.dumps({"arrays": [listed]}).encode()
+    prefix = next(iter(frame({}, {})))[:4].tobytes()
+    with pytest.raises(FrameError):
+        read_frame(reader(prefix + len(text).to_bytes(4, "little") + text + bytes(64)))
 
 
 def test_objects_are_not_sent() -> None:

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,7 @@ def _check_signature(
     old = [(info.name, info.shape, info.dtype) for info in golden.inputs]
     if old != [(info.name, info.shape, info.dtype) for info in actual.inputs]:
         return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
+    now = {info.name: info for info in actual.outputs}
     # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
     results = _run(worker, source, golden, meta["runs"], meta["seed"])
     found = []
@@ -185,6 +187,9 @@ def _check_signature(
             one = _check_output(golden.name, info, expected, arrays[expected["key"]], values, run, meta)
             compared = one if compared is None else _merged(compared, one)
         assert compared is not None, "runs is at least 1"
+        if info.name in now and now[info.name].quantization != info.quantization:
+            reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
+            compared = replace(compared, reason=reason)
         found.append(compared)
     return SignatureComparison(golden.name, "xnnpack", tuple(found))
 
