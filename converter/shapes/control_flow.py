@@ -45,7 +45,7 @@ def composite_facts(call: Call) -> Sequence[Fact] | None:
 def composite(call: Call) -> Results:
     """The results are those of the subgraph (a composite's decomposition), entered with the inputs.
 
-    Source: TFLite, stablehlo_composite.cc, Prepare.
+    Source: TFLite, stablehlo_composite.cc, Prepare; schema.fbs, CallOptions (CALL has no kernel).
     """
     facts = composite_facts(call)
     return [None] * len(call.op.outputs) if facts is None else [fact.shape for fact in facts]

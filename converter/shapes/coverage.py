@@ -27,8 +27,17 @@ written by `edge-opt shapes --coverage`, from the rules themselves.
 """
 
 
+_WHY_NOT = {
+    "CONCAT_EMBEDDINGS": "no kernel defines it",
+    "CUSTOM": "its kernel is the user's own",
+    "DELEGATE": "made by the runtime, never stored",
+    "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
+    "STABLEHLO_CUSTOM_CALL": "its callee is the user's own",
+}
+
+
 class CoverageRow(NamedTuple):
-    """One operator of the schema."""
+    """One operator of the schema; `source` says where its rule comes from, or why there is none."""
 
     operator: str
     code: int
@@ -44,7 +53,7 @@ def coverage() -> list[CoverageRow]:
 def _row(name: str, code: int) -> CoverageRow:
     entry = registry.find(name)
     if entry is None:
-        return CoverageRow(name, code, "not covered", "")
+        return CoverageRow(name, code, "not covered", _WHY_NOT.get(name, "no rule yet"))
     return CoverageRow(name, code, "data-dependent" if entry.data_dependent else "rule", entry.source)
 
 
@@ -60,5 +69,9 @@ def coverage_page() -> str:
     """The documentation page, Markdown."""
     counts = ", ".join(f"{count} {status}" for status, count in coverage_counts().items())
     lines = [f"| {row.operator} | {row.code} | {row.status} | {row.source} |" for row in coverage()]
-    table = ["| operator | code | status | source of the rule |", "| --- | --- | --- | --- |", *lines]
+    table = [
+        "| operator | code | status | source of the rule, or why there is none |",
+        "| --- | --- | --- | --- |",
+        *lines,
+    ]
     return f"{_PAGE}{len(lines)} operators: {counts}.\n\n" + "\n".join(table) + "\n"

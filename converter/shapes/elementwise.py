@@ -37,7 +37,7 @@ def merge_equal(call: Call, first: int, second: int) -> Shape | None:
 def same_shape(call: Call) -> Results:
     """The result has the shape of the input.
 
-    Source: TFLite, elementwise.cc, activations.cc, cast.cc, quantize.cc, dequantize.cc, Prepare.
+    Source: TFLite, Prepare of elementwise.cc, activations.cc, complex_support.cc and of each operator's own file.
     """
     return [call.shapes[0]]
 

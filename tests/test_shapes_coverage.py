@@ -1,0 +1,55 @@
+"""The coverage table: complete, sourced, and the documentation page is what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_opt.schema.tables import ENUMS
+from edge_opt.shapes import coverage, coverage_counts, coverage_page
+from edge_opt.shapes.registry import entries
+
+PAGE = Path(__file__).parent.parent / "docs" / "shapes.md"
+
+
+def test_every_operator_of_the_schema_has_a_row() -> None:
+    assert sorted(row.operator for row in coverage()) == sorted(ENUMS["BuiltinOperator"])
+    assert {row.operator: row.code for row in coverage()} == ENUMS["BuiltinOperator"]
+
+
+def test_no_rule_is_for_an_operator_that_the_schema_does_not_have() -> None:
+    assert {name for name, _ in entries()} <= set(ENUMS["BuiltinOperator"])
+
+
+def test_every_rule_names_its_source() -> None:
+    assert [
+        name for name, entry in entries() if not entry.source.startswith(("TFLite, ", "StableHLO "))
+    ] == []
+
+
+def test_what_is_not_covered() -> None:
+    assert [row.operator for row in coverage() if row.status == "not covered"] == [
+        "CONCAT_EMBEDDINGS",
+        "CUSTOM",
+        "DELEGATE",
+        "PLACEHOLDER_FOR_GREATER_OP_CODES",
+        "STABLEHLO_CUSTOM_CALL",
+    ]
+
+
+def test_what_is_data_dependent() -> None:
+    assert [row.operator for row in coverage() if row.status == "data-dependent"] == [
+        "READ_VARIABLE",
+        "SEGMENT_SUM",
+        "SKIP_GRAM",
+        "UNIQUE",
+        "WHERE",
+    ]
+
+
+def test_the_counts_add_up() -> None:
+    assert sum(coverage_counts().values()) == len(coverage())
+
+
+def test_the_documentation_page_is_generated() -> None:
+    """Write it again with `edge-opt shapes --coverage > docs/shapes.md`."""
+    assert PAGE.read_text() == coverage_page()

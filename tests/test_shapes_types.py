@@ -1,0 +1,145 @@
+"""Types and quantization of results: what the kernels fix, and what the interpreter says to the contrary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from shapes_referee import Options, T, const, one_operator, runtime_shapes
+
+from edge_opt import ir
+from edge_opt.shapes import Disagreement, infer_shapes
+
+
+def found(name: str, inputs: list[T | None], outputs: list[T], options: Options = None) -> list[Disagreement]:
+    return infer_shapes(ir.load(one_operator(name, inputs, outputs, options)))
+
+
+def accepted(name: str, inputs: list[T | None], outputs: list[T], options: Options = None) -> bool:
+    return runtime_shapes(one_operator(name, inputs, outputs, options)) is not None
+
+
+X = T((2, 3))
+
+
+@pytest.mark.parametrize(("name", "inputs", "output", "derived", "options"), [
+    ("RELU", [X], "INT32", "FLOAT32", None),
+    ("TRANSPOSE", [X, const([0, 1])], "INT8", "FLOAT32", ("TransposeOptions", {})),
+    ("EQUAL", [X, X], "FLOAT32", "BOOL", None),
+    ("SHAPE", [X], "FLOAT32", "INT64", ("ShapeOptions", {"outType": 4})),
+    ("ARG_MAX", [X, const(0)], "INT32", "INT64", ("ArgMaxOptions", {"outputType": 4})),
+    ("DEQUANTIZE", [T((2, 3), "INT8", scale=0.5)], "FLOAT16", "FLOAT32", None),
+    ("SELECT_V2", [T((2, 3), "BOOL"), X, X], "INT32", "FLOAT32", None),
+    ("BATCH_MATMUL", [T((3, 3)), T((3, 3))], "INT32", "FLOAT32", ("BatchMatMulOptions", {})),
+    ("WHERE", [T((2, 3), "BOOL")], "INT32", "INT64", None),
+])  # fmt: skip
+def test_a_result_of_another_type_than_the_kernel_writes_is_found(
+    name: str, inputs: list[T | None], output: str, derived: str, options: Options
+) -> None:
+    shape = {"EQUAL": (2, 3), "SHAPE": (2,), "ARG_MAX": (3,), "BATCH_MATMUL": (3, 3), "WHERE": (1, 2)}.get(
+        name, (2, 3)
+    )
+    (wrong,) = found(name, inputs, [T(shape, output)], options)
+    assert (wrong.recorded, wrong.derived) == (output, derived)
+    assert found(name, inputs, [T(shape, derived)], options) == []
+
+
+def test_operands_of_different_types_are_found() -> None:
+    inputs: list[T | None] = [T((2, 3)), T((2, 3), "INT32")]
+    assert not accepted("ADD", inputs, [T((2, 3))], ("AddOptions", {}))
+    (wrong,) = found("ADD", inputs, [T((2, 3))], ("AddOptions", {}))
+    assert wrong.reason == "tensor 't0' is FLOAT32, tensor 't1' is INT32: expected one type"
+
+
+def test_products_may_be_wider_than_their_operands_but_not_narrower() -> None:
+    """The interpreter accepts int16 operands with an int8 result, and computes garbage."""
+    options = ("BatchMatMulOptions", {})
+    a, b = T((3, 3), "INT8", scale=0.5), T((3, 3), "INT8", scale=0.25)
+    assert found("BATCH_MATMUL", [a, b], [T((3, 3), "INT32", scale=0.125)], options) == []
+    wide = T((3, 3), "INT16", scale=0.5)
+    narrow = T((3, 3), "INT8", scale=0.5)
+    assert accepted("BATCH_MATMUL", [wide, wide], [narrow], options)
+    (wrong,) = found("BATCH_MATMUL", [wide, wide], [narrow], options)
+    assert (wrong.recorded, wrong.derived) == ("INT8", "INT16")
+
+
+FIXED: list[tuple[str, str, float, int]] = [
+    ("SOFTMAX", "INT8", 1 / 256, -128),
+    ("SOFTMAX", "INT16", 1 / 32768, 0),
+    ("LOGISTIC", "INT8", 1 / 256, -128),
+    ("LOGISTIC", "INT16", 1 / 32768, 0),
+    ("TANH", "INT16", 1 / 32768, 0),
+    ("LOG_SOFTMAX", "INT8", 16 / 256, 127),
+    ("L2_NORMALIZATION", "INT8", 1 / 128, 0),
+]
+OPTIONS: dict[str, Any] = {
+    "SOFTMAX": ("SoftmaxOptions", {"beta": 1.0}),
+    "L2_NORMALIZATION": ("L2NormOptions", {}),
+}
+
+
+@pytest.mark.parametrize(("name", "dtype", "scale", "zero_point"), FIXED)
+def test_results_with_fixed_quantization(name: str, dtype: str, scale: float, zero_point: int) -> None:
+    """The kernel's own parameters pass both; twice the scale neither."""
+    source: list[T | None] = [T((2, 3), dtype, scale=0.5)]
+    right, wrong = (T((2, 3), dtype, scale=factor * scale, zero_point=zero_point) for factor in (1, 2))
+    assert accepted(name, source, [right], OPTIONS.get(name))
+    assert found(name, source, [right], OPTIONS.get(name)) == []
+    assert not accepted(name, source, [wrong], OPTIONS.get(name))
+    (disagreement,) = found(name, source, [wrong], OPTIONS.get(name))
+    assert disagreement.derived == f"scale {scale:.9g}, zero point {zero_point}"
+    assert disagreement.reason == f"{name} always writes {dtype} with these"
+
+
+COPYING: list[tuple[str, list[T | None], Options]] = [
+    ("RESHAPE", [const([3, 2])], ("ReshapeOptions", {})),
+    ("TRANSPOSE", [const([1, 0])], ("TransposeOptions", {})),
+    ("SLICE", [const([0, 0]), const([2, 3])], ("SliceOptions", {})),
+    ("STRIDED_SLICE", [const([0]), const([2]), const([1])], ("StridedSliceOptions", {})),
+    ("EXPAND_DIMS", [const(0)], ("ExpandDimsOptions", {})),
+    ("TILE", [const([1, 1])], ("TileOptions", {})),
+    ("GATHER", [const([0, 1])], ("GatherOptions", {})),
+    ("PAD", [const([[0, 0], [0, 0]])], ("PadOptions", {})),
+]
+
+
+@pytest.mark.parametrize(("name", "others", "options"), COPYING, ids=[row[0] for row in COPYING])
+def test_operators_that_copy_stored_numbers_keep_their_quantization(
+    name: str, others: list[T | None], options: Options
+) -> None:
+    shape = {"RESHAPE": (3, 2), "TRANSPOSE": (3, 2), "EXPAND_DIMS": (1, 2, 3)}.get(name, (2, 3))
+    source = T((2, 3), "INT8", scale=0.5, zero_point=3)
+    assert found(name, [source, *others], [T(shape, "INT8", scale=0.5, zero_point=3)], options) == []
+    for scale, zero_point in ((0.25, 3), (0.5, 4), (None, 0)):
+        (wrong,) = found(
+            name, [source, *others], [T(shape, "INT8", scale=scale, zero_point=zero_point)], options
+        )
+        assert wrong.derived == "scale 0.5, zero point 3"
+        assert wrong.reason == f"{name} copies the stored numbers of tensor 't0'"
+
+
+@pytest.mark.parametrize("name", ["CONCATENATION", "PACK"])
+def test_operators_that_join_demand_one_quantization(name: str) -> None:
+    table = {
+        "CONCATENATION": ("ConcatenationOptions", {"axis": 0}),
+        "PACK": ("PackOptions", {"valuesCount": 2}),
+    }[name]
+    result = T((4, 3) if name == "CONCATENATION" else (2, 2, 3), "INT8", scale=0.5)
+    like, unlike = T((2, 3), "INT8", scale=0.5), T((2, 3), "INT8", scale=0.25)
+    assert accepted(name, [like, like], [result], table)
+    assert found(name, [like, like], [result], table) == []
+    assert not accepted(name, [like, unlike], [result], table)
+    assert len(found(name, [like, unlike], [result], table)) == 1
+
+
+def test_requantizing_operators_are_free_in_their_quantization() -> None:
+    a, b = T((2, 3), "INT8", scale=0.5), T((2, 3), "INT8", scale=0.25, zero_point=7)
+    assert found("ADD", [a, a], [b], ("AddOptions", {})) == []
+    assert found("QUANTIZE", [a], [b]) == []
+
+
+def test_integers_without_parameters_are_no_quantized_tensors() -> None:
+    assert (
+        found("RESHAPE", [T((2, 3), "INT8"), const([3, 2])], [T((3, 2), "INT8")], ("ReshapeOptions", {}))
+        == []
+    )
