@@ -61,6 +61,10 @@ def test_inspect_gives_sizes_operators_arguments_and_dtypes(capsys: Captured) ->
     assert {"name": "logits", "shape": [1, 1, 64], "dtype": "INT16"} in decode["outputs"]
 
 
+def test_weights_that_signatures_share_are_counted_once() -> None:
+    assert inspect_model(DEMO).weights == {"FLOAT32": 323_924, "INT32": 428}
+
+
 def test_inspect_prints_equal_blocks_once(capsys: Captured) -> None:
     ran = run(capsys, "inspect", DEMO)
     assert ran.code == 0
