@@ -16,6 +16,7 @@ from edge_opt.ir.text import operator_text
 from edge_opt.passes import PASSES, Context
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.report import Example
 from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
@@ -189,13 +190,21 @@ def first_rewrite(model: Model, signature: str, chosen: str = "mha_to_sha") -> t
     None where nothing matches. Tensors get short names, arguments their own and others a number; of heads that are
     alike the first is shown.
     """
+    example = example_rewrite(model, signature, chosen)
+    if example is None:
+        return None
+    return "\n".join(_lines(example.before, example.name)), "\n".join(_folded(example.after, example.name))
+
+
+def example_rewrite(model: Model, signature: str, chosen: str = "mha_to_sha") -> Example | None:
+    """The first region that a pass would rewrite in an entry point, before and after; None where nothing matches."""
     graph = dict(model.entry_points())[signature]
     context = Context(model, graph, signature, load_target("generic"), Constants(model))
     for site in PASSES[chosen].sites(context):
         rewrite = site.build() if isinstance(site, Site) else None
         if isinstance(rewrite, Rewrite):
             names = _ShortNames(_argument_names(model, signature, graph))
-            return "\n".join(_lines(rewrite.old, names)), "\n".join(_folded(rewrite.new, names))
+            return Example(signature, rewrite.old, rewrite.new, names)
     return None
 
 

@@ -1,0 +1,95 @@
+"""A region's operators as a picture (SVG): boxes in layers, data flowing down. Laid out by igraph (Sugiyama)."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_opt.ir import Operator, Tensor
+
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
+
+
+class _Box(NamedTuple):
+    title: str
+    detail: str
+    kind: str
+
+
+def can_draw() -> bool:
+    """False where the layout library (extra `report`) is not installed."""
+    try:
+        import igraph  # noqa: F401, PLC0415
+    except ImportError:
+        return False
+    return True
+
+
+def draw(operators: Sequence[Operator], name: Callable[[Tensor], str], label: str) -> str:
+    """An SVG of the operators; colours come from the page's CSS variables."""
+    boxes, edges = _graph(operators, name)
+    places = _layout(len(boxes), edges)
+    width = max(x for x, _ in places) + _WIDTH + 2 * _MARGIN
+    height = max(y for _, y in places) + _HEIGHT + 2 * _MARGIN
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{escape(label)}">'
+    parts = [head]
+    parts.extend(_edge(places[a], places[b]) for a, b in edges)
+    parts.extend(_box(box, place) for box, place in zip(boxes, places, strict=True))
+    return "".join([*parts, "</svg>"])
+
+
+def _graph(
+    operators: Sequence[Operator], name: Callable[[Tensor], str]
+) -> tuple[list[_Box], list[tuple[int, int]]]:
+    boxes: list[_Box] = []
+    made: dict[int, int] = {}
+    edges: dict[tuple[int, int], None] = {}
+    for operator in operators:
+        shape = "x".join(str(size) for size in operator.outputs[0].shape)
+        index = len(boxes)
+        boxes.append(_Box(operator.name, shape, "operator"))
+        for tensor in operator.inputs:
+            if tensor is None or tensor.is_constant:
+                continue
+            if id(tensor) not in made:
+                made[id(tensor)] = len(boxes)
+                boxes.append(_Box(name(tensor), "x".join(map(str, tensor.shape)), "input"))
+            edges[made[id(tensor)], index] = None
+        for tensor in operator.outputs:
+            made[id(tensor)] = index
+    return boxes, list(edges)
+
+
+def _layout(count: int, edges: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    import igraph  # noqa: PLC0415  an optional package
+
+    layout = igraph.Graph(n=count, edges=edges, directed=True).layout_sugiyama(maxiter=200)
+    across, down = _WIDTH + _GAP_X, _HEIGHT + _GAP_Y
+    points = [(x * across, y * down) for x, y in layout.coords[:count]]
+    left, top = min(x for x, _ in points), min(y for _, y in points)
+    return [(x - left + _MARGIN, y - top + _MARGIN) for x, y in points]
+
+
+def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
+    x1, y1, x2, y2 = a[0] + _WIDTH / 2, a[1] + _HEIGHT, b[0] + _WIDTH / 2, b[1]
+    bend = (y2 - y1) / 2
+    curve = f"M{x1:.1f} {y1:.1f}C{x1:.1f} {y1 + bend:.1f} {x2:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}"
+    return f'<path class="edge" d="{curve}"/>'
+
+
+def _box(box: _Box, place: tuple[float, float]) -> str:
+    x, y = place
+    middle = x + _WIDTH / 2
+    return (
+        f'<g class="{box.kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
+        f'<text x="{middle:.1f}" y="{y + 16:.1f}">{escape(_short(box.title))}</text>'
+        f'<text class="detail" x="{middle:.1f}" y="{y + 30:.1f}">{escape(_short(box.detail))}</text></g>'
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 20 else f"{text[:19]}…"

@@ -1,0 +1,129 @@
+"""The content of a report, the same for every format, and the choice of format by the file's ending."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.passes import Status
+from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_opt.ir import Operator, Tensor
+    from edge_opt.passes import SiteReport
+    from edge_opt.report.subject import Subject
+
+FORMATS = (".json", ".md", ".html")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One region before and after, to be drawn; `name` gives a tensor's short name."""
+
+    signature: str
+    before: Sequence[Operator]
+    after: Sequence[Operator]
+    name: Callable[[Tensor], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Sites that share pass, verdict and reason."""
+
+    pass_name: str
+    status: str
+    reason: str
+    sites: tuple[SiteReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a conversion did, ready to be written down. `lint` are (severity, sentence) about the result."""
+
+    subject: Subject
+    version: str
+    example: Example | None = None
+    lint: Sequence[tuple[str, str]] = ()
+
+    @property
+    def converted(self) -> int:
+        """Number of sites that were rewritten."""
+        return sum(site.status is Status.CONVERTED for site in self.subject.sites)
+
+    def verdicts(self) -> list[Verdict]:
+        """Sites in groups of equal verdict, the converted ones first."""
+        groups: dict[tuple[str, str, str], list[SiteReport]] = defaultdict(list)
+        for site in self.subject.sites:
+            groups[site.pass_name, str(site.status), site.reason].append(site)
+        found = [Verdict(*key, tuple(sites)) for key, sites in groups.items()]
+        return sorted(found, key=lambda verdict: verdict.status != Status.CONVERTED)
+
+    def errors(self) -> list[tuple[str, int]]:
+        """How many proved sites differ by how much: (bucket, sites), exact ones first."""
+        buckets: dict[str, int] = dict.fromkeys(_BUCKETS, 0)
+        for site in self.subject.sites:
+            if site.proof is not None:
+                buckets[_bucket(site.proof.bitwise, site.proof.max_abs)] += 1
+        return [(bucket, count) for bucket, count in buckets.items() if count or bucket == _BUCKETS[0]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values: the same as `convert --json`, the lint with it."""
+        return {
+            **self.subject.to_dict(),
+            "version": self.version,
+            "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
+        }
+
+
+_BUCKETS = ("bit for bit", "up to 1e-7", "up to 1e-6", "up to 1e-4", "more")
+
+
+def _bucket(bitwise: bool, max_abs: float) -> str:
+    if bitwise:
+        return _BUCKETS[0]
+    for bucket, limit in zip(_BUCKETS[1:], (1e-7, 1e-6, 1e-4), strict=False):
+        if max_abs <= limit:
+            return bucket
+    return _BUCKETS[-1]
+
+
+def check_report_path(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Whether a report can be written there, asked before the work.
+
+    Raises:
+        UsageError: no format has that ending, or the file exists and `overwrite` is False.
+        OutputError: its folder does not exist.
+    """
+    if Path(path).suffix.lower() not in FORMATS:
+        raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
+    return resolve_target(path, overwrite=overwrite)
+
+
+def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write the report in the format that the path's ending names.
+
+    Raises:
+        UsageError: no format has that ending, or the file exists and `overwrite` is False.
+        OutputError: it cannot be written.
+    """
+    check_report_path(path, overwrite=overwrite)
+    text = render(report, Path(path).suffix.lower())
+    with replacing(path, overwrite=overwrite) as target, os.fdopen(os.dup(target), "wb") as file:
+        file.write(text.encode())
+
+
+def render(report: Report, suffix: str) -> str:
+    """The report as text of one format."""
+    from edge_opt.report.markdown import to_markdown  # noqa: PLC0415  only the chosen format is loaded
+    from edge_opt.report.page import to_html  # noqa: PLC0415
+
+    if suffix == ".json":
+        return json.dumps(report.to_dict(), indent=2) + "\n"
+    return to_markdown(report) if suffix == ".md" else to_html(report)

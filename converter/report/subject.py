@@ -1,0 +1,43 @@
+"""What a report needs to know of a conversion; `ConversionResult` is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.passes import SiteReport
+
+
+class SignatureFigures(Protocol):
+    """An entry point before and after."""
+
+    name: str
+    operators_before: int
+    operators_after: int
+    largest_tensor_before: int
+    largest_tensor_after: int
+    blocks: int
+    converted: int
+
+
+class Subject(Protocol):
+    """A conversion that was done."""
+
+    input: str | None
+    output: str | None
+    target: str
+    verified: str
+    seconds: float
+
+    @property
+    def signatures(self) -> Sequence[SignatureFigures]:
+        """The entry points."""
+
+    @property
+    def sites(self) -> Sequence[SiteReport]:
+        """Every site with its verdict."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""

@@ -1,0 +1,56 @@
+"""Numbers and verdicts in words, the same in every format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_opt.passes import SiteReport
+    from edge_opt.report.document import Report
+
+_UNITS = ("bytes", "KB", "MB", "GB")
+_VERIFIED = {
+    "regions": "every rewritten region was run before and after",
+    "full": "every region and the whole models were run before and after",
+    "none": "nothing was run: --verify none",
+}
+
+
+def size(count: int) -> str:
+    """A number of bytes, in powers of 1000."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {_UNITS[0]}" if unit == 0 else f"{value:.2f} {_UNITS[unit]}"
+
+
+def title(report: Report) -> str:
+    """The file's name, or what stands for it."""
+    return Path(report.subject.input).name if report.subject.input else "model in memory"
+
+
+def summary(report: Report) -> str:
+    """What was done, in two sentences."""
+    blocks = sum(figures.blocks for figures in report.subject.signatures)
+    split = sum(figures.converted for figures in report.subject.signatures)
+    done = (
+        f"{split} of {blocks} multi-head attention blocks were split by head"
+        if blocks
+        else "No block to split"
+    )
+    others = report.converted - split
+    more = f", and {others} other sites were rewritten" if others else ""
+    return f"{done}{more}. Target {report.subject.target}; {_VERIFIED[report.subject.verified]}."
+
+
+def proof(site: SiteReport) -> str:
+    """What the proof of a site showed."""
+    if site.proof is None:
+        return "not run"
+    text = "bit for bit equal" if site.proof.bitwise else f"differs by up to {site.proof.max_abs:.3g}"
+    if site.proof.steps:
+        text += f" ({site.proof.steps} steps)"
+    if site.proof.fully_masked_rows_max_abs:
+        text += f"; rows masked everywhere by {site.proof.fully_masked_rows_max_abs:.3g}"
+    return f"{text}; {site.proof.note}" if site.proof.note else text
