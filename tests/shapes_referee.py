@@ -15,12 +15,12 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
 from edge_opt.shapes import ShapeError, derive, infer_operator
-from edge_opt.shapes.call import Call
+from edge_opt.shapes.call import Call, Constant
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.inference import called_subgraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 Shape = tuple[int, ...]
 
@@ -183,20 +183,61 @@ def runtime_shapes(model: bytes, *, run: bool = False) -> list[Shape] | None:
     return [tuple(int(size) for size in detail["shape"]) for detail in runtime.get_output_details()]
 
 
-def derived_shapes(model: bytes) -> list[Shape | None] | ShapeError:
-    """The output shapes that our rule derives, or its refusal."""
-    operator = next(iter(ir.load(model).subgraphs[0].operators))
+def only_operator(model: bytes) -> ir.Operator:
+    """The operator of a model of one."""
+    return next(iter(ir.load(model).subgraphs[0].operators))
+
+
+def stored_value(operator: ir.Operator) -> Constant:
+    """The values of the operator's constant inputs."""
 
     def value(index: int) -> Any:
         tensor = operator.inputs[index]
         return tensor.array() if tensor is not None and tensor.is_constant else None
 
+    return value
+
+
+def derived_shapes(model: bytes) -> list[Shape | None] | ShapeError:
+    """The output shapes that our rule derives, or its refusal."""
+    operator = only_operator(model)
     try:
-        return list(
-            infer_operator(operator, [None if t is None else t.shape for t in operator.inputs], value)
-        )
+        shapes = [None if t is None else t.shape for t in operator.inputs]
+        return list(infer_operator(operator, shapes, stored_value(operator)))
     except ShapeError as error:
         return error
+
+
+def check_dynamic(model: bytes, results: Sequence[Shape | None]) -> None:
+    """Assert that whatever is hidden of the inputs, the rule still accepts them and what it derives fits."""
+    operator = only_operator(model)
+    known = stored_value(operator)
+    static: list[Shape | None] = [None if t is None else t.shape for t in operator.inputs]
+    for shapes in _hidden(static):
+        for values in (known, lambda _: None):
+            derived = infer_operator(operator, shapes, values)
+            assert all(map(fits, derived, results)), (
+                f"{shapes} give {derived}, which does not cover {results}"
+            )
+
+
+def fits(derived: Shape | None, actual: Shape | None) -> bool:
+    """Whether the actual shape is one of those that the derived one stands for."""
+    if derived is None or actual is None:
+        return derived is None
+    return len(derived) == len(actual) and all(a in (-1, b) for a, b in zip(derived, actual, strict=True))
+
+
+def _hidden(static: list[Shape | None]) -> Iterator[list[Shape | None]]:
+    """The input shapes with everything dynamic, one axis dynamic, one input unranked, or nothing changed."""
+    yield static
+    yield [None if shape is None else (-1,) * len(shape) for shape in static]
+    for index, shape in enumerate(static):
+        yield [*static[:index], None, *static[index + 1 :]]
+        for axis in range(len(shape or ())):
+            assert shape is not None
+            dynamic = (*shape[:axis], -1, *shape[axis + 1 :])
+            yield [*static[:index], dynamic, *static[index + 1 :]]
 
 
 def check(
@@ -208,10 +249,12 @@ def check(
     run: bool = False,
     accepted: bool | None = None,
     stricter: bool = False,
+    needs_values: bool = False,
 ) -> None:
-    """Assert that rule and interpreter agree: equal shapes, or both refuse.
+    """Assert that rule and interpreter agree: equal shapes, or both refuse; then hide parts of the inputs.
 
-    `accepted` states what the interpreter must say; with `stricter` the rule may refuse what it accepts.
+    `accepted` states what the interpreter must say; with `stricter` the rule may refuse what it accepts; with
+    `needs_values` nothing is hidden, because the operator takes only known operands.
     """
     results = [T((), outputs)] if isinstance(outputs, str) else outputs
     model = one_operator(name, inputs, results, options)
@@ -223,15 +266,16 @@ def check(
         return
     assert expected is not None, f"the interpreter refuses, we derive {derived}"
     assert derived == expected
+    if not needs_values:
+        check_dynamic(model, derived)
 
 
 def folded_values(model: bytes) -> list[Any]:
     """What folding computes for the outputs of the model's one operator, all inputs constant."""
-    operator = next(iter(ir.load(model).subgraphs[0].operators))
-    arrays = [None if t is None else t.array() for t in operator.inputs]
-    shapes = [None if array is None else array.shape for array in arrays]
-    call = Call(operator, shapes, lambda index: arrays[index])
-    return list(fold(call, infer_operator(operator, shapes, lambda index: arrays[index])))
+    operator = only_operator(model)
+    known = stored_value(operator)
+    shapes = [None if t is None else t.shape for t in operator.inputs]
+    return list(fold(Call(operator, shapes, known), infer_operator(operator, shapes, known)))
 
 
 def runtime_values(model: bytes) -> list[Any]:

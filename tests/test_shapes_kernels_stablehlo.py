@@ -17,7 +17,6 @@ from shapes_referee import (
     derived_shapes,
     interpreter,
     model_bytes,
-    one_operator,
 )
 
 from edge_opt.shapes import ShapeError
@@ -153,7 +152,10 @@ def test_rng_bit_generator() -> None:
 def derive(
     name: str, shapes: list[Shape], options: tuple[str, dict[str, Any]] | None = None, result: Shape = ()
 ) -> Shape:
-    derived = derived_shapes(one_operator(f"STABLEHLO_{name}", [T(s) for s in shapes], [T(result)], options))
+    graph = Graph()
+    slots = [graph.tensor(T(shape), is_input=True) for shape in shapes]
+    graph.operator(f"STABLEHLO_{name}", slots, [graph.tensor(T(result), is_output=True)], options)
+    derived = derived_shapes(model_bytes([graph, body()]))
     if isinstance(derived, ShapeError):
         raise derived
     (shape,) = derived
@@ -252,8 +254,12 @@ def test_movements() -> None:
     assert derive("DYNAMIC_UPDATE_SLICE", [(4, 5), (2, 5), (), ()]) == (4, 5)
     assert derive("CLAMP", [(), (2, 3), (2, 3)]) == (2, 3)
     assert derive("SELECT", [(), (2, 3), (2, 3)]) == (2, 3)
-    assert derive("SORT", [(2, 3)], ("StablehloSortOptions", {"dimension": 1})) == (2, 3)
-    assert derive("REDUCE", [(2, 3, 4), ()], ("StablehloReduceOptions", {"dimensions": [0, 2]})) == (3,)
+    assert derive(
+        "SORT", [(2, 3)], ("StablehloSortOptions", {"dimension": 1, "comparatorSubgraphIndex": 1})
+    ) == (2, 3)
+    assert derive(
+        "REDUCE", [(2, 3, 4), ()], ("StablehloReduceOptions", {"dimensions": [0, 2], "bodySubgraphIndex": 1})
+    ) == (3,)
 
 
 def test_results_that_only_the_file_states_are_checked() -> None:
@@ -275,7 +281,7 @@ def test_results_that_only_the_file_states_are_checked() -> None:
     ("DYNAMIC_SLICE", [(4,), ()], ("StablehloDynamicSliceOptions", {"sliceSizes": [5]})),
     ("DYNAMIC_UPDATE_SLICE", [(4,), (5,), ()], None),
     ("CLAMP", [(2,), (3,), ()], None),
-    ("REDUCE", [(2, 3), ()], ("StablehloReduceOptions", {"dimensions": [2]})),
+    ("REDUCE", [(2, 3), ()], ("StablehloReduceOptions", {"dimensions": [2], "bodySubgraphIndex": 1})),
 ])  # fmt: skip
 def test_refusals(name: str, shapes: list[Shape], options: tuple[str, dict[str, Any]] | None) -> None:
     with pytest.raises(ShapeError, match=f"STABLEHLO_{name}: "):

@@ -55,7 +55,7 @@ def _flatten(call: Call, shape: Shape | None, weights: Shape | None) -> Shape | 
     depth = weights[1]
     if depth < 0:
         return (element_count(shape[:-1]), shape[-1]) if len(shape) == 2 else (DYNAMIC, DYNAMIC)
-    if shape[-1] == depth:
+    if shape[-1] == depth or (depth == 0 and shape[-1] < 0):
         return (element_count(shape[:-1]), depth)
     count = element_count(shape)
     if depth == 0 or (count >= 0 and count % depth):

@@ -76,7 +76,16 @@ def binary(call: Call) -> Results:
     left, right = call.shapes
     if left == right and left is not None and min(left, default=0) >= 0:
         return [left]
-    return [broadcast_operands(call.shapes, call.labels())]
+    return [broadcast_inputs(call)]
+
+
+def broadcast_inputs(call: Call) -> Shape | None:
+    """Return the shape that all inputs broadcast to.
+
+    The trait leaves unranked operands out; one of them may yet be the largest, so here the result is unranked too.
+    """
+    shape = broadcast_operands(call.shapes, call.labels())
+    return None if any(operand is None for operand in call.shapes) else shape
 
 
 @rule("SELECT_V2", inputs=3)
@@ -85,7 +94,7 @@ def select_v2(call: Call) -> Results:
 
     Source: TFLite, select.cc, SelectPrepare (version two).
     """
-    return [broadcast_operands(call.shapes, call.labels())]
+    return [broadcast_inputs(call)]
 
 
 @rule("SELECT", inputs=3)

@@ -108,7 +108,7 @@ def dilate(call: Call) -> Results:
 def _dilated(call: Call, size: int, factor: Element) -> int:
     if factor == 1 or size == 1:
         return size
-    if size == 0:
+    if size == 0 and factor is not None:
         raise ShapeError(f"{call.described(0)} has no elements to dilate")
     return DYNAMIC if factor is None or factor < 0 or size < 0 else (size - 1) * factor + 1
 

@@ -33,17 +33,14 @@ def reshape(call: Call) -> Results:
 
 
 def _reshape_target(call: Call) -> list[Element] | None:
-    if _is_shape_vector(call):
-        return call.elements(1)
+    if call.has(1):
+        value, tensor = call.known(1), call.op.inputs[1]
+        assert tensor is not None
+        rank = value.ndim if value is not None else None if call.shapes[1] is None else len(call.shapes[1])
+        if tensor.dtype == _INT32 and rank in (None, 1):
+            return None if rank is None else call.elements(1)
     sizes = [int(size) for size in call.option("new_shape", ())]
     return [] if sizes == [0] else list(sizes)
-
-
-def _is_shape_vector(call: Call) -> bool:
-    if not call.has(1):
-        return False
-    tensor, shape = call.op.inputs[1], call.shapes[1]
-    return tensor is not None and tensor.dtype == _INT32 and (shape is None or len(shape) == 1)
 
 
 def resolve_reshape(shape: Shape | None, target: Sequence[Element], label: str) -> Shape:
