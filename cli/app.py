@@ -129,6 +129,12 @@ def convert(
     ] = "prefill-decode",
     as_json: Json = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    rows_per_tile: Annotated[
+        int | None,
+        typer.Option(
+            metavar="R", min=1, help="Cut every head further, into blocks of at most R query rows each."
+        ),
+    ] = None,
     require_match: Annotated[
         bool, typer.Option("--require-match", help="Exit 4, nothing written, if no site was converted.")
     ] = False,
@@ -151,6 +157,7 @@ def convert(
         verify=verify,
         sections=sections,
         dry_run=dry_run,
+        rows_per_tile=rows_per_tile,
         require_match=require_match,
         require_all=require_all,
         force=force,

@@ -30,6 +30,7 @@ class Request:
     verify: str
     sections: str
     dry_run: bool
+    rows_per_tile: int | None
     require_match: bool
     require_all: bool
     force: bool
@@ -49,6 +50,7 @@ def run(request: Request, *, as_json: bool, quiet: bool) -> int:
             sections=cast("Sections", request.sections),
             overwrite=request.force,
             dry_run=request.dry_run,
+            rows_per_tile=request.rows_per_tile,
             require_match=request.require_match,
             require_all=request.require_all,
             progress=progress,

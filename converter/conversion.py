@@ -6,7 +6,7 @@ import difflib
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -124,6 +124,7 @@ def convert(
     require_match: bool = False,
     require_all: bool = False,
     sections: Sections = "prefill-decode",
+    rows_per_tile: int | None = None,
     progress: Progress | None = None,
 ) -> ConversionResult:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
@@ -140,6 +141,7 @@ def convert(
         dry_run: do everything but write.
         require_match: raise `NothingMatchedError` where no site was converted.
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
+        rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
         sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
         progress: called with (stage, done, total) on long work.
 
@@ -154,6 +156,10 @@ def convert(
     _check_verify(verify, source)
     chosen = _choose_passes(passes, skip)
     facts = target if isinstance(target, Target) else load_target(target)
+    if rows_per_tile is not None:
+        if rows_per_tile < 1:
+            raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
+        facts = replace(facts, rows_per_tile=rows_per_tile)
     with ExitStack() as stack:
         prover = None
         if verify != "none":

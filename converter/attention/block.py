@@ -63,13 +63,20 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class SingleHead:
-    """An attention that has one head (or is one of those that were split already)."""
+    """An attention that has one head (or is one of those that were split already).
+
+    `output` is the (sum of the) value product(s), `[.., T, H]` or `[.., H, T]`; `row_axis` is where T stands.
+    """
 
     softmax: Operator
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
     mask: Tensor | None
+    output: Tensor
+    row_axis: int
+    products: dict[Operator, int]
+    operands: OperandFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,42 @@ def match_block(subgraph: Subgraph, softmax: Operator, operands: OperandFactors 
     if sizes == {1}:
         return NotABlock(softmax, Refusal("a head size of 1 leaves no trace to follow", next(iter(products))))
     return _Matcher(subgraph, softmax, products, logits, operands or OperandFactors()).match()
+
+
+def row_tiles(single: SingleHead, count: int) -> Block | Refusal:
+    """A single head seen as `count` blocks of query rows, which are as independent of each other as heads are.
+
+    softmax is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
+    """
+    shape, axis = single.output.shape, single.row_axis
+    if axis >= len(shape) or shape[axis] != single.query_length or single.query_length % count:
+        return Refusal("the rows of the value product are not its sequence", single.softmax, single.output)
+    front, back = fx.plain(shape[:axis]), fx.plain(shape[axis + 1 :])
+    rest = single.query_length // count
+    rows = (Factor(count, 1), *((Factor(rest),) if rest > 1 else ()))
+    factored = (*front, rows, *back)
+    labelling = Labelling(single.products, single.operands)
+    if not labelling.core(single.output, factored) or not labelling.logits:
+        return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", single.softmax)
+    for product, labelled in labelling.logits.items():
+        if fx.piece_count(labelled) != count:
+            return Refusal("not every row reaches the logits", product)
+    return Block(
+        softmax=single.softmax,
+        output=single.output,
+        factored=factored,
+        heads=count,
+        kv_heads=1,
+        head_size=single.head_size,
+        query_length=rest,
+        key_lengths=single.key_lengths,
+        mask=single.mask,
+        logits=tuple(labelling.logits),
+        values=tuple(single.products),
+        core=frozenset(labelling.core_operators),
+        operands=single.operands,
+        heads_are_rows=False,
+    )
 
 
 class _Matcher:
@@ -198,7 +241,17 @@ class _Matcher:
             return NotABlock(self._softmax, reason)
         rows = shape[-2 if side == 0 else -1]
         lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
-        return SingleHead(self._softmax, self._head_size, rows, lengths, _mask_between(self._softmax))
+        return SingleHead(
+            self._softmax,
+            self._head_size,
+            rows,
+            lengths,
+            _mask_between(self._softmax),
+            output=self._tail.tensors[0] if self._tail.tensors else product.outputs[0],
+            row_axis=len(shape) - (2 if side == 0 else 1),
+            products={operator: operand for operator, (operand, _) in self._products.items()},
+            operands=self._operands,
+        )
 
     # Where the heads are
 

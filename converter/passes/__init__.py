@@ -5,9 +5,11 @@ from edge_opt.passes.mask_to_add import MaskToAdd
 from edge_opt.passes.matmul_convert import MatMulConvert
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.quantized_mask import QuantizedMaskToSelect
+from edge_opt.passes.tile_rows import TileRows
 
 PASSES: dict[str, Pass] = {
-    chosen.name: chosen for chosen in (QuantizedMaskToSelect(), MaskToAdd(), MatMulConvert(), MhaToSha())
+    chosen.name: chosen
+    for chosen in (QuantizedMaskToSelect(), MaskToAdd(), MatMulConvert(), MhaToSha(), TileRows())
 }
 
 __all__ = ["PASSES", "Context", "Demand", "Pass", "Proof", "Prover", "SiteReport", "Status", "run_pass"]

@@ -1,0 +1,85 @@
+"""tile_rows: a head is cut into blocks of query rows, the mask once for all heads and layers."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge_opt.conversion import convert
+from edge_opt.ir import Model, Subgraph
+from edge_opt.ir.text import parse
+from edge_opt.passes import Status
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import load_target
+
+TESTDATA = Path(__file__).parent.parent / "testdata"
+
+
+def two_heads(rows: int, keys: int) -> Model:
+    return parse(f"""
+    subgraph main (%q: float32[1,2,{rows},4], %k: float32[1,2,{keys},4], %v: float32[1,2,{keys},4],
+                   %mask: float32[1,1,{rows},{keys}]) {{
+      %logits: float32[1,2,{rows},{keys}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %masked: float32[1,2,{rows},{keys}] = ADD(%logits, %mask)
+      %p: float32[1,2,{rows},{keys}] = SOFTMAX(%masked) {{beta: 1.0}}
+      %heads: float32[1,2,{rows},4] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,{rows},2,4] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
+      %out: float32[1,{rows},8] = RESHAPE(%t, int32{{1, {rows}, 8}}) {{new_shape: [1, {rows}, 8]}}
+      return %out
+    }}""")
+
+
+def kinds(graph: Subgraph) -> Counter[str]:
+    return Counter(operator.name for operator in graph.operators)
+
+
+def softmax_shapes(graph: Subgraph) -> set[tuple[int, ...]]:
+    return {operator.outputs[0].shape for operator in graph.operators if operator.name == "SOFTMAX"}
+
+
+def test_rows_are_off_unless_asked_for() -> None:
+    result = convert(two_heads(8, 16))
+    assert {site.pass_name for site in result.sites} == {"mha_to_sha"}
+
+
+def test_every_head_is_cut_and_the_mask_only_once() -> None:
+    result = convert(two_heads(8, 16), rows_per_tile=4)
+    assert result.model is not None
+    graph = result.model.subgraphs[0]
+    tiles = [site for site in result.sites if site.pass_name == "tile_rows"]
+    assert [site.status for site in tiles] == [Status.CONVERTED] * 2
+    assert all(site.proof is not None and site.proof.bitwise for site in tiles)
+    assert softmax_shapes(graph) == {(1, 1, 4, 16)}
+    assert kinds(graph)["SOFTMAX"] == 4
+    cuts_of_the_mask = [op for op in graph.operators if op.name == "SPLIT" and op.inputs[1] in graph.inputs]
+    assert [op.input(1).name for op in cuts_of_the_mask].count("mask") == 1
+
+
+def test_rows_that_do_not_divide_take_the_next_smaller_tile() -> None:
+    result = convert(two_heads(12, 16), rows_per_tile=5, verify="none")
+    assert result.model is not None
+    assert softmax_shapes(result.model.subgraphs[0]) == {(1, 1, 4, 16)}
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(1 << 20, 64), (1 << 21, 128), (1 << 18, 16)])
+def test_a_limit_on_the_mask_cuts_rows_until_it_fits(limit: int, rows: int) -> None:
+    """T = 128, S = 4096 + 128: 1,081,344 bytes in half precision, just over 1 MiB."""
+    target = replace(load_target("generic"), largest_mask_bytes=limit)
+    result = convert(two_heads(128, 4224), target=target, verify="none")
+    assert result.model is not None
+    assert softmax_shapes(result.model.subgraphs[0]) == {(1, 1, rows, 4224)}
+
+
+def test_the_mask_is_cut_once_for_all_layers_of_a_model() -> None:
+    result = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, rows_per_tile=4)
+    assert result.model is not None
+    graph = result.model.signatures[0].subgraph
+    masks = [op.input(1).name for op in graph.operators if op.name == "SPLIT" and "mask" in op.input(1).name]
+    assert len(masks) == len(set(masks)) > 0
+    assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
+
+
+def test_a_tile_has_at_least_one_row() -> None:
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        convert(two_heads(8, 16), rows_per_tile=0)
