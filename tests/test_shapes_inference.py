@@ -249,12 +249,37 @@ def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     assert second.reason.endswith("it follows from tensor 't0'")
 
 
-def loop(body: Graph, shape: Shape, result: Shape) -> bytes:
+def test_case_enters_every_branch() -> None:
+    graph = Graph()
+    index, x = graph.tensor(T((), "INT32"), is_input=True), graph.tensor(T((2, 6)), is_input=True)
+    y = graph.tensor(T((3, 4)), is_output=True)
+    options = ("StablehloCaseOptions", {"branchSubgraphIndices": [1, 2]})
+    graph.operator("STABLEHLO_CASE", [index, x], [y], options)
+    branches = [reshaping(name, (2, 6), target, (3, 4)) for name, target in (("a", [3, 4]), ("b", [-1, 4]))]
+    data = model_bytes([graph, *branches])
+    assert compare_all(data)[1] == []
+    assert infer_shapes(ir.load(data)) == []
+    model = ir.load(model_bytes([graph, branches[0], reshaping("c", (2, 6), [4, 3], (4, 3))]))
+    assert derive(model).shapes[model.subgraphs[0].outputs[0]] == (-1, -1)
+
+
+def test_a_call_enters_its_subgraph() -> None:
+    """The interpreter has no CALL; the schema has."""
+    graph = Graph()
+    x, y = graph.tensor(T((2, 6)), is_input=True), graph.tensor(T((3, 4)), is_output=True)
+    graph.operator("CALL", [x], [y], ("CallOptions", {"subgraph": 1}))
+    model = ir.load(model_bytes([graph, reshaping("callee", (2, 6), [3, -1], (3, 4))]))
+    report = derive(model)
+    assert report.shapes[model.subgraphs[0].outputs[0]] == (3, 4)
+    assert report.disagreements == ()
+
+
+def loop(body: Graph, shape: Shape, result: Shape, name: str = "WHILE") -> bytes:
     """A WHILE over one tensor; the condition reads nothing of it."""
     graph, condition = Graph(), Graph("condition")
     x, y = graph.tensor(T(shape), is_input=True), graph.tensor(T(result), is_output=True)
     options = {"condSubgraphIndex": 1, "bodySubgraphIndex": 2}
-    graph.operator("WHILE", [x], [y], ("WhileOptions", options))
+    graph.operator(name, [x], [y], ("WhileOptions" if name == "WHILE" else "StablehloWhileOptions", options))
     condition.tensor(T(shape), is_input=True)
     flag = condition.tensor(T((), "BOOL"), is_output=True)
     a, b = condition.tensor(const(0)), condition.tensor(const(1))
@@ -266,6 +291,12 @@ def test_while_keeps_the_shape_that_its_body_keeps() -> None:
     data = loop(branch("body", (2, 3), "RELU", "TANH"), (2, 3), (2, 3))
     assert compare_all(data)[1] == []
     assert infer_shapes(ir.load(data)) == []
+
+
+def test_the_while_of_stablehlo_is_derived_the_same_way() -> None:
+    model = ir.load(loop(branch("body", (2, 3), "RELU"), (2, 3), (2, 3), "STABLEHLO_WHILE"))
+    assert derive(model).shapes[model.subgraphs[0].outputs[0]] == (2, 3)
+    assert infer_shapes(model) == []
 
 
 def test_a_size_that_the_body_of_a_while_changes_is_dynamic() -> None:

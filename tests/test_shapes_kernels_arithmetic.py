@@ -243,13 +243,13 @@ def test_fully_connected_refuses_elements_that_do_not_make_rows() -> None:
 SMALL = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SMALL, SMALL)
 def test_any_two_shapes_add(left: Shape, right: Shape) -> None:
     check("ADD", [T(left), T(right)], ("AddOptions", {}))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SMALL, SMALL, SMALL)
 def test_any_three_shapes_select(condition: Shape, x: Shape, y: Shape) -> None:
     """Of three single elements the interpreter leaves the recorded shape as it is, whatever it says."""
@@ -257,7 +257,7 @@ def test_any_three_shapes_select(condition: Shape, x: Shape, y: Shape) -> None:
     check("SELECT_V2", [T(condition, "BOOL"), T(x), T(y)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=5).map(tuple), st.data(), st.booleans(), st.booleans())
 def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj_y: bool) -> None:
     inner = 2 if len(x) < 2 else x[-2] if adj_x else x[-1]
@@ -266,7 +266,7 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
     check("BATCH_MATMUL", [T(x), T(y)], ("BatchMatMulOptions", {"adjX": adj_x, "adjY": adj_y}))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SMALL, st.lists(st.integers(-4, 4), max_size=3), st.booleans())
 def test_any_axes_reduce(shape: Shape, axes: list[int], keep: bool) -> None:
     check("REDUCE_MAX", [T(shape), const(axes)], ("ReducerOptions", {"keepDims": keep}))

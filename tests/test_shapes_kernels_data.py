@@ -138,6 +138,13 @@ def test_variables() -> None:
     check("ASSIGN_VARIABLE", inputs, ("AssignVariableOptions", {}), [], accepted=True)
 
 
+def test_strings_and_sparse_tensors() -> None:
+    """The interpreter cannot allocate either here: it wants a text, and a table of sparsity."""
+    skip_gram = one_operator("SKIP_GRAM", [T((1,), "STRING")], [T((1,), "STRING")], ("SkipGramOptions", {}))
+    assert derived_shapes(skip_gram) == [(-1,)]
+    assert derived_shapes(one_operator("DENSIFY", [const([[1.0, 0.0]], "FLOAT32")], [T(())])) == [(1, 2)]
+
+
 def bounded(derived: object, actual: list[Shape] | None) -> bool:
     """Each derived shape has the actual rank, and -1 or the actual size in every axis."""
     assert isinstance(derived, list)

@@ -223,7 +223,7 @@ def test_slice_refuses_a_begin_before_the_start() -> None:
 MASKS = st.sampled_from([0, 0, 0, 1, 2, 3, 4])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
     st.lists(

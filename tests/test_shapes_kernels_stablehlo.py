@@ -40,7 +40,7 @@ def test_shift_left() -> None:
     check("STABLEHLO_SHIFT_LEFT", [T((2, 3), "INT32"), T((2, 3), "INT32")], None, "INT32", accepted=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(-2, 3), st.integers(-2, 3), st.integers(0, 2)),
@@ -88,7 +88,7 @@ WINDOW = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(WINDOW, min_size=1, max_size=3))
 def test_reduce_window(axes: list[tuple[int, ...]]) -> None:
     shape, window, strides, base, dilation, low, high = (list(column) for column in zip(*axes, strict=True))
