@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import DType, Operator
+from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.versions import operator_version
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.rewrite import Rewrite, Saturation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,10 +40,15 @@ class MatMulConvert(Pass):
             if product is None or product.name != "BATCH_MATMUL" or not operator.input(0).is_quantized:
                 continue
             reason = _illegal(context, product, operator)
-            if reason is None:
-                yield Site(operator, partial(_build, context, product, operator), demand=_demand(operator))
-            else:
+            if reason is not None:
                 yield SkippedSite(operator, str(reason))
+                continue
+            before, after = operator.input(0).quantization, operator.outputs[0].quantization
+            assert before is not None
+            assert after is not None
+            note = _note(operator, saturation(product, operator))
+            build = partial(_build, context, product, operator)
+            yield Site(operator, build, demand=_demand(before, after), note=note)
 
 
 def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal | None:
@@ -57,42 +62,100 @@ def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal 
         return Refusal(
             "the product must write its operands' type", convert, result, found, result.dtype.name.lower()
         )
-    if result.quantization is None or not result.is_quantized or result.quantization.is_per_axis:
-        return Refusal("the result needs one scale", convert, result)
-    if result.dtype is DType.INT16 and int(result.quantization.zero_point[0]):
-        return Refusal(
-            "int16 needs zero point 0", convert, result, "0", str(int(result.quantization.zero_point[0]))
-        )
+    for operator, tensor in ((product, between), (convert, result)):
+        parameters = tensor.quantization
+        if (
+            parameters is None
+            or not len(parameters.scale)
+            or parameters.is_per_axis
+            or not parameters.scale[0]
+        ):
+            return Refusal("product and result need one scale each", operator, tensor)
+        zero_point = int(parameters.zero_point[0])
+        if tensor.dtype is DType.INT16 and zero_point:
+            return Refusal("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
     return None
 
 
-def _scales(convert: Operator) -> tuple[float, float]:
-    between, result = convert.input(0).quantization, convert.outputs[0].quantization
-    assert between is not None
-    assert result is not None
-    return float(between.scale[0]), float(result.scale[0])
-
-
-def _demand(convert: Operator) -> Demand:
+def _demand(before: Quantization, after: Quantization) -> Demand:
     """At most one step of the larger scale, counted in steps of the result's."""
-    before, after = _scales(convert)
-    return Demand("steps", max(1, math.ceil(before / after)) if after else 1)
+    ratio = float(before.scale[0]) / float(after.scale[0])
+    # Scales are float32: a ratio of 3 may come out as 2.9999998.
+    return Demand("steps", max(1, math.floor(ratio * (1 + 1e-6))))
 
 
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite | Refusal:
-    result = convert.outputs[0]
     version = operator_version("BATCH_MATMUL", product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
-    fused = Operator(code, product.inputs, [result], product.options, product.table)
-    return Rewrite(context.subgraph, (product, convert), (fused,), convert)
+    fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
+    clipped = saturation(product, convert)
+    return Rewrite(context.subgraph, (product, convert), (fused,), convert, saturation=clipped)
 
 
-def clipped_range(convert: Operator) -> float | None:
-    """Largest magnitude that the product kept and the result could hold more of; None where nothing was clipped.
+def saturation(product: Operator, convert: Operator) -> Saturation | None:
+    """Where the product was clipped, in codes of the result; None where the result could not have held more.
 
-    Values beyond it were saturated before and are not any more.
+    Values beyond were saturated before and are not any more.
     """
-    before, after = _scales(convert)
-    limits = (np.iinfo(np.dtype(t.dtype.name.lower())) for t in (convert.input(0), convert.outputs[0]))
-    low, high = (float(limit.max) * scale for limit, scale in zip(limits, (before, after), strict=True))
-    return low if low < high else None
+    between, result = convert.input(0), convert.outputs[0]
+    low, high = (_code(value, result) for value in _range(between))
+    least, most = _limits(result)
+    if low <= least and high >= most:
+        return None
+    return Saturation(low, high, _spread(product, between))
+
+
+def _note(convert: Operator, clipped: Saturation | None) -> str:
+    if clipped is None:
+        return ""
+    between = convert.input(0)
+    low, high = _range(between)
+    return f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
+
+
+def _limits(tensor: Tensor) -> tuple[int, int]:
+    limits = np.iinfo(tensor.dtype.name.lower())
+    return int(limits.min), int(limits.max)
+
+
+def _range(tensor: Tensor) -> tuple[float, float]:
+    """The least and the largest real number that a tensor holds."""
+    assert tensor.quantization is not None
+    scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
+    least, most = _limits(tensor)
+    return (least - zero_point) * scale, (most - zero_point) * scale
+
+
+def _code(value: float, tensor: Tensor) -> int:
+    """The code nearest to a real number."""
+    assert tensor.quantization is not None
+    least, most = _limits(tensor)
+    scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
+    return min(max(round(value / scale) + zero_point, least), most)
+
+
+def _spread(product: Operator, between: Tensor) -> float:
+    """What part of their ranges the operands may fill for a product of random ones to stay within its range.
+
+    A product of C pairs of independent numbers has mean C*m*n and variance C*(s^2 t^2 + m^2 t^2 + n^2 s^2), where m, s
+    and n, t are the operands' means and deviations; scaling both by f scales the product by f^2.
+    """
+    left, right = product.input(0), product.input(1)
+    pairs = left.shape[-2 if product.option("adj_x") else -1]
+    (m, s), (n, t) = (_moments(tensor) for tensor in (left, right))
+    typical = pairs * abs(m * n) + 4 * math.sqrt(pairs * ((s * t) ** 2 + (m * t) ** 2 + (n * s) ** 2))
+    room = max(map(abs, _range(between)))
+    if typical <= room:
+        return 1.0
+    variable = sum(not tensor.is_constant for tensor in (left, right))
+    return float((room / typical) ** (1 / max(variable, 1)))
+
+
+def _moments(tensor: Tensor) -> tuple[float, float]:
+    """Mean and deviation of the real numbers that a proof puts there: a third of the range, for what is no constant."""
+    if tensor.is_constant and tensor.quantization is not None:
+        zero_point, scale = int(tensor.quantization.zero_point[0]), float(tensor.quantization.scale[0])
+        values = (tensor.array().astype(np.float64) - zero_point) * scale
+        return float(values.mean()), float(values.std())
+    low, high = _range(tensor)
+    return (low + high) / 2, (high - low) / 6

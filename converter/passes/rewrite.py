@@ -24,11 +24,24 @@ class MaskInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Saturation:
+    """An intermediate of the old region clips what the new one keeps: its result stops at the codes `low` and `high`.
+
+    `spread` is the part of their ranges that the inputs may fill for most of the values not to be clipped.
+    """
+
+    low: int
+    high: int
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrite:
     """`old` operators of `subgraph` are to be replaced by `new` ones, both in execution order.
 
     Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
-    ones take its place. `mask` is given where the two differ on rows that are masked everywhere.
+    ones take its place. `mask` is given where the two differ on rows that are masked everywhere, `saturation` where the
+    old region clips values that the new one does not. `spread`: what part of their ranges other inputs fill in a proof.
     """
 
     subgraph: Subgraph
@@ -36,6 +49,8 @@ class Rewrite:
     new: tuple[Operator, ...]
     anchor: Operator
     mask: MaskInput | None = None
+    saturation: Saturation | None = None
+    spread: float = 1.0
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""

@@ -44,13 +44,14 @@ class InputHint:
     """What a caller knows of an input and a name does not say.
 
     `masked` and `opened` are the values of a masked and an open entry of a mask. `masked_rows` are the query rows
-    (along axis -2) that are masked everywhere.
+    (along axis -2) that are masked everywhere. `spread` scales plain data: a quarter stays that much closer to zero.
     """
 
     role: Role = "data"
     masked: float | None = None
     opened: float | None = None
     masked_rows: tuple[int, ...] = ()
+    spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class InputPlan:
 
     `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
     cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
-    `limit` the end of the range of a token. `source` is the quantized counterpart whose range the real numbers take.
+    `limit` the end of the range of a token. `source` is the quantized counterpart whose range the real numbers take,
+    `spread` what they are multiplied by.
     """
 
     info: TensorInfo
@@ -76,6 +78,7 @@ class InputPlan:
     opened: float = 0.0
     masked_rows: tuple[int, ...] = ()
     source: TensorInfo | None = None
+    spread: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -139,6 +142,8 @@ def plan(
         made = _plan_one(info, role, scene, run)
         made = replace(made, seed=seed, kind=kind, key=f"{signature.name}/{run}/{_stream(name, role)}")
         hint = hints[position] if hints else None
+        if hint is not None:
+            made = replace(made, spread=hint.spread)
         plans.append(_mask_values(made, hint) if role == "mask" else made)
     return tuple(plans)
 
@@ -296,14 +301,14 @@ def _rotary(made: InputPlan) -> NDArray[np.float32]:
 
 
 def _real(made: InputPlan, source: TensorInfo) -> NDArray[np.float32]:
-    """Normal values; a quantized tensor's fill most of its range, around its middle."""
+    """Normal values; a quantized tensor's fill most of its range, around its middle, or `spread` of all that."""
     values = noise.normal(_seed(made), math.prod(made.info.shape)).reshape(made.info.shape)
     if not source.quantized:
-        return values
+        return values * np.float32(made.spread)
     limits = np.iinfo(source.dtype)
     scale, zero_point = _along_axis(source)
     low, high = (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
-    return ((low + high) / 2 + (high - low) / 6 * values).astype(np.float32)
+    return (((low + high) / 2 + (high - low) / 6 * values) * made.spread).astype(np.float32)
 
 
 def _plain_integers(made: InputPlan) -> NDArray[Any]:

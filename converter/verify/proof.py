@@ -22,11 +22,17 @@ Runner = Callable[[bytes, Kernels, list[Callable[[], dict[str, Array]]]], Iterab
 
 @dataclass(frozen=True, slots=True)
 class OutputProof:
-    """One output on one kernel set: all rows with an open mask entry, and apart from them the fully masked rows."""
+    """One output on one kernel set: all rows with an open mask entry, and apart from them the fully masked rows.
+
+    `saturated` counts elements that the first version had clipped (they are in neither), `short` is the most steps by
+    which the second version stays short of where they were clipped.
+    """
 
     output: int
     open_rows: Difference
     masked_rows: Difference | None = None
+    saturated: int = 0
+    short: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +61,19 @@ class Proof:
         """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs; infinite after a mismatch."""
         if self.mismatch is not None:
             return float("inf")
-        found = [proof.masked_rows if masked else proof.open_rows for proof in self._all()]
+        found = [proof.masked_rows if masked else proof.open_rows for proof in self.all()]
         return max((figure(difference) for difference in found if difference is not None), default=0.0)
 
-    def _all(self) -> list[OutputProof]:
+    def all(self) -> list[OutputProof]:
+        """Those of every kernel set."""
         return [proof for proofs in self.outputs.values() for proof in proofs]
 
 
 def _bitwise(proofs: Sequence[OutputProof]) -> bool:
-    return all(p.open_rows.bitwise and (p.masked_rows is None or p.masked_rows.bitwise) for p in proofs)
+    return all(
+        p.open_rows.bitwise and (p.masked_rows is None or p.masked_rows.bitwise) and not p.saturated
+        for p in proofs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class ProofRequest:
     runs: int
     kind: Kind
     row_axes: tuple[int | None, ...]
+    limits: tuple[tuple[int, int] | None, ...] = ()
 
 
 def prove(
@@ -111,7 +122,7 @@ def prove(
         originals = originals or reference
         rewritten = (list(values.values()) for values in run(after, kernels, renamed))
         try:
-            outputs[kernels] = _compare(reference, rewritten, first, plans, request.row_axes)
+            outputs[kernels] = _compare(reference, rewritten, first, plans, request)
         except _ShapesDifferError as error:
             return Proof({}, mismatch=str(error))
     return Proof(outputs, spread)
@@ -130,6 +141,8 @@ def from_plain(plain: Mapping[str, Any]) -> Proof:
                 proof["output"],
                 metrics.from_plain(proof["open_rows"]),
                 metrics.from_plain(proof["masked_rows"]) if proof["masked_rows"] else None,
+                proof["saturated"],
+                proof["short"],
             )
             for proof in proofs
         )
@@ -181,15 +194,19 @@ def _compare(
     rewritten: Iterable[list[Array]],
     first: SignatureInfo,
     plans: Sequence[tuple[InputPlan, ...]],
-    row_axes: Sequence[int | None],
+    request: ProofRequest,
 ) -> tuple[OutputProof, ...]:
     merged: list[OutputProof] = []
     for made, ones, others in zip(plans, reference, rewritten, strict=True):
         masked = _masked_rows(made)
         proofs = []
         for place, (a, b) in enumerate(zip(ones, others, strict=True)):
-            axis = row_axes[place] if place < len(row_axes) else None
-            proofs.append(_output(place, a, b, first, masked, axis))
+            axis = request.row_axes[place] if place < len(request.row_axes) else None
+            limits = request.limits[place] if place < len(request.limits) else None
+            if limits is not None and a.shape == b.shape:
+                proofs.append(_clipped_output(place, a, b, first, limits))
+            else:
+                proofs.append(_output(place, a, b, first, masked, axis))
         merged = [_merge(*pair) for pair in zip(merged, proofs, strict=True)] if merged else proofs
     return tuple(merged)
 
@@ -225,8 +242,26 @@ def _output(
     return OutputProof(place, parts[0], parts[1])
 
 
+def _clipped_output(
+    place: int, a: Array, b: Array, first: SignatureInfo, limits: tuple[int, int]
+) -> OutputProof:
+    """Where the first version was clipped, the second may go on, but not turn back."""
+    low, high = limits
+    info = first.outputs[place]
+    inside = (a > low) & (a < high)
+    compared = metrics.measure(a[inside], b[inside], quantized_a=info, quantized_b=info)
+    gap = np.where(a >= high, a.astype(np.int64) - b, b.astype(np.int64) - a)[~inside]
+    return OutputProof(place, compared, None, gap.size, int(gap.max(initial=0)))
+
+
 def _merge(one: OutputProof, other: OutputProof) -> OutputProof:
     masked = one.masked_rows
     if masked is not None and other.masked_rows is not None:
         masked = metrics.merge(masked, other.masked_rows)
-    return OutputProof(one.output, metrics.merge(one.open_rows, other.open_rows), masked)
+    return OutputProof(
+        one.output,
+        metrics.merge(one.open_rows, other.open_rows),
+        masked,
+        one.saturated + other.saturated,
+        max(one.short, other.short),
+    )

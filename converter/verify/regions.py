@@ -37,6 +37,7 @@ class _Question:
     demand: Demand
     hints: tuple[InputHint | None, ...]
     row_axes: tuple[int | None, ...]
+    limits: tuple[tuple[int, int] | None, ...] = ()
 
 
 class RegionProver:
@@ -78,8 +79,19 @@ class RegionProver:
         inputs, outputs = rewrite.inputs(), rewrite.outputs()
         before = to_bytes(cut_out(rewrite.old, inputs, outputs))
         after = to_bytes(cut_out(rewrite.new, inputs, outputs))
-        question = _Question(before, after, demand, *_mask_hints(rewrite, inputs, outputs))
+        question = _Question(before, after, demand, *_hints(rewrite, inputs, outputs))
         self.regions += 1
+        saturation = rewrite.saturation
+        if saturation is None:
+            return self._answer(question, rewrite)
+        limits = ((saturation.low, saturation.high),) * len(outputs)
+        hints = tuple(InputHint(spread=saturation.spread) for _ in inputs)
+        within = self._answer(replace(question, hints=hints, limits=limits), rewrite)
+        if not within.holds:
+            return within
+        return _both(within, self._answer(replace(question, limits=limits), rewrite))
+
+    def _answer(self, question: _Question, rewrite: Rewrite) -> Proof:
         known = self._known.get(question)
         if known is not None:
             return replace(known, repeated=True)
@@ -106,9 +118,10 @@ class RegionProver:
             seed=self._seed,
             hints=question.hints,
             row_axes=question.row_axes,
+            limits=question.limits,
             where=where,
         )
-        return _judge(outcome, question.demand, kernels)
+        return _judge(outcome, question, kernels)
 
     def _run(self, question: _Question, where: str) -> Proof:
         demand = question.demand
@@ -136,18 +149,19 @@ class RegionProver:
         return _failed(question.demand, f"the runtime cannot run the region as it was: {reasons[0]}")
 
 
-def _mask_hints(
+def _hints(
     rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
 ) -> tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]:
     """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
     mask = rewrite.mask
+    data = None if rewrite.spread == 1 else InputHint(spread=rewrite.spread)
     if mask is None:
-        return (), ()
+        return (() if data is None else (data,) * len(inputs)), ()
     rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
     results = [tensor.shape for tensor in outputs]
     by_row = rows > 1 and all(len(shape) > 1 and shape[-2] % rows == 0 for shape in results)
     hint = InputHint("mask", mask.masked, mask.opened, (rows - 1,) if by_row else ())
-    hints = tuple(hint if tensor is mask.tensor else None for tensor in inputs)
+    hints = tuple(hint if tensor is mask.tensor else data for tensor in inputs)
     return hints, tuple(len(shape) - 2 if by_row else None for shape in results)
 
 
@@ -155,14 +169,33 @@ def _failed(demand: Demand, reason: str) -> Proof:
     return Proof(demand, holds=False, bitwise=False, max_abs=math.inf, reason=reason)
 
 
-def _judge(outcome: Outcome, demand: Demand, kernels: tuple[Kernels, ...]) -> Proof:
+def _both(within: Proof, beyond: Proof) -> Proof:
+    """One verdict on inputs that stay within the old region's range, and on inputs that go beyond it."""
+    steps = [proof.steps for proof in (within, beyond) if proof.steps is not None]
+    return replace(
+        beyond,
+        bitwise=within.bitwise and beyond.bitwise,
+        max_abs=max(within.max_abs, beyond.max_abs),
+        steps=max(steps, default=None),
+        repeated=within.repeated and beyond.repeated,
+    )
+
+
+def _judge(outcome: Outcome, question: _Question, kernels: tuple[Kernels, ...]) -> Proof:
+    demand = question.demand
     if outcome.mismatch is not None:
         return _failed(demand, f"the two versions cannot be compared: {outcome.mismatch}")
+    within = question.limits and any(question.hints)
+    if within and not all(p.open_rows.elements for p in outcome.all()):
+        return _failed(demand, "every value is clipped inside the old region, so nothing can be compared")
     max_abs = outcome.worst(lambda difference: difference.max_abs)
     masked = outcome.worst(lambda difference: difference.max_abs, masked=True)
     has_masked = any(p.masked_rows is not None for proofs in outcome.outputs.values() for p in proofs)
     holds, note = _holds(outcome, demand, kernels)
     reason = "" if holds else f"the new region differs: {_figures(outcome)}, demanded {demand}"
+    if holds and question.limits:
+        holds, words = _turns_back(outcome, demand)
+        note, reason = (words, "") if holds else ("", words)
     return Proof(
         demand,
         holds=holds,
@@ -193,6 +226,18 @@ def _holds(outcome: Outcome, demand: Demand, kernels: tuple[Kernels, ...]) -> tu
             f"bitwise on reference kernels; {relative:.1e} relative on optimized ones, which round by row count",
         )
     return False, ""
+
+
+def _turns_back(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
+    """Of elements that the old region clipped: whether the new ones are at least there, and how many there were."""
+    proofs = outcome.all()
+    clipped, short = max(p.saturated for p in proofs), max(p.short for p in proofs)
+    total = max(p.saturated + p.open_rows.elements for p in proofs)
+    if short > demand.tolerance:
+        return False, f"the new region stays {short} steps short of where the old one was clipped"
+    if not clipped:
+        return True, ""
+    return True, f"{clipped} of {total} random values were clipped inside the old region and are not any more"
 
 
 def _steps(outcome: Outcome) -> int | None:

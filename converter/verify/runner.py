@@ -137,6 +137,7 @@ class Worker:
         runs: int = 1,
         kind: Kind = "realistic",
         row_axes: Sequence[int | None] = (),
+        limits: Sequence[tuple[int, int] | None] = (),
         where: str = "",
     ) -> Proof:
         """Runs two small models on the same random inputs, by position in subgraph 0; only figures come back.
@@ -152,6 +153,8 @@ class Worker:
             kind: realistic inputs or one of the hostile kinds.
             row_axes: for each output, the axis on which the mask's query rows lie (index modulo the mask's rows), so
                 that fully masked rows are measured apart; None, or a missing one: not separated.
+            limits: for each output, the codes at which the first version was clipped inside, so that those elements
+                are counted apart; None, or a missing one: nowhere.
             where: the region's name, for error messages.
 
         Raises:
@@ -167,6 +170,7 @@ class Worker:
             "runs": runs,
             "kind": kind,
             "row_axes": list(row_axes),
+            "limits": [list(pair) if pair else None for pair in limits],
         }
         arrays = {"before": _as_array(before), "after": _as_array(after)}
         reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip())

@@ -102,6 +102,7 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
         runs=header["runs"],
         kind=header["kind"],
         row_axes=tuple(header["row_axes"]),
+        limits=tuple(None if pair is None else (pair[0], pair[1]) for pair in header["limits"]),
     )
     sources = [arrays[name].tobytes() for name in ("before", "after")]
     described = []
