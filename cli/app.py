@@ -47,12 +47,10 @@ def _one_of(allowed: Iterable[str]) -> Callable[[str], str]:
     return check
 
 
-def _listed(values: list[str] | None) -> list[str] | None:
-    """`--passes a,b --passes c` -> [a, b, c]; None where the option was not given."""
-    if values is None or not values:
-        return None
-    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
-    if not names:
+def _listed(values: list[str] | None) -> list[str]:
+    """`--passes a,b --passes c` -> [a, b, c]; empty where the option was not given."""
+    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+    if values and not names:
         raise typer.BadParameter("it names nothing, leave the option out or give a name")
     return names
 
@@ -127,6 +125,10 @@ def convert(
             help="Of a .litertlm bundle, rewrite the prefill/decode model or all of its models.",
         ),
     ] = "prefill-decode",
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.json|.md|.html", help="Also write a report to be read."),
+    ] = None,
     as_json: Json = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
     rows_per_tile: Annotated[
@@ -151,11 +153,12 @@ def convert(
         source=source,
         output=output,
         target=target,
-        passes=passes,
+        passes=passes or None,
         skip=skip or [],
-        signatures=signatures,
+        signatures=signatures or None,
         verify=verify,
         sections=sections,
+        report=report,
         dry_run=dry_run,
         rows_per_tile=rows_per_tile,
         require_match=require_match,

@@ -10,6 +10,8 @@ from edge_opt.cli.progress import bar
 from edge_opt.conversion import ConversionResult, SignatureSummary, Verify
 from edge_opt.conversion import convert as convert_model
 from edge_opt.passes import SiteReport, Status
+from edge_opt.report import check_report_path, write_report
+from edge_opt.reporting import conversion_report
 
 if TYPE_CHECKING:
     from edge_opt.container import Sections
@@ -29,6 +31,7 @@ class Request:
     signatures: list[str] | None
     verify: str
     sections: str
+    report: Path | None
     dry_run: bool
     rows_per_tile: int | None
     require_match: bool
@@ -38,6 +41,8 @@ class Request:
 
 def run(request: Request, *, as_json: bool, quiet: bool) -> int:
     """Convert; sites that stay as they are do not change the exit code."""
+    if request.report is not None:
+        check_report_path(request.report, overwrite=request.force, others=(request.source, request.output))
     with bar(wanted=not quiet) as progress:
         result = convert_model(
             request.source,
@@ -55,10 +60,15 @@ def run(request: Request, *, as_json: bool, quiet: bool) -> int:
             require_all=request.require_all,
             progress=progress,
         )
+    if request.report is not None:
+        report = conversion_report(result, target=request.target, sections=cast("Sections", request.sections))
+        write_report(report, request.report, overwrite=request.force)
     if as_json:
         output.say_json(result.to_dict())
     elif not quiet:
         show(result)
+        if request.report is not None:
+            output.say(f"Report: {request.report}")
     return 0
 
 

@@ -25,7 +25,7 @@ _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code, never raises."""
+    """Run one command; returns the exit code, whatever happens."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     output.make_tolerant()
     try:
@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     # Parsing only gives back what to do: what a command raises is ours to explain, not typer's.
-    chosen: Action | int | None = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    try:
+        chosen: Action | int | None = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    except OSError as error:  # help and version are printed while parsing
+        raise output.unwritable(error) from error
     if chosen == EXIT_INTERRUPTED:  # typer's own word for it, while a command was loading
         raise KeyboardInterrupt
     return chosen() if callable(chosen) else chosen or 0

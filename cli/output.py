@@ -53,6 +53,14 @@ def flush() -> None:
     _write("")
 
 
+def unwritable(error: OSError) -> Exception:
+    """What to raise where standard output refuses bytes."""
+    from edge_opt.schema.errors import OutputError  # noqa: PLC0415
+
+    discard_rest()
+    return OutputError(f"standard output could not be written: {error.strerror}")
+
+
 def discard_rest() -> None:
     """Send what is still buffered for standard output nowhere, so that the interpreter ends in silence."""
     if sys.stdout is not None:
@@ -111,10 +119,7 @@ def _write(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from edge_opt.schema.errors import OutputError  # noqa: PLC0415
-
-        discard_rest()
-        raise OutputError(f"standard output could not be written: {error.strerror}") from error
+        raise unwritable(error) from error
 
 
 def _printable(text: str) -> str:
