@@ -8,12 +8,13 @@ from pass_runs import Says, convert_text, run, statuses
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, DType, Metadata, Model, Operator, Quantization, Tensor, to_bytes
+from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
 from edge_opt.passes.frame import frame_violation
-from edge_opt.passes.rewrite import Rewrite, commit, cut_out, remove_dead, shape_violation
+from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation
 from edge_opt.passes.share import share_equal
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
@@ -567,7 +568,7 @@ def test_a_region_alone_is_a_model_whose_names_say_nothing() -> None:
     model, t, o = graph_of(CHAIN)
     first = replacing(model, [o["a"], o["b"]])
     second = replacing(model, [o["c"], o["y"]])
-    models = [cut_out(r.old, r.inputs(), r.outputs()) for r in (first, second)]
+    models = [cut_out(model, r.old, r.inputs(), r.outputs()) for r in (first, second)]
     assert to_bytes(models[0]) == to_bytes(models[1]), "equal regions are proved once"
     assert to_text(models[0]) == (
         "subgraph region (%0: float32[4]) {\n"

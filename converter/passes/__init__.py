@@ -1,6 +1,7 @@
 """The rewrites, in the order in which they run."""
 
 from edge_opt.passes.contract import Context, Demand, Pass, Proof, Prover, SiteReport, Status, run_pass
+from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mask_to_add import MaskToAdd
 from edge_opt.passes.matmul_convert import MatMulConvert
 from edge_opt.passes.mha_to_sha import MhaToSha
@@ -9,7 +10,14 @@ from edge_opt.passes.tile_rows import TileRows
 
 PASSES: dict[str, Pass] = {
     chosen.name: chosen
-    for chosen in (QuantizedMaskToSelect(), MaskToAdd(), MatMulConvert(), MhaToSha(), TileRows())
+    for chosen in (
+        InlineComposites(),
+        QuantizedMaskToSelect(),
+        MaskToAdd(),
+        MatMulConvert(),
+        MhaToSha(),
+        TileRows(),
+    )
 }
 
 __all__ = ["PASSES", "Context", "Demand", "Pass", "Proof", "Prover", "SiteReport", "Status", "run_pass"]

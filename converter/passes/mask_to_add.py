@@ -148,20 +148,30 @@ def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
 
 
 def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:
-    """Follow a condition up to the tensor it is made of: through one comparison or NOT, and reshapes above it."""
+    """Follow a condition up to the tensor it is made of: through one comparison or NOT, and the reshapes around it."""
     chain: list[Operator] = []
-    tensor = condition
-    if tensor.producer is not None and tensor.producer.name in {*_COMPLEMENT, "LOGICAL_NOT"}:
-        comparison = tensor.producer
-        data = _compared(comparison)
-        if data is None:
-            return tensor, ()
-        chain.append(comparison)
-        tensor = data
-        while tensor.producer is not None and tensor.producer.name == "RESHAPE":
-            chain.append(tensor.producer)
-            tensor = tensor.producer.input(0)
-    return tensor, tuple(reversed(chain))
+    tensor = _above_reshapes(condition, chain)
+    comparison = tensor.producer
+    if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
+        return condition, ()
+    data = _compared(comparison)
+    if data is None:
+        return condition, ()
+    chain.append(comparison)
+    source = _above_reshapes(data, chain)
+    return source, tuple(reversed(chain))
+
+
+def _above_reshapes(tensor: Tensor, passed: list[Operator]) -> Tensor:
+    while tensor.producer is not None and tensor.producer.name == "RESHAPE":
+        passed.append(tensor.producer)
+        tensor = tensor.producer.input(0)
+    return tensor
+
+
+def _comparison(chain: Sequence[Operator]) -> Operator | None:
+    """The comparison or NOT in a condition's chain."""
+    return next((operator for operator in chain if operator.name != "RESHAPE"), None)
 
 
 def _compared(comparison: Operator) -> Tensor | None:
@@ -174,7 +184,7 @@ def _compared(comparison: Operator) -> Tensor | None:
 
 def _values(source: Tensor, chain: Sequence[Operator], *, masked_when: bool) -> tuple[float, float]:
     """(value of a masked entry, value of an open one) in the tensor that the mask is made of."""
-    comparison = chain[-1] if chain else None
+    comparison = _comparison(chain)
     if comparison is None or comparison.name == "LOGICAL_NOT":
         masked = masked_when is (comparison is None)
         return float(masked), float(not masked)
@@ -229,7 +239,7 @@ class _MaskBuilder:
 
     def _masked(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """True where masked: the complement of the condition where that one says what is open."""
-        comparison = chain[-1] if chain else None
+        comparison = _comparison(chain)
         name = self._site.condition.name
         negate = not self._site.masked_when
         if comparison is None:

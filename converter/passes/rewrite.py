@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import constant_reader
-from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.region import reads
 from edge_opt.shapes import ShapeError, infer_operator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
+
+    from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Rewrite:
     Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
     ones take its place. `mask` is given where the two differ on rows that are masked everywhere, `saturation` where the
     old region clips values that the new one does not. `spread`: what part of their ranges other inputs fill in a proof.
+    `calls`: the model whose subgraphs the operators call.
     """
 
     subgraph: Subgraph
@@ -49,6 +51,7 @@ class Rewrite:
     new: tuple[Operator, ...]
     anchor: Operator
     mask: MaskInput | None = None
+    calls: Model | None = None
     saturation: Saturation | None = None
     spread: float = 1.0
 
@@ -123,37 +126,3 @@ def remove_dead(graph: Subgraph, candidates: Iterable[Operator]) -> int:
         removed += 1
         pending.extend(source for source in sources if source is not None)
     return removed
-
-
-def cut_out(operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Model:
-    """A model of its own that holds just these operators. Names are numbers, so equal regions give equal bytes."""
-    model = Model()
-    graph = Subgraph("region")
-    model.subgraphs.append(graph)
-    copies: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:
-            buffer = None
-            if tensor.is_constant:
-                assert tensor.buffer is not None
-                buffer = Buffer(tensor.buffer.data)
-            copies[id(tensor)] = graph.add_tensor(
-                Tensor(
-                    str(len(copies)),
-                    tensor.shape,
-                    tensor.dtype,
-                    quantization=tensor.quantization,
-                    buffer=buffer,
-                    is_variable=tensor.is_variable,
-                )
-            )
-        return copies[id(tensor)]
-
-    graph.inputs = [copy(tensor) for tensor in inputs]
-    for operator in operators:
-        read = [None if tensor is None else copy(tensor) for tensor in operator.inputs]
-        defined = [copy(tensor) for tensor in operator.outputs]
-        graph.append(Operator(operator.code, read, defined, operator.options))
-    graph.outputs = [copies[id(tensor)] for tensor in outputs]
-    return model

@@ -25,6 +25,7 @@ class Target:
     `form`: how heads are cut. `refused_operators`: operators it does not take. `largest_rank`: of any tensor.
     `mask_constant`: the lowest value of an additive mask; lower ones, and -inf, are raised to it. `rows_per_tile`: most
     query rows of a head in one piece. `largest_mask_bytes`: of one head's mask, else its rows are cut too.
+    `inline_composites`: open every composite, not only attention.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Target:
     mask_constant: float = -65472.0
     rows_per_tile: int | None = None
     largest_mask_bytes: int | None = None
+    inline_composites: bool = False
 
     def violation(self, operators: Iterable[Operator]) -> str | None:
         """Why the target cannot take these operators; None where it can."""

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from edge_opt.ir import to_bytes
+from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.extract import cut_out
 from edge_opt.passes.contract import Demand, Proof
-from edge_opt.passes.rewrite import cut_out
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.verify.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused
 from edge_opt.verify.inputs import InputHint
@@ -77,8 +77,9 @@ class RegionProver:
             RuntimeUnavailable: no worker can be started, so nothing can be proved of any region.
         """
         inputs, outputs = rewrite.inputs(), rewrite.outputs()
-        before = to_bytes(cut_out(rewrite.old, inputs, outputs))
-        after = to_bytes(cut_out(rewrite.new, inputs, outputs))
+        model = rewrite.calls or Model()
+        before = to_bytes(cut_out(model, rewrite.old, inputs, outputs))
+        after = to_bytes(cut_out(model, rewrite.new, inputs, outputs))
         question = _Question(before, after, demand, *_hints(rewrite, inputs, outputs))
         self.regions += 1
         saturation = rewrite.saturation

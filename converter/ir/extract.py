@@ -1,0 +1,100 @@
+"""Copies parts of a model: some operators as a model of their own, the subgraphs that they call with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
+from edge_opt.ir.model import Model
+from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
+from edge_opt.schema.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def cut_out(
+    model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> Model:
+    """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes."""
+    return _Copier(model).region(operators, inputs, outputs)
+
+
+class _Copier:
+    def __init__(self, source: Model) -> None:
+        self._source = source
+        self._result = Model()
+        self._moved: dict[int, int] = {}
+
+    def region(
+        self, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Model:
+        self._copy(Subgraph("region"), operators, inputs, outputs)
+        return self._result
+
+    def _copy(
+        self,
+        graph: Subgraph,
+        operators: Sequence[Operator],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        self._result.subgraphs.append(graph)
+        copies: dict[int, Tensor] = {}
+
+        def copy(tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = graph.add_tensor(_copied(tensor, str(len(copies))))
+            return copies[id(tensor)]
+
+        graph.inputs = [copy(tensor) for tensor in inputs]
+        for operator in operators:
+            read = [None if tensor is None else copy(tensor) for tensor in operator.inputs]
+            defined = [copy(tensor) for tensor in operator.outputs]
+            graph.append(Operator(operator.code, read, defined, self._options(operator.options)))
+        graph.outputs = [copy(tensor) for tensor in outputs]
+
+    def _options(self, options: Table | None) -> Table | None:
+        if options is None or not subgraph_indices(options):
+            return options
+        for index in subgraph_indices(options):
+            self._bring(index)
+        return renumbered(options, self._moved)
+
+    def _bring(self, index: int) -> None:
+        if index in self._moved:
+            return
+        called = self._source.subgraphs[index]
+        graph = Subgraph(f"called_{index}")
+        # Its place is taken before its own callees come, which stand behind it.
+        self._moved[index] = len(self._result.subgraphs)
+        self._copy(graph, list(called.operators), called.inputs, called.outputs)
+
+
+def _copied(tensor: Tensor, name: str) -> Tensor:
+    buffer = None
+    if tensor.is_constant:
+        assert tensor.buffer is not None
+        buffer = Buffer(tensor.buffer.data)
+    return Tensor(
+        name,
+        tensor.shape,
+        tensor.dtype,
+        quantization=tensor.quantization,
+        buffer=buffer,
+        is_variable=tensor.is_variable,
+    )
+
+
+def renumbered(options: Table, places: Mapping[int, int]) -> Table:
+    """Options that name subgraphs, told of their new places."""
+    table = Table(options.spec, dict(options.fields))
+    for field in SUBGRAPH_FIELDS[options.name]:
+        value = options.fields.get(field)
+        if isinstance(value, int):
+            table.set(field, places[value])
+        elif value is not None:
+            table.set(field, np.array([places[int(index)] for index in value], np.int32))
+    return table

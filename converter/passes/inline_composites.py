@@ -1,0 +1,91 @@
+"""A composite -> the operators of its body, so that what is in it can be rewritten (or read by a compiler)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.tail import value_products
+from edge_opt.ir import Operator, Tensor, same_quantization
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.rewrite import Rewrite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_opt.ir import Model, Subgraph
+
+
+class InlineComposites(Pass):
+    """A composite stands for its decomposition, but a runtime may compute it in a way of its own.
+
+    So both are run: the body must give what the composite gives, to 1e-6. Only composites whose body is attention are
+    opened, unless the target (or `--inline-composites`) asks for all.
+    """
+
+    name: ClassVar[str] = "inline_composites"
+    summary: ClassVar[str] = "replaces attention composites by their bodies, which can then be split"
+    demand: ClassVar[Demand] = Demand("relative", 1e-6)
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        """One for each composite that is to be opened; bodies may hold further ones."""
+        for operator in context.subgraph.operators:
+            if operator.name != "STABLEHLO_COMPOSITE":
+                continue
+            body = decomposition(context.model, operator)
+            if context.target.inline_composites or is_attention(body):
+                yield Site(operator, partial(_build, context, operator, body))
+
+
+def decomposition(model: Model, composite: Operator) -> Subgraph:
+    """The subgraph that says what a composite computes."""
+    return model.subgraphs[int(composite.option("decomposition_subgraph_index"))]
+
+
+def is_attention(body: Subgraph) -> bool:
+    """True where a SOFTMAX's probabilities are multiplied with values somewhere in the body."""
+    return any(
+        operator.name == "SOFTMAX" and not isinstance(value_products(operator), Refusal)
+        for operator in body.operators
+    )
+
+
+def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite | Refusal:
+    if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
+        return Refusal("the composite and its body differ in arguments", composite)
+    known: dict[int, Tensor] = {}
+    for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
+        if tensor is None or not _same_type(argument, tensor):
+            return Refusal("an argument has another type in the body", composite, tensor)
+        known[id(argument)] = tensor
+    for result, tensor in zip(body.outputs, composite.outputs, strict=True):
+        if id(result) in known or not _same_type(result, tensor):
+            return Refusal("a result is an argument, or has another type in the body", composite, tensor)
+        known[id(result)] = tensor
+    prefix = composite.outputs[0].name
+    new = [_copied(operator, known, prefix) for operator in body.operators]
+    return Rewrite(context.subgraph, (composite,), tuple(new), composite, calls=context.model)
+
+
+def _same_type(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
+
+
+def _copied(operator: Operator, known: dict[int, Tensor], prefix: str) -> Operator:
+    def local(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            known[id(tensor)] = Tensor(
+                tensor.name if tensor.is_constant else f"{prefix}/{tensor.name}",
+                tensor.shape,
+                tensor.dtype,
+                quantization=tensor.quantization,
+                buffer=tensor.buffer,
+                shape_signature=tensor.shape_signature,
+                table=tensor.table,
+            )
+        return known[id(tensor)]
+
+    inputs = [None if tensor is None else local(tensor) for tensor in operator.inputs]
+    outputs = [local(tensor) for tensor in operator.outputs]
+    return Operator(operator.code, inputs, outputs, operator.options, operator.table)

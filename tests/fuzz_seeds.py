@@ -1,0 +1,243 @@
+"""Small valid models to make mutants of: every kind of table, quantization, control flow, variable and attention."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from schema_models import everything, pack, with_data_after, with_options_after
+
+from edge_opt import testdata
+from edge_opt.ir import (
+    Buffer,
+    DType,
+    Model,
+    Operator,
+    OperatorCode,
+    Quantization,
+    Subgraph,
+    Tensor,
+    load,
+    to_bytes,
+)
+from edge_opt.ir.extract import cut_out
+from edge_opt.ir.graph import BUILTIN_OPERATORS
+from edge_opt.ir.region import reads
+from edge_opt.ir.text_parser import parse
+from edge_opt.schema import Data, Table, new_table, read_model
+from edge_opt.schema.errors import EdgeOptError
+
+BUNDLED = Path(testdata.__file__).parent
+_BEFORE, _BEHIND = 32, 18
+_LARGEST_CONSTANT = 4096
+_LARGEST_SEED = 300_000
+
+_TEXTS = {
+    "control flow": """
+        signature main = #0 (c=%c, x=%x) -> (y=%y, z=%z, n=%n)
+        subgraph main (%c: bool[1], %x: float32[1,4]) {
+          %y: float32[1,4] = IF(%c, %x) {then_subgraph_index: 1, else_subgraph_index: 2}
+          %z: float32[1,4] = STABLEHLO_COMPOSITE(%y) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
+          %n: float32[1,4] = WHILE(%z) {cond_subgraph_index: 3, body_subgraph_index: 2}
+          return %y, %z, %n
+        }
+        subgraph then (%a: float32[1,4]) {
+          %b: float32[1,4] = MUL(%a, %a)
+          return %b
+        }
+        subgraph else (%a: float32[1,4]) {
+          %b: float32[1,4] = STABLEHLO_COMPOSITE(%a) {name: 'inner', decomposition_subgraph_index: 1}
+          return %b
+        }
+        subgraph cond (%a: float32[1,4]) {
+          %s: float32[1] = SUM(%a, int32{1})
+          %b: bool[1] = LESS(%s, float32(9.0))
+          return %b
+        }
+    """,
+    "dynamic": """
+        signature main = #0 (x=%x) -> (y=%y, w=%w)
+        subgraph main (%x: float32[?,4,8]) {
+          %s: int32[3] = SHAPE(%x) {out_type: 2}
+          %n: int32[1] = STRIDED_SLICE(%s, int32{0}, int32{1}, int32{1})
+          %t: int32[4] = CONCATENATION(%n, int32{8, 2, 2})
+          %y: float32[?,8,2,2] = RESHAPE(%x, %t)
+          %k: float32[?,4,8] = CONCATENATION(%x, %x) {axis: 0}
+          %w: float32[?,8,4] = TRANSPOSE(%k, int32{0, 2, 1})
+          return %y, %w
+        }
+    """,
+    "quantized attention": """
+        signature decode = #0 (q=%q, k=%k, v=%v, mask=%mask) -> (o=%o)
+        subgraph decode (%q: int16[1,1,4,8] q(0.01, 0), %k: int8[1,1,6,8] q(0.02, 0), %v: int8[1,1,8,6] q(0.02, 0),
+                         %mask: int16[1,1,1,6] q(0.003, 0)) {
+          %s: int16[1,1,4,8] q(0.001, 0) = MUL(%q, int16(32767) q(0.00001, 0))
+          %t: int16[1,4,1,8] q(0.001, 0) = TRANSPOSE(%s, int32{0, 2, 1, 3})
+          %r: int16[1,1,4,8] q(0.001, 0) = RESHAPE(%t, int32{1, 1, 4, 8}) {new_shape: [1, 1, 4, 8]}
+          %l: int16[1,1,4,6] q(0.003, 0) = BATCH_MATMUL(%r, %k) {adj_y: true}
+          %a: int16[1,1,4,6] q(0.003, 0) = ADD(%l, %mask)
+          %p: int16[1,1,4,6] q(0.000030517578, 0) = SOFTMAX(%a) {beta: 1.0}
+          %w: int16[1,1,4,8] q(0.02, 0) = BATCH_MATMUL(%p, %v) {adj_y: true}
+          %o: int16[1,1,32] q(0.02, 0) = RESHAPE(%w, int32{1, 1, 32}) {new_shape: [1, 1, 32]}
+          return %o
+        }
+    """,
+    "quantized layers": """
+        subgraph main (%x: int8[1,4,4,2] q(0.5, -3), %f: float32[1,8]) {
+          %c: int8[1,4,4,2] q(0.25, 1) = CONV_2D(%x, int8[2,1,1,2]{1, -2, 3, 4} q([0.5, 0.25], [0, 0], axis 0),
+            int32{10, 20} q([0.25, 0.125], [0, 0], axis 0)) {stride_w: 1, stride_h: 1}
+          %d: float32[1,4,4,2] = DEQUANTIZE(%c)
+          %r: float32[1,32] = RESHAPE(%d, int32{-1, 32}) {new_shape: [-1, 32]}
+          %y: float32[1,2] = FULLY_CONNECTED(%f, int8[2,8]{splat 3} q([0.1, 0.2], [0, 0], axis 0), none)
+          %e: int16[1,2] q(0.1, 0) = QUANTIZE(%y)
+          %p: float32[1,2] = PAD(%y, int32[2,2]{0, 0, 0, 0})
+          return %r, %e, %p
+        }
+    """,
+}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A valid model: its bytes, and its tables to mutate."""
+
+    name: str
+    content: bytes
+    root: Table
+
+
+def seed(name: str, content: bytes) -> Seed:
+    """A seed of that name; its tables are read now."""
+    return Seed(name, content, read_model(content).root)
+
+
+def handmade() -> list[Seed]:
+    """The seeds that the quick tests use: texts, odd tables, variables, and cuts of the bundled models."""
+    made = [seed(name, to_bytes(parse(text))) for name, text in _TEXTS.items()]
+    for path in sorted(BUNDLED.glob("reference_*.txt")):
+        made.append(seed(path.stem, to_bytes(parse(path.read_text()))))
+    made.append(seed("everything", pack(everything())))
+    made.append(seed("weights behind", with_data_after(everything(), b"weights" * 9, b"more")))
+    made.append(seed("options behind", with_options_after(everything(), b"large options")))
+    made.append(seed("variables", to_bytes(_variables())))
+    made.append(seed("odd tensors", to_bytes(_odd_tensors())))
+    for path in sorted(BUNDLED.glob("*.tflite")):
+        made += list(cuts(path))[:2]
+    return made
+
+
+def from_folder(folder: Path) -> list[Seed]:
+    """Small models of a folder as they are, and cuts of the large ones."""
+    made = []
+    for path in sorted(folder.rglob("*.tflite")):
+        try:
+            if path.stat().st_size <= _LARGEST_SEED:
+                made.append(seed(path.name, to_bytes(load(path))))
+            made += list(cuts(path))[:3]
+        except EdgeOptError as error:
+            print(f"left out: {error}")
+    return made
+
+
+def cuts(path: Path) -> Iterator[Seed]:
+    """The operators around each SOFTMAX of a model, as models of their own; large weights become inputs."""
+    for graph in load(path).subgraphs:
+        operators = list(graph.operators)
+        for position, operator in enumerate(operators):
+            if operator.name == "SOFTMAX":
+                window = operators[max(0, position - _BEFORE) : position + _BEHIND]
+                cut = _cut(graph, [op for op in window if not _is_large(op)])
+                yield seed(f"{path.name}: {graph.name} {position}", to_bytes(cut))
+
+
+def _is_large(operator: Operator) -> bool:
+    constants = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
+    calls = operator.name in ("STABLEHLO_COMPOSITE", "IF", "WHILE", "CALL_ONCE")
+    return calls or any((t.dtype.byte_size(t.elements) or 0) > _LARGEST_CONSTANT for t in constants)
+
+
+def _cut(graph: Subgraph, window: list[Operator]) -> Model:
+    inside = set(window)
+    inputs = [tensor for tensor in reads(window) if not tensor.is_constant]
+    outputs = [
+        tensor
+        for operator in window
+        for tensor in operator.outputs
+        if graph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
+    ]
+    return cut_out(Model(), window, inputs, outputs)
+
+
+def _model(graph: Subgraph) -> Model:
+    model = Model()
+    model.subgraphs.append(graph)
+    return model
+
+
+def _operator(
+    name: str, inputs: list[Tensor], outputs: list[Tensor], options: Table | None = None
+) -> Operator:
+    return Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, options)
+
+
+def _variables() -> Model:
+    """A resource variable, set once by a subgraph of its own, read and written."""
+    graphs = [Subgraph("main"), Subgraph("init")]
+    model = _model(graphs[0])
+    model.subgraphs.append(graphs[1])
+    for graph, source in zip(graphs, ("READ_VARIABLE", "ASSIGN_VARIABLE"), strict=True):
+        handle = graph.add_tensor(Tensor("handle", (), DType.RESOURCE))
+        named = new_table("VarHandleOptions", container="c", shared_name="state")
+        if graph is graphs[0]:
+            graph.append(_operator("CALL_ONCE", [], [], new_table("CallOnceOptions", init_subgraph_index=1)))
+        graph.append(_operator("VAR_HANDLE", [], [handle], named))
+        data = Buffer(Data(np.zeros(4, np.float32))) if graph is graphs[1] else None
+        value = graph.add_tensor(Tensor("value", (4,), DType.FLOAT32, buffer=data))
+        outputs = [value] if source == "READ_VARIABLE" else []
+        graph.append(_operator(source, [handle] if outputs else [handle, value], outputs))
+        graph.outputs += outputs
+    return model
+
+
+def _odd_tensors() -> Model:
+    """Packed and sparse constants, strings, blockwise and calibration-only parameters, a state, an empty tensor."""
+    graph = Subgraph("main")
+    blockwise = new_table(
+        "QuantizationParameters", details=new_table("BlockwiseQuantization", scales=2, block_size=32)
+    )
+    ranges = new_table(
+        "QuantizationParameters", min=np.array([-1], np.float32), max=np.array([1], np.float32)
+    )
+    sparse = new_table(
+        "SparsityParameters",
+        traversal_order=[0, 1],
+        dim_metadata=[new_table("DimensionMetadata", dense_size=4), new_table("DimensionMetadata", format=1)],
+    )
+    x = graph.add_tensor(Tensor("x", (1, 4), DType.FLOAT32, quantization=Quantization(ranges)))
+    packed = Tensor(
+        "w", (4, 4), DType.INT4, quantization=Quantization(blockwise), buffer=Buffer(Data(bytes(8)))
+    )
+    scales = Tensor("scales", (4,), DType.FLOAT16, buffer=Buffer(Data(np.ones(4, np.float16))))
+    few = Tensor(
+        "few",
+        (4, 4),
+        DType.FLOAT32,
+        buffer=Buffer(Data(bytes(12))),
+        table=new_table("Tensor", sparsity=sparse),
+    )
+    text = Tensor("text", (1,), DType.STRING, buffer=Buffer(Data(b"\1\0\0\0\x0c\0\0\0\x0d\0\0\0a")))
+    state = Tensor("state", (1, 4), DType.FLOAT32, is_variable=True)
+    empty = Tensor("empty", (0,), DType.INT32)
+    results = [Tensor(f"y{i}", (1, 4), DType.FLOAT32) for i in range(4)]
+    for tensor in (packed, scales, few, text, state, empty, *results):
+        graph.add_tensor(tensor)
+    graph.inputs = [x]
+    y, z, s, o = results
+    graph.append(_operator("FULLY_CONNECTED", [x, packed], [y], new_table("FullyConnectedOptions")))
+    graph.append(_operator("FULLY_CONNECTED", [y, few], [z], new_table("FullyConnectedOptions")))
+    graph.append(_operator("ADD", [z, state], [s], new_table("AddOptions", pot_scale_int16=False)))
+    graph.append(
+        Operator(OperatorCode(BUILTIN_OPERATORS["CUSTOM"], 1, "Mine"), [s, text, empty, scales], [o])
+    )
+    graph.outputs = [o]
+    return _model(graph)
