@@ -137,6 +137,13 @@ def convert(
             metavar="R", min=1, help="Cut every head further, into blocks of at most R query rows each."
         ),
     ] = None,
+    inline_composites: Annotated[
+        bool, typer.Option("--inline-composites", help="Replace every composite by its body, each proved.")
+    ] = False,
+    extract_signature: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write this signature only, for readers that look at no other."),
+    ] = None,
     require_match: Annotated[
         bool, typer.Option("--require-match", help="Exit 4, nothing written, if no site was converted.")
     ] = False,
@@ -161,6 +168,8 @@ def convert(
         report=report,
         dry_run=dry_run,
         rows_per_tile=rows_per_tile,
+        inline_composites=inline_composites,
+        extract_signature=extract_signature,
         require_match=require_match,
         require_all=require_all,
         force=force,

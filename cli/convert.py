@@ -34,6 +34,8 @@ class Request:
     report: Path | None
     dry_run: bool
     rows_per_tile: int | None
+    inline_composites: bool
+    extract_signature: str | None
     require_match: bool
     require_all: bool
     force: bool
@@ -56,6 +58,8 @@ def run(request: Request, *, as_json: bool, quiet: bool) -> int:
             overwrite=request.force,
             dry_run=request.dry_run,
             rows_per_tile=request.rows_per_tile,
+            inline_composites=request.inline_composites,
+            extract_signature=request.extract_signature,
             require_match=request.require_match,
             require_all=request.require_all,
             progress=progress,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
 from edge_opt.ir import Constants, Model
-from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.cleanup import Usage, keep_signature, remove_unused
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.schema.atomic import resolve_target
@@ -125,6 +125,8 @@ def convert(
     require_all: bool = False,
     sections: Sections = "prefill-decode",
     rows_per_tile: int | None = None,
+    inline_composites: bool = False,
+    extract_signature: str | None = None,
     progress: Progress | None = None,
 ) -> ConversionResult:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
@@ -142,6 +144,8 @@ def convert(
         require_match: raise `NothingMatchedError` where no site was converted.
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
         rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
+        inline_composites: open every composite (each proved against its body), for compilers that cannot.
+        extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
         sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
         progress: called with (stage, done, total) on long work.
 
@@ -160,6 +164,8 @@ def convert(
         if rows_per_tile < 1:
             raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
         facts = replace(facts, rows_per_tile=rows_per_tile)
+    if inline_composites:
+        facts = replace(facts, inline_composites=True)
     with ExitStack() as stack:
         prover = None
         if verify != "none":
@@ -176,11 +182,14 @@ def convert(
             verify,
             model=container.parts[0].model,
         )
+        if extract_signature is not None:
+            _extract(container, extract_signature)
         for part in container.parts:
             _rewrite(part, chosen, facts, signatures, prover, result, progress)
         _check_requirements(result, require_match=require_match, require_all=require_all)
         if destination is not None:
-            _write(container, destination, verify, overwrite=overwrite, progress=progress)
+            kept = None if extract_signature is None else [extract_signature]
+            _write(container, destination, verify, kept, overwrite=overwrite, progress=progress)
             result.output = str(destination)
         elif verify == "full" and isinstance(container, SingleModel):
             _compare_whole(source, container.parts[0].model, progress)
@@ -243,6 +252,15 @@ def _choose_signatures(model: Model, wanted: Iterable[str] | None) -> list[tuple
         if name not in known:
             raise _unknown("signature", name, known)
     return [(name, subgraph) for name, subgraph in entries if name in names]
+
+
+def _extract(container: Container, key: str) -> None:
+    known = [signature.key for part in container.parts for signature in part.model.signatures]
+    if key not in known:
+        raise _unknown("signature", key, known)
+    if not isinstance(container, SingleModel):
+        raise UsageError("a bundle needs all signatures of its models: extract from the .tflite file instead")
+    keep_signature(container.parts[0].model, key)
 
 
 def _rewrite(
@@ -327,7 +345,13 @@ def _check_requirements(result: ConversionResult, *, require_match: bool, requir
 
 
 def _write(
-    container: Container, destination: Path, verify: Verify, *, overwrite: bool, progress: Progress | None
+    container: Container,
+    destination: Path,
+    verify: Verify,
+    kept: list[str] | None,
+    *,
+    overwrite: bool,
+    progress: Progress | None,
 ) -> None:
     def on_bytes(done: int, total: int) -> None:
         if progress is not None:
@@ -335,7 +359,7 @@ def _write(
 
     def check(written: Path) -> None:
         for before, after in container.pairs(written):
-            _compare_whole(before, after, progress)
+            _compare_whole(before, after, progress, kept)
 
     container.save(
         destination,
@@ -349,10 +373,11 @@ def _compare_whole(
     source: str | os.PathLike[str] | bytes | Model,
     converted: str | os.PathLike[str] | bytes | Model,
     progress: Progress | None,
+    signatures: list[str] | None = None,
 ) -> None:
     from edge_opt.verify.compare import compare  # noqa: PLC0415  only this path needs it
 
-    report = compare(source, converted, progress=progress)
+    report = compare(source, converted, signatures=signatures, progress=progress)
     if not report.equal:
         raise DifferenceFoundError(
             f"the converted model differs from the input: {report.summary()}; nothing was written"

@@ -1,9 +1,12 @@
-"""Drops what a rewrite left unused: tensors, buffers, operator codes. What was unused before it came is kept."""
+"""Drops what a rewrite left unused: subgraphs, tensors, buffers, operator codes. What was unused before is kept."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from edge_opt.ir.extract import renumbered
+from edge_opt.ir.references import subgraph_indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tensors and buffers (by identity) that somebody refers to."""
+    """Tensors, buffers and subgraphs (by identity) that somebody refers to."""
 
     tensors: frozenset[int]
     buffers: frozenset[int]
+    subgraphs: frozenset[int]
 
     @classmethod
     def of(cls, model: Model) -> Usage:
@@ -28,7 +32,20 @@ class Usage:
         buffers = {id(t.buffer) for subgraph in model.subgraphs for t in subgraph.tensors if id(t) in tensors}
         buffers.update(id(entry.buffer) for entry in model.metadata)
         buffers.update(id(buffer) for buffer in model.metadata_buffers)
-        return cls(frozenset(tensors), frozenset(buffers))
+        return cls(frozenset(tensors), frozenset(buffers), frozenset(_called(model)))
+
+
+def _called(model: Model) -> set[int]:
+    """Subgraphs that can be reached from the entry points."""
+    pending = [subgraph for _, subgraph in model.entry_points()] + model.subgraphs[:1]
+    found: set[int] = set()
+    while pending:
+        subgraph = pending.pop()
+        if id(subgraph) not in found:
+            found.add(id(subgraph))
+            for operator in subgraph.operators:
+                pending.extend(model.subgraphs[index] for index in subgraph_indices(operator.options))
+    return found
 
 
 def _referenced(subgraph: Subgraph) -> Iterator[Tensor]:
@@ -41,10 +58,11 @@ def _referenced(subgraph: Subgraph) -> Iterator[Tensor]:
 
 
 def remove_unused(model: Model, before: Usage) -> None:
-    """Drop tensors and buffers that were used `before` and are not any more, and operator codes that nobody uses.
+    """Drop what was used `before` and is not any more, and operator codes that nobody uses.
 
     Some readers refuse a model that merely lists an operator they don't know. Buffer 0 stays: it is the empty one.
     """
+    _remove_subgraphs(model, before)
     now = Usage.of(model)
     for subgraph in model.subgraphs:
         subgraph.tensors = [
@@ -59,3 +77,38 @@ def remove_unused(model: Model, before: Usage) -> None:
     ]
     codes = {id(operator.code) for subgraph in model.subgraphs for operator in subgraph.operators}
     model.operator_codes = [code for code in model.operator_codes if id(code) in codes]
+
+
+def keep_signature(model: Model, key: str) -> None:
+    """Leave one entry point, as subgraph 0, and what it calls; for readers that look at nothing else.
+
+    Raises:
+        KeyError: there is no such signature.
+    """
+    chosen = next((signature for signature in model.signatures if signature.key == key), None)
+    if chosen is None:
+        raise KeyError(key)
+    usage = Usage.of(model)
+    model.signatures[:] = [chosen]
+    _renumber(model, [chosen.subgraph, *(g for g in model.subgraphs if g is not chosen.subgraph)])
+    remove_unused(model, usage)
+
+
+def _remove_subgraphs(model: Model, before: Usage) -> None:
+    """Bodies of composites that were opened everywhere go; operators that call the others are told their new places."""
+    called = _called(model)
+    kept = [graph for graph in model.subgraphs if id(graph) in called or id(graph) not in before.subgraphs]
+    if len(kept) < len(model.subgraphs):
+        _renumber(model, kept)
+
+
+def _renumber(model: Model, kept: list[Subgraph]) -> None:
+    position = {id(graph): index for index, graph in enumerate(kept)}
+    places = {
+        index: position[id(graph)] for index, graph in enumerate(model.subgraphs) if id(graph) in position
+    }
+    model.subgraphs[:] = kept
+    for graph in kept:
+        for operator in graph.operators:
+            if operator.options is not None and subgraph_indices(operator.options):
+                operator.options = renumbered(operator.options, places)

@@ -1,0 +1,108 @@
+"""Composites are opened where their body is attention (or all of them on request); entry points can be extracted."""
+
+from pathlib import Path
+
+import pytest
+
+from edge_opt.conversion import convert
+from edge_opt.ir import Model, load, to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import Status
+from edge_opt.schema.errors import UsageError
+from edge_opt.verify.compare import compare
+
+DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
+
+TWO_COMPOSITES = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
+subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
+  %positive: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q) {name: 'test.positive', BODY: 1}
+  %heads: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%positive, %k, %v) {name: 'any', BODY: 2}
+  %t: float32[1,3,2,4] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
+  %out: float32[1,3,8] = RESHAPE(%t, int32{1, 3, 8}) {new_shape: [1, 3, 8]}
+  return %out
+}
+subgraph positive (%x: float32[1,2,3,4]) {
+  %y: float32[1,2,3,4] = ABS(%x)
+  return %y
+}
+subgraph attention (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
+  %logits: float32[1,2,3,5] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,2,3,5] = SOFTMAX(%logits) {beta: 1.0}
+  %heads: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
+  return %heads
+}
+""".replace("BODY", "composite_attributes: [0, 0, 1], decomposition_subgraph_index")
+
+
+def names(model: Model) -> list[str]:
+    return [operator.name for operator in model.subgraphs[0].operators]
+
+
+def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called() -> None:
+    before = to_bytes(parse(TWO_COMPOSITES))
+    model = convert(before).model
+    assert model is not None
+    assert names(model).count("STABLEHLO_COMPOSITE") == 1
+    assert names(model).count("SOFTMAX") == 2, "one for each head"
+    assert compare(before, to_bytes(model)).bitwise
+
+
+def test_the_body_goes_with_the_last_composite_and_the_others_keep_theirs() -> None:
+    model = convert(to_bytes(parse(TWO_COMPOSITES))).model
+    assert model is not None
+    assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
+    composite = next(op for op in model.subgraphs[0].operators if op.name == "STABLEHLO_COMPOSITE")
+    assert model.subgraphs[int(composite.option("decomposition_subgraph_index"))].name == "positive"
+
+
+def test_a_body_that_moves_is_found_at_its_new_place() -> None:
+    """The attention's body stands before the other one here, so the other one's index changes."""
+    head = TWO_COMPOSITES.split("subgraph positive", maxsplit=1)[0]
+    positive, attention = TWO_COMPOSITES[len(head) :].split("subgraph attention")
+    text = (
+        head.replace("index: 1", "index: 9").replace("index: 2", "index: 1").replace("index: 9", "index: 2")
+    )
+    before = to_bytes(parse(f"{text}subgraph attention{attention}{positive}"))
+    model = convert(before).model
+    assert model is not None
+    assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
+    assert compare(before, to_bytes(model)).bitwise
+
+
+def test_every_composite_is_opened_on_request() -> None:
+    before = to_bytes(parse(TWO_COMPOSITES))
+    result = convert(before, inline_composites=True)
+    assert result.model is not None
+    assert "STABLEHLO_COMPOSITE" not in names(result.model)
+    assert len(result.model.subgraphs) == 1
+    assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
+
+
+def test_a_body_of_another_type_is_left_with_the_reason() -> None:
+    body = "subgraph attention (%q: float32[1,2,3,4]"
+    text = TWO_COMPOSITES.replace(body, f"{body} q(0.5, 0)")
+    text = text.replace("%heads: float32[1,2,3,4] = BATCH", "%heads: float32[1,2,3,4] q(0.5, 0) = BATCH")
+    result = convert(parse(text), verify="none")
+    site = next(site for site in result.sites if site.pass_name == "inline_composites")
+    assert site.status is Status.SKIPPED
+    assert "another type in the body" in site.reason
+
+
+def test_an_extracted_signature_stands_alone_as_subgraph_0(tmp_path: Path) -> None:
+    output = tmp_path / "decode.tflite"
+    convert(DEMO, output, extract_signature="decode", verify="full")
+    model = load(output)
+    assert [signature.key for signature in model.signatures] == ["decode"]
+    assert model.signatures[0].subgraph is model.subgraphs[0]
+    assert compare(DEMO, output, signatures=["decode"]).bitwise
+
+
+def test_an_unknown_signature_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="did you mean 'decode'"):
+        convert(DEMO, dry_run=True, extract_signature="decod")
+
+
+def test_a_model_without_composites_has_no_such_site() -> None:
+    model = parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
+    assert convert(model, inline_composites=True).sites == []
