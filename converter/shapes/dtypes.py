@@ -86,6 +86,7 @@ _RULES: dict[str, TypeRule] = {
     "WHERE": TypeRule((DType.INT64,)),
 }
 _SPREADING = {"SPLIT": 1, "SPLIT_V": 0, "UNPACK": 0}
+_TYPES = frozenset(DType)
 _PRODUCTS = ("BATCH_MATMUL", "FULLY_CONNECTED")
 _WIDER_PRODUCTS = frozenset(
     {(DType.INT8, DType.INT32), (DType.UINT8, DType.INT16), (DType.INT8, DType.INT16)}
@@ -126,12 +127,20 @@ def _expected(op: OperatorLike, source: Source) -> tuple[DType | None, str]:
     if isinstance(source, DType):
         return source, f"{op.name} writes {source.name}"
     if isinstance(source, str):
-        chosen = None if op.options is None else DType(op.options.get(source))
-        return chosen, f"its option {source} says so"
+        return _chosen(op, source), f"its option {source} says so"
     tensor = op.inputs[source] if source is not None and source < len(op.inputs) else None
     if tensor is None:
         return None, ""
     return DType(tensor.dtype), f"it has the type of tensor '{tensor.name}'"
+
+
+def _chosen(op: OperatorLike, option: str) -> DType | None:
+    """The type that an option names; None where it names no type, or the options are another operator's."""
+    try:
+        chosen = None if op.options is None else op.options.get(option)
+    except KeyError:
+        return None
+    return DType(chosen) if chosen in _TYPES else None
 
 
 def _unlike_inputs(op: OperatorLike, rule: TypeRule) -> Iterator[Finding]:

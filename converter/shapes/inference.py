@@ -237,8 +237,8 @@ def called_subgraphs(model: Model) -> set[int]:
             for name in _CALLEES:
                 if name in present:
                     called.update(_indices(present[name]))
-            if op.name == "CALL":
-                called.add(int(op.options.get("subgraph")))
+            if "subgraph" in present:
+                called.add(int(present["subgraph"]))
     return called
 
 

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.call import Call, Element, Results, as_dimension
-from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, element_count, is_static, shape_text
+from edge_opt.shapes.dimension import (
+    DYNAMIC,
+    Dim,
+    Shape,
+    dimension_text,
+    element_count,
+    is_static,
+    shape_text,
+)
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
 
@@ -134,7 +142,8 @@ def _check_counts(shape: Shape, dims: Sequence[int], label: str) -> None:
         fits = True
     if not fits:
         raise ShapeError(
-            f"{label} {shape_text(shape)} cannot become {shape_text(dims)}: the numbers of elements differ"
+            f"{label} {shape_text(shape)} cannot become {shape_text(dims)}: it has {dimension_text(given)} elements, "
+            f"the result {dimension_text(wanted)}"
         )
 
 
