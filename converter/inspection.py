@@ -17,6 +17,7 @@ from edge_opt.passes import PASSES, Context
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
+from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
     from edge_opt.passes import SiteReport
+    from edge_opt.targets import Target
 
 # From a mask back to the input it comes from there are a few reshapes, repetitions and conversions.
 _DEEPEST = 32
@@ -196,16 +198,32 @@ def first_rewrite(model: Model, signature: str, chosen: str = "mha_to_sha") -> t
     return "\n".join(_lines(example.before, example.name)), "\n".join(_folded(example.after, example.name))
 
 
-def example_rewrite(model: Model, signature: str, chosen: str = "mha_to_sha") -> Example | None:
+def example_rewrite(
+    model: Model, signature: str, chosen: str = "mha_to_sha", target: Target | None = None
+) -> Example | None:
     """The first region that a pass would rewrite in an entry point, before and after; None where nothing matches."""
     graph = dict(model.entry_points())[signature]
-    context = Context(model, graph, signature, load_target("generic"), Constants(model))
+    context = Context(model, graph, signature, target or load_target("generic"), Constants(model))
     for site in PASSES[chosen].sites(context):
         rewrite = site.build() if isinstance(site, Site) else None
         if isinstance(rewrite, Rewrite):
             names = _ShortNames(_argument_names(model, signature, graph))
-            return Example(signature, rewrite.old, rewrite.new, names)
+            new = hoisted(_changed(rewrite.old, rewrite.new))
+            return Example(signature, rewrite.old, new, names)
     return None
+
+
+def _changed(old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]:
+    """The new operators without those that stay only because others outside still read them."""
+    kept = {id(tensor): operator for operator in old for tensor in operator.outputs}
+    read = {id(tensor) for operator in new for tensor in operator.inputs}
+
+    def stays(operator: Operator) -> bool:
+        before = kept.get(id(operator.outputs[0]))
+        same = before is not None and before.name == operator.name and before.inputs == operator.inputs
+        return same and not any(id(tensor) in read for tensor in operator.outputs)
+
+    return [operator for operator in new if not stays(operator)]
 
 
 def _loaded(source: str | os.PathLike[str] | bytes | Model) -> Model:
@@ -310,26 +328,8 @@ def _lines(operators: Iterable[Operator], names: Callable[[Tensor], str]) -> lis
 def _folded(operators: Sequence[Operator], names: Callable[[Tensor], str]) -> list[str]:
     """The lines, with the longest stretch that repeats itself shown once."""
     lines = _lines(operators, names)
-    kinds = [operator.name for operator in operators]
-    start, period, times = _longest_repeat(kinds)
-    if times < 2:
+    stretch = longest_repeat([operator.name for operator in operators])
+    if not stretch.hidden:
         return lines
-    first, end = start + period, start + period * times
-    return [*lines[:first], f"... {times - 1} more like these {period} ...", *lines[end:]]
-
-
-def _longest_repeat(kinds: Sequence[str]) -> tuple[int, int, int]:
-    """(start, period, times) of the stretch of repetitions that covers most; (0, 0, 0) where nothing repeats."""
-    best, covered = (0, 0, 0), 0
-    for period in range(2, len(kinds) // 2 + 1):
-        start = 0
-        while start + 2 * period <= len(kinds):
-            times = 1
-            while (
-                kinds[start : start + period] == kinds[start + times * period : start + (times + 1) * period]
-            ):
-                times += 1
-            if times > 1 and times * period > covered:
-                best, covered = (start, period, times), times * period
-            start += 1
-    return best
+    note = f"... {stretch.times - 1} more like these {stretch.period} ..."
+    return [*lines[: stretch.hidden.start], note, *lines[stretch.hidden.stop :]]

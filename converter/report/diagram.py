@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from typing import TYPE_CHECKING, NamedTuple
+
+from edge_opt.report import words
+from edge_opt.report.folding import longest_repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from edge_opt.ir import Operator, Tensor
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
+_SHORTEST_FOLD = 4
 
 
 class _Box(NamedTuple):
@@ -35,7 +39,7 @@ def draw(operators: Sequence[Operator], name: Callable[[Tensor], str], label: st
     width = max(x for x, _ in places) + _WIDTH + 2 * _MARGIN
     height = max(y for _, y in places) + _HEIGHT + 2 * _MARGIN
     size = f'width="{width:.0f}" height="{height:.0f}"'
-    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{escape(label)}">'
+    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{_escape(label)}">'
     parts = [head]
     parts.extend(_edge(places[a], places[b]) for a, b in edges)
     parts.extend(_box(box, place) for box, place in zip(boxes, places, strict=True))
@@ -45,20 +49,34 @@ def draw(operators: Sequence[Operator], name: Callable[[Tensor], str], label: st
 def _graph(
     operators: Sequence[Operator], name: Callable[[Tensor], str]
 ) -> tuple[list[_Box], list[tuple[int, int]]]:
+    """Boxes and edges by box number; heads that are like another are one box."""
+    stretch = longest_repeat([operator.name for operator in operators], at_least=_SHORTEST_FOLD)
     boxes: list[_Box] = []
     made: dict[int, int] = {}
     edges: dict[tuple[int, int], None] = {}
-    for operator in operators:
-        shape = "x".join(str(size) for size in operator.outputs[0].shape)
-        index = len(boxes)
-        boxes.append(_Box(operator.name, shape, "operator"))
+    folded: int | None = None
+    fed = False
+    for place, operator in enumerate(operators):
+        if place not in stretch.hidden:
+            shape = "x".join(str(size) for size in operator.outputs[0].shape)
+            index, box = len(boxes), _Box(operator.name, shape, "operator")
+        elif folded is None:
+            index = folded = len(boxes)
+            box = _Box(f"{stretch.times - 1} more like it", f"{len(stretch.hidden)} operators", "folded")
+        else:
+            index, box = folded, boxes[folded]
+        boxes[index : index + 1] = [box]  # a new one at the end, or the folded one again
         for tensor in operator.inputs:
             if tensor is None or tensor.is_constant:
                 continue
+            if index == folded and (id(tensor) not in made or fed):
+                continue  # what all heads read is drawn at the one that is shown
+            fed = fed or index == folded
             if id(tensor) not in made:
                 made[id(tensor)] = len(boxes)
                 boxes.append(_Box(name(tensor), "x".join(map(str, tensor.shape)), "input"))
-            edges[made[id(tensor)], index] = None
+            if made[id(tensor)] != index:
+                edges[made[id(tensor)], index] = None
         for tensor in operator.outputs:
             made[id(tensor)] = index
     return boxes, list(edges)
@@ -67,11 +85,25 @@ def _graph(
 def _layout(count: int, edges: list[tuple[int, int]]) -> list[tuple[float, float]]:
     import igraph  # noqa: PLC0415  an optional package
 
-    layout = igraph.Graph(n=count, edges=edges, directed=True).layout_sugiyama(maxiter=200)
+    graph = igraph.Graph(n=count, edges=edges, directed=True)
+    layout = graph.layout_sugiyama(layers=_layers(count, edges), maxiter=200)
     across, down = _WIDTH + _GAP_X, _HEIGHT + _GAP_Y
     points = [(x * across, y * down) for x, y in layout.coords[:count]]
     left, top = min(x for x, _ in points), min(y for _, y in points)
     return [(x - left + _MARGIN, y - top + _MARGIN) for x, y in points]
+
+
+def _layers(count: int, edges: list[tuple[int, int]]) -> list[int]:
+    """Each box right above the first that reads it: no long line from the top to where a cache is used."""
+    below = [0] * count
+    # A box is read by later ones, but what comes in is numbered after its first reader: again until nothing moves.
+    moved = True
+    while moved:
+        moved = False
+        for a, b in reversed(edges):
+            if below[a] <= below[b]:
+                below[a], moved = below[b] + 1, True
+    return [max(below, default=0) - place for place in below]
 
 
 def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
@@ -86,10 +118,14 @@ def _box(box: _Box, place: tuple[float, float]) -> str:
     middle = x + _WIDTH / 2
     return (
         f'<g class="{box.kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
-        f'<text x="{middle:.1f}" y="{y + 16:.1f}">{escape(_short(box.title))}</text>'
-        f'<text class="detail" x="{middle:.1f}" y="{y + 30:.1f}">{escape(_short(box.detail))}</text></g>'
+        f'<text x="{middle:.1f}" y="{y + 16:.1f}">{_escape(_short(box.title))}</text>'
+        f'<text class="detail" x="{middle:.1f}" y="{y + 30:.1f}">{_escape(_short(box.detail))}</text></g>'
     )
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 20 else f"{text[:19]}…"
+
+
+def _escape(text: str) -> str:
+    return html.escape(words.one_line(text))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
+from edge_opt.report import words
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from edge_opt.ir import Operator, Tensor
     from edge_opt.passes import SiteReport
@@ -31,6 +34,14 @@ class Example:
     before: Sequence[Operator]
     after: Sequence[Operator]
     name: Callable[[Tensor], str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Both versions in the text form."""
+        return {
+            "signature": self.signature,
+            "before": [operator_text(operator, self.name) for operator in self.before],
+            "after": [operator_text(operator, self.name) for operator in self.after],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +85,18 @@ class Report:
         return [(bucket, count) for bucket, count in buckets.items() if count or bucket == _BUCKETS[0]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values: the same as `convert --json`, the lint with it."""
+        """The report as JSON values: `convert --json`, and the summary, counts, histogram, lint and example."""
+        known = self.subject.to_dict()
+        blocks = {item.name: (item.blocks, item.converted) for item in self.subject.signatures}
+        for figures in known["signatures"]:
+            figures["blocks"], figures["blocks_converted"] = blocks[figures["name"]]
         return {
-            **self.subject.to_dict(),
+            **known,
             "version": self.version,
+            "summary": words.summary(self),
+            "largest_differences": [{"bucket": bucket, "sites": count} for bucket, count in self.errors()],
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
+            "example": None if self.example is None else self.example.to_dict(),
         }
 
 
@@ -94,16 +112,25 @@ def _bucket(bitwise: bool, max_abs: float) -> str:
     return _BUCKETS[-1]
 
 
-def check_report_path(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Whether a report can be written there, asked before the work.
+def check_report_path(
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    others: Iterable[str | os.PathLike[str] | None] = (),
+) -> Path:
+    """Whether a report can be written there, asked before the work; `others` are files that it must not be.
 
     Raises:
-        UsageError: no format has that ending, or the file exists and `overwrite` is False.
+        UsageError: no format has that ending, or the file exists and `overwrite` is False, or is one of the others.
         OutputError: its folder does not exist.
     """
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
-    return resolve_target(path, overwrite=overwrite)
+    target = resolve_target(path, overwrite=overwrite)
+    for other in others:
+        if other is not None and Path(other).resolve() == target:
+            raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
+    return target
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -116,7 +143,7 @@ def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: boo
     check_report_path(path, overwrite=overwrite)
     text = render(report, Path(path).suffix.lower())
     with replacing(path, overwrite=overwrite) as target, os.fdopen(os.dup(target), "wb") as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def render(report: Report, suffix: str) -> str:
@@ -125,5 +152,14 @@ def render(report: Report, suffix: str) -> str:
     from edge_opt.report.page import to_html  # noqa: PLC0415
 
     if suffix == ".json":
-        return json.dumps(report.to_dict(), indent=2) + "\n"
+        return json.dumps(finite(report.to_dict()), indent=2, allow_nan=False) + "\n"
     return to_markdown(report) if suffix == ".md" else to_html(report)
+
+
+def finite(value: Any) -> Any:
+    """JSON values in which a figure that is not a finite number is null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

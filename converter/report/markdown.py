@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from edge_opt.ir.text import operator_text
 from edge_opt.report import words
+from edge_opt.report.folding import longest_repeat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from edge_opt.ir import Operator
     from edge_opt.report.document import Example, Report
 
 _LONGEST_EXAMPLE = 120
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
 def to_markdown(report: Report) -> str:
@@ -22,6 +27,7 @@ def to_markdown(report: Report) -> str:
         words.summary(report),
         _signatures(report),
         _sites(report),
+        _histogram(report),
     ]
     if report.lint:
         lines = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint]
@@ -57,15 +63,37 @@ def _sites(report: Report) -> str:
     )
 
 
+def _histogram(report: Report) -> str:
+    rows = [(bucket, str(count)) for bucket, count in report.errors()]
+    if not any(count for _, count in report.errors()):
+        return "## What the proofs measured\n\nNo region was run."
+    return "## What the proofs measured\n\n" + _table(("largest difference", "sites"), rows)
+
+
 def _example(example: Example) -> str:
-    def text(operators: Sequence[object]) -> str:
-        lines = [operator_text(operator, example.name) for operator in operators]  # type: ignore[arg-type]
-        if len(lines) > _LONGEST_EXAMPLE:
-            lines = [*lines[:_LONGEST_EXAMPLE], f"... {len(lines) - _LONGEST_EXAMPLE} more ..."]
-        return "```\n" + "\n".join(lines) + "\n```"
+    def text(operators: Sequence[Operator]) -> str:
+        return _fenced(_folded([operator_text(operator, example.name) for operator in operators], operators))
 
     before, after = text(example.before), text(example.after)
     return f"## One block of {_cell(example.signature)}\n\nBefore:\n\n{before}\n\nAfter:\n\n{after}"
+
+
+def _folded(lines: list[str], operators: Sequence[Operator]) -> list[str]:
+    stretch = longest_repeat([operator.name for operator in operators], at_least=4)
+    if stretch.hidden:
+        note = f"... {stretch.times - 1} more like these {stretch.period} ..."
+        lines = [*lines[: stretch.hidden.start], note, *lines[stretch.hidden.stop :]]
+    if len(lines) > _LONGEST_EXAMPLE:
+        lines = [*lines[:_LONGEST_EXAMPLE], f"... {len(lines) - _LONGEST_EXAMPLE} more ..."]
+    return lines
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    """A block of code that no name in it can end."""
+    plain = [words.one_line(line) for line in lines]
+    longest = max((len(run) for line in plain for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([fence, *plain, fence])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -79,5 +107,5 @@ def _row(cells: Iterable[str]) -> str:
 
 def _cell(text: str) -> str:
     """Names come from the model, so they may hold anything."""
-    plain = text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-    return plain.replace("`", "\\`")
+    plain = "".join(_TAGS.get(letter, letter) for letter in words.one_line(text))
+    return _MARKS.sub(lambda match: f"\\{match[0]}", plain)

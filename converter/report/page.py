@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from typing import TYPE_CHECKING
 
 from edge_opt.passes import Status
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from edge_opt.report.document import Example, Report, Verdict
 
 _MOST_DRAWN = 160
+
+
+def escape(text: str) -> str:
+    """For HTML: names come from the model, so they may hold anything."""
+    return html.escape(words.one_line(text))
 
 
 def to_html(report: Report) -> str:
@@ -84,14 +89,21 @@ def _signatures(report: Report) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     rows = [
-        (site.signature, str(site.index), str(site.heads or ""), words.proof(site), site.operator)
+        (
+            site.signature,
+            str(site.index),
+            str(site.heads or ""),
+            words.proof(site),
+            words.shortened(site.operator),
+        )
         for site in verdict.sites
     ]
     count = f"{len(rows)} site{'s' if len(rows) != 1 else ''}"
     reason = f": {escape(verdict.reason)}" if verdict.reason else ""
     kind = "good" if verdict.status == Status.CONVERTED else "left"
-    head = f"<span class='tag {kind}'>{escape(verdict.status)}</span> {escape(verdict.pass_name)}, {count}{reason}"
-    table = _table(("signature", "site", "heads", "proof", "operator"), rows)
+    tag = f"<span class='tag {kind}'>{escape(verdict.status)}</span>"
+    head = f"{tag} {escape(verdict.pass_name)}, {count}{reason}"
+    table = _table(("signature", "site", "heads", "proof", "tensor"), rows)
     return f"<details><summary>{head}</summary>{table}</details>"
 
 
@@ -116,7 +128,7 @@ def _example(example: Example) -> str:
         return "<p>Install <code>edge-opt[report]</code> for the picture.</p>"
     pictures = []
     for word, operators in (("before", example.before), ("after", example.after)):
-        label = f"{len(operators)} operators {word}"
+        label = f"{len(operators)} operator{'s' if len(operators) != 1 else ''} {word}"
         if len(operators) > _MOST_DRAWN:
             pictures.append(f"<p>{label}: too many to draw.</p>")
             continue

@@ -21,7 +21,7 @@ dd{margin:0;font-size:1.25rem;font-weight:600;font-variant-numeric:tabular-nums;
 table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.45rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--faint);font-weight:500;white-space:nowrap}
-td:last-child{overflow-wrap:anywhere}
+.scroll td{white-space:nowrap}
 details{margin:.6rem 0;padding:.6rem 1rem}
 summary{cursor:pointer}
 details[open] summary{margin-bottom:.6rem}
@@ -36,7 +36,7 @@ background:var(--left-ground);color:var(--left)}
 flex:none;max-width:calc(100% - 4rem)}
 figure{margin:0 0 1rem;padding:1rem}
 figcaption{color:var(--faint);margin-bottom:.6rem}
-svg{display:block;max-width:max(100%,64rem);height:auto}
+svg{display:block}
 svg text{fill:var(--ink);font:600 11px system-ui,sans-serif;text-anchor:middle}
 svg text.detail{fill:var(--faint);font-weight:400}
 svg rect{fill:var(--box);stroke:var(--box-line)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,27 @@ if TYPE_CHECKING:
     from edge_opt.passes import SiteReport
     from edge_opt.report.document import Report
 
+# Control characters, line separators, what turns the direction of writing, and halves of characters.
+_UNSEEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+_LONGEST_NAME = 64
 _UNITS = ("bytes", "KB", "MB", "GB")
 _VERIFIED = {
     "regions": "every rewritten region was run before and after",
     "full": "every region and the whole models were run before and after",
     "none": "nothing was run: --verify none",
 }
+
+
+def one_line(text: str) -> str:
+    """Text of a model, which may hold anything, with the numbers of characters that are not to be seen."""
+    return _UNSEEN.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def shortened(name: str) -> str:
+    """A tensor's name for people; exporters write whole call stacks, and the end says most."""
+    return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
 
 
 def size(count: int) -> str:
@@ -48,7 +64,8 @@ def proof(site: SiteReport) -> str:
     """What the proof of a site showed."""
     if site.proof is None:
         return "not run"
-    text = "bit for bit equal" if site.proof.bitwise else f"differs by up to {site.proof.max_abs:.3g}"
+    open_rows = "equal" if not site.proof.max_abs else f"differs by up to {site.proof.max_abs:.3g}"
+    text = "bit for bit equal" if site.proof.bitwise else open_rows
     if site.proof.steps:
         text += f" ({site.proof.steps} steps)"
     if site.proof.fully_masked_rows_max_abs:

@@ -1,0 +1,287 @@
+"""Reports: the same content in every format, nothing of a model's names taken for markup, no file lost to one."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from functools import cache
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+
+from edge_opt import EdgeOptError, convert, load
+from edge_opt.ir import to_bytes
+from edge_opt.passes import SiteReport, Status
+from edge_opt.report import Report, write_report
+from edge_opt.report.document import render
+from edge_opt.report.folding import hoisted, longest_repeat
+from edge_opt.reporting import conversion_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Captured = pytest.CaptureFixture[str]
+LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
+HOSTILE = (
+    "<script>alert('1')</script> & `code` | **bold** [link](http://x.test)\n```\n# head ![i](http://x.test/i)"
+)
+EMPTY = ("meta", "br", "img", "hr", "input", "link")
+
+
+@cache
+def report(path: Path = DEMO) -> Report:
+    result = convert(path, dry_run=True)
+    return conversion_report(result, lint=LINT)
+
+
+@cache
+def hostile() -> Report:
+    """The demo with tensors and arguments whose names try to be markup, and with a left site that quotes one."""
+    model = load(DEMO)
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            tensor.name = f"{HOSTILE}{tensor.name}"
+    for signature in model.signatures:
+        signature.inputs = {f"{HOSTILE}{name}": tensor for name, tensor in signature.inputs.items()}
+        signature.key = f"{HOSTILE}{signature.key}"
+    data = to_bytes(model)
+    result = convert(data, verify="none")
+    left = SiteReport("mha_to_sha", result.sites[0].signature, 9, Status.SKIPPED, f"at '{HOSTILE}'")
+    result.sites.append(left)
+    result.input = f"/models/{HOSTILE.replace('/', '')}\udc80.tflite"
+    return conversion_report(result, data, lint=[("warning", HOSTILE)])
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page: elements, text, and whether every element is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def pictures(page: str) -> list[ET.Element]:
+    """Every picture, read as XML, which no mistake survives."""
+    return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def titles(picture: ET.Element) -> Counter[str]:
+    return Counter(
+        group.find("text").text  # type: ignore[union-attr]
+        for group in picture.iter("g")
+        if group.get("class") == "operator"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".json", ".md", ".html"])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "5 of 5 multi-head attention blocks were split by head",
+        "every rewritten region was run before and after",
+        "prefill_8",
+        "decode",
+        "bit for bit",
+        LINT[0][1],
+    ],
+)
+def test_every_format_has_summary_signatures_figures_and_lint(suffix: str, wanted: str) -> None:
+    text = render(report(), suffix)
+    assert wanted in (Reader(text).words if suffix == ".html" else text.replace("\\_", "_"))
+
+
+def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> None:
+    said = json.loads(render(report(), ".json"))
+    plain = run(capsys, "convert", DEMO, "--dry-run", "--json").json
+    assert set(plain) < set(said)
+    assert [site["status"] for site in said["sites"]] == ["converted"] * 5
+    assert said["largest_differences"] == [{"bucket": "bit for bit", "sites": 5}]
+    assert [(s["name"], s["blocks"], s["blocks_converted"]) for s in said["signatures"]] == [
+        ("prefill_8", 2, 2),
+        ("decode", 3, 3),
+    ]
+    assert said["lint"] == [{"severity": "warning", "message": LINT[0][1]}]
+    assert sum("BATCH_MATMUL" in line for line in said["example"]["before"]) == 4
+    assert sum("BATCH_MATMUL" in line for line in said["example"]["after"]) == 16
+
+
+def test_markdown_has_a_row_for_each_signature_and_site() -> None:
+    lines = render(report(), ".md").splitlines()
+    assert "| prefill_8 | 2 of 2 | 122 -> 186 | 5.12 KB -> 2.56 KB |" in lines
+    sites = [line for line in lines if line.startswith("| mha_to_sha |")]
+    assert len(sites) == 5
+    assert all("| converted | bit for bit equal |" in line for line in sites)
+    assert "| bit for bit | 5 |" in lines
+
+
+def test_the_page_is_well_formed_and_needs_no_network() -> None:
+    page = render(report(), ".html")
+    read = Reader(page)
+    assert read.open == []
+    assert read.elements["details"] == 1
+    assert read.elements["figure"] == 2
+    assert not {"script", "link", "img", "iframe"} & set(read.elements)
+    assert not re.search(r"https?:|src=|url\(|@import", page)
+
+
+def test_the_picture_has_every_operator_and_one_head_of_those_that_are_alike() -> None:
+    example = report().example
+    assert example is not None
+    before, after = pictures(render(report(), ".html"))
+    assert titles(before) == Counter(operator.name for operator in example.before)
+    assert titles(before)["BATCH_MATMUL"] == 4
+    shown = titles(after)
+    assert shown["BATCH_MATMUL"] == 4
+    assert "".join(after.itertext()).count("3 more like it") == 1
+    assert "33 operators" in "".join(after.itertext())
+    assert shown.total() + 33 == len(example.after) == 48
+    assert sum(path.get("class") == "edge" for path in after.iter("path")) >= shown.total()
+
+
+def test_the_example_is_drawn_from_the_model_as_it_was(tmp_path: Path) -> None:
+    model = load(DEMO)
+    result = convert(model)
+    assert conversion_report(result).example is None
+    example = conversion_report(result, DEMO).example
+    assert example is not None
+    assert {operator.name for operator in example.before} >= {"SOFTMAX", "TRANSPOSE"}
+    assert "SPLIT" not in {operator.name for operator in example.before}
+
+
+def test_quantized_models_have_a_report_too() -> None:
+    for suffix in (".json", ".md", ".html"):
+        assert "bit for bit" in render(report(QUANTIZED), suffix)
+
+
+def test_a_model_without_attention_has_a_report_without_a_picture(tmp_path: Path) -> None:
+    found = report(written(tmp_path, NO_ATTENTION))
+    assert found.example is None
+    page = render(found, ".html")
+    assert pictures(page) == []
+    assert "No region was run." in Reader(page).words
+    assert "No region was run." in render(found, ".md")
+
+
+def test_names_in_a_model_are_text_and_not_html() -> None:
+    page = render(hostile(), ".html")
+    read = Reader(page)
+    assert read.open == []
+    assert read.elements["script"] == 0
+    assert "<script>alert('1')</script>" in read.words
+    assert read.attributes <= set(Reader(render(report(), ".html")).attributes)
+    assert len(pictures(page)) == 2
+    page.encode(errors="strict")
+
+
+def test_names_in_a_model_are_text_and_not_markdown() -> None:
+    text = render(hostile(), ".md")
+    outside = re.sub(r"(?ms)^(````+)\n.*?\n\1$", "", text)
+    assert outside.count("````") == 0, "a name ended a block of code"
+    assert "<script" not in outside
+    assert not re.search(r"(?<!\\)\[link", outside)
+    assert not re.search(r"(?<!\\)\*\*bold", outside)
+    assert not re.search(r"(?m)^# head", text)
+    rows = [line for line in outside.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5, 6}
+
+
+def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
+    result = convert(DEMO, dry_run=True, verify="none")
+    result.seconds = float("nan")
+    assert json.loads(render(conversion_report(result), ".json"))["seconds"] is None
+
+
+@pytest.mark.parametrize("suffix", [".json", ".md", ".html"])
+def test_convert_writes_a_report(suffix: str, tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / f"report{suffix}"
+    ran = run(capsys, "convert", DEMO, "-o", tmp_path / "o.tflite", "--report", path)
+    assert (ran.code, ran.err) == (0, "")
+    assert f"Report: {path}" in ran.out
+    assert "5 of 5 multi-head attention blocks were split by head" in path.read_text()
+
+
+def refused(arguments: list[Any], folder: Path, code: int, capsys: Captured) -> str:
+    before = state(folder)
+    sentence = run(capsys, "convert", *arguments).failed_in_one_sentence(code)
+    assert state(folder) == before
+    return sentence
+
+
+def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -> None:
+    output, path = tmp_path / "o.tflite", tmp_path / "r.md"
+    assert "the ending must be one of .json, .md, .html" in refused(
+        [DEMO, "-o", output, "--report", tmp_path / "r.pdf"], tmp_path, 2, capsys
+    )
+    path.write_text("mine")
+    assert "exists: pass --force" in refused([DEMO, "-o", output, "--report", path], tmp_path, 2, capsys)
+    missing = tmp_path / "no" / "r.md"
+    assert "does not exist" in refused([DEMO, "-o", output, "--report", missing], tmp_path, 5, capsys)
+    assert run(capsys, "convert", DEMO, "-o", output, "--report", path, "--force").code == 0
+    assert "mine" not in path.read_text()
+
+
+def test_a_report_never_replaces_the_model(tmp_path: Path, capsys: Captured) -> None:
+    model = tmp_path / "model.json"
+    model.write_bytes(DEMO.read_bytes())
+    options = ["--report", model, "--force"]
+    assert "that this run reads or writes" in refused(
+        [model, "-o", tmp_path / "o", *options], tmp_path, 2, capsys
+    )
+    assert "that this run reads or writes" in refused([DEMO, "-o", model, *options], tmp_path, 2, capsys)
+
+
+def test_the_library_writes_the_same_report(tmp_path: Path) -> None:
+    path = tmp_path / "r.html"
+    write_report(report(), path)
+    assert path.read_text(encoding="utf-8") == render(report(), ".html")
+    with pytest.raises(EdgeOptError, match="exists"):
+        write_report(report(), path)
+
+
+def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
+    kinds = ["split", "scale", "mul", "add", *["mul", "max", "add"] * 3, "concat"]
+    stretch = longest_repeat(kinds)
+    assert [kinds[place] for place in stretch.hidden] == ["mul", "max", "add"] * 2
+    assert (stretch.hidden.stop, stretch.times) == (13, 3)
+    assert list(longest_repeat(["a", "b", "c"]).hidden) == []
+    assert list(longest_repeat(kinds, at_least=4).hidden) == []
+
+
+def test_what_cuts_for_several_heads_comes_first_and_every_input_before_its_use() -> None:
+    example = report().example
+    assert example is not None
+    ordered = hoisted(list(example.after))
+    assert [operator.name for operator in ordered[:2]] == ["RESHAPE", "SPLIT"]
+    made = {id(tensor) for operator in ordered for tensor in operator.outputs}
+    seen: set[int] = set()
+    for operator in ordered:
+        assert all(id(t) in seen for t in operator.inputs if id(t) in made)
+        seen.update(id(tensor) for tensor in operator.outputs)
