@@ -8,9 +8,10 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
+from edge_opt.exported import Exported, ExportedModel, model_content, remade
 from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, keep_signature, remove_unused
 from edge_opt.ir.runtime import raise_runtime_version
@@ -110,8 +111,41 @@ class ConversionResult:
         }
 
 
+class ConvertOptions(TypedDict, total=False):
+    """The options of `convert`, as its documentation has them."""
+
+    target: str | Target
+    passes: Iterable[str] | None
+    skip: Iterable[str]
+    signatures: Iterable[str] | None
+    verify: Verify
+    overwrite: bool
+    dry_run: bool
+    require_match: bool
+    require_all: bool
+    sections: Sections
+    rows_per_tile: int | None
+    inline_composites: bool
+    extract_signature: str | None
+    progress: Progress | None
+
+
+@overload
 def convert(
     source: str | os.PathLike[str] | bytes | Model,
+    output: str | os.PathLike[str] | None = None,
+    **options: Unpack[ConvertOptions],
+) -> ConversionResult: ...
+
+
+@overload
+def convert(
+    source: Exported, output: str | os.PathLike[str] | None = None, **options: Unpack[ConvertOptions]
+) -> Exported: ...
+
+
+def convert(
+    source: str | os.PathLike[str] | bytes | Model | ExportedModel,
     output: str | os.PathLike[str] | None = None,
     *,
     target: str | Target = "generic",
@@ -128,11 +162,12 @@ def convert(
     inline_composites: bool = False,
     extract_signature: str | None = None,
     progress: Progress | None = None,
-) -> ConversionResult:
+) -> ConversionResult | ExportedModel:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
     Args:
-        source: a .tflite file, its bytes, a .litertlm bundle, or a loaded `Model` (which is edited in place).
+        source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model` (which is edited in place), or what
+            `litert_torch.convert` returns; then the result is of that kind too.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
         target: a bundled target's name, the path of a target file, or a `Target`.
         passes: names of the passes to run, all that are on for the target where None.
@@ -157,6 +192,9 @@ def convert(
         RuntimeUnavailable: the runtime does not start here, so nothing can be proved; nothing was written.
     """
     started = time.perf_counter()
+    exported = None
+    if not isinstance(source, str | os.PathLike | bytes | Model):
+        exported, source = source, model_content(source)
     _check_verify(verify, source)
     chosen = _choose_passes(passes, skip)
     facts = target if isinstance(target, Target) else load_target(target)
@@ -194,7 +232,7 @@ def convert(
         elif verify == "full" and isinstance(container, SingleModel):
             _compare_whole(source, container.parts[0].model, progress)
     result.seconds = time.perf_counter() - started
-    return result
+    return result if exported is None else remade(exported, container.parts[0].model)
 
 
 def default_output(source: str | os.PathLike[str]) -> Path:
