@@ -331,8 +331,8 @@ subgraph main (%x: int16[1,512] q(0.001, 0)) {{
     graph.remove(back)
     graph.remove(least)
     choose = Operator(least.code, least.inputs, old[-1].outputs, least.options)
-    limits = Saturation(-328, 328, 0.01)
-    rewrite = Rewrite(graph, tuple(old), (back, choose), old[-1], saturation=limits)
+    limits, new = Saturation(-328, 328), (back, choose)
+    rewrite = Rewrite(graph, tuple(old), new, old[-1], saturation=limits, spreads=(0.01, 1.0))
     proof = prover.prove(rewrite, Demand("steps", 1))
     assert proof.holds is not bool(found)
     assert found in proof.reason
@@ -343,7 +343,7 @@ def test_where_everything_is_clipped_nothing_is_claimed(prover: RegionProver) ->
     graph = model.subgraphs[0]
     product, convert = graph.operators
     fused_product = Operator(product.code, product.inputs, convert.outputs, product.options)
-    everything = Saturation(0, 0, 0.01)
+    everything = Saturation(0, 0)
     rewrite = Rewrite(graph, (product, convert), (fused_product,), convert, saturation=everything)
     proof = prover.prove(rewrite, Demand("steps", 1))
     assert (proof.holds, proof.reason) == (

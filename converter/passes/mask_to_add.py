@@ -28,7 +28,12 @@ UNDERFLOW = 104.0
 LOWEST_ROW_MAXIMUM = -1024.0
 """Logits of trained models stay far above it; a row whose largest logit were lower would not be masked exactly."""
 
+LARGEST_LOGIT = LOWEST_ROW_MAXIMUM / -2
+"""Quantized logits are drawn within plus and minus this much, which is how far apart the bound above lets them be."""
+
+_SMALL_LOGIT = 1.5
 _SELECTS = frozenset({"SELECT", "SELECT_V2"})
+_QUANTIZED = frozenset({DType.INT8, DType.INT16})
 _COMPLEMENT = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
 
 
@@ -54,6 +59,9 @@ class MaskToAdd(Pass):
 
     An entry with `c + x - max(x) < -104` has probability 0 in float32 either way. On a row that is masked everywhere
     SELECT gives the uniform distribution and ADD the unmasked one; that is measured and reported.
+
+    Quantized logits get a mask in their own parameters, so that adding 0 keeps every code; the integer softmax knows
+    no difference below -32, and the proof demands the same codes.
     """
 
     name: ClassVar[str] = "mask_to_add"
@@ -67,7 +75,10 @@ class MaskToAdd(Pass):
                 continue
             found = match_masked_softmax(context.subgraph, softmax)
             if isinstance(found, MaskedSoftmax):
-                yield Site(found.select, partial(_build, context, found))
+                build = _build_quantized if found.logits.dtype in _QUANTIZED else _build
+                demand = Demand("steps", 0) if found.logits.dtype in _QUANTIZED else None
+                note = _note(context, found)
+                yield Site(found.select, partial(build, context, found), demand=demand, note=note)
             elif found is not None:
                 yield SkippedSite(softmax, str(found))
 
@@ -93,11 +104,20 @@ def _match_operands(
 ) -> MaskedSoftmax | Refusal:
     condition, when_true, when_false = (select.input(i) for i in range(3))
     result = select.outputs[0]
-    if result.dtype is not DType.FLOAT32 and result.dtype is not DType.FLOAT16:
+    if not _addable(result):
+        found = result.dtype.name.lower()
         return Refusal(
-            "only float masks are turned into ADD", select, result, "float32", result.dtype.name.lower()
+            "logits are neither float nor quantized", select, result, "float32, int16 or int8", found
         )
-    constants = [_uniform(tensor) for tensor in (when_true, when_false)]
+    if select.name == "SELECT" and condition.shape not in ((), result.shape):
+        return Refusal(
+            "SELECT's condition chooses whole rows",
+            select,
+            condition,
+            str(list(result.shape)),
+            str(list(condition.shape)),
+        )
+    constants = [_uniform(tensor, result) for tensor in (when_true, when_false)]
     if constants[0] is None and constants[1] is None:
         return Refusal("no operand of the SELECT is one constant", select, when_false)
     masked_when = constants[0] is not None
@@ -105,7 +125,13 @@ def _match_operands(
     logits = when_false if masked_when else when_true
     assert constant is not None
     if logits.shape != result.shape:
-        return Refusal("the SELECT broadcasts its logits", select, logits, str(list(result.shape)))
+        return Refusal(
+            "the SELECT broadcasts its logits",
+            select,
+            logits,
+            str(list(result.shape)),
+            str(list(logits.shape)),
+        )
     if not constant <= LOWEST_ROW_MAXIMUM - UNDERFLOW:
         return Refusal(
             "the mask constant is too close to the logits for an ADD to hide them",
@@ -117,34 +143,86 @@ def _match_operands(
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
 
 
-def _uniform(tensor: Tensor) -> float | None:
-    """The value that every element of a constant has; None where it is no such constant."""
+def _addable(tensor: Tensor) -> bool:
+    if tensor.dtype not in _QUANTIZED:
+        return tensor.dtype in (DType.FLOAT32, DType.FLOAT16)
+    parameters = tensor.quantization
+    if parameters is None or len(parameters.scale) != 1:
+        return False
+    limits = np.iinfo(tensor.dtype.name.lower())
+    return limits.min <= int(parameters.zero_point[0]) <= limits.max
+
+
+def _uniform(tensor: Tensor, result: Tensor) -> float | None:
+    """The value that every element of a constant has; None where it is no such constant.
+
+    SELECT copies stored numbers, so they mean what the result's parameters say.
+    """
     if not tensor.is_constant or tensor.dtype.numpy is None or not tensor.elements:
         return None
     values = tensor.array().ravel()
-    first = values[0]
-    return float(first) if (values == first).all() else None
+    first = float(values[0])
+    if not (values == values[0]).all():
+        return None
+    if result.dtype not in _QUANTIZED:
+        return first
+    assert result.quantization is not None
+    return (first - int(result.quantization.zero_point[0])) * float(result.quantization.scale[0])
+
+
+def _clamped(context: Context, site: MaskedSoftmax) -> float:
+    """What is added where masked. Integers cannot overflow in half precision, so theirs stays as it is."""
+    if site.logits.dtype in _QUANTIZED:
+        return site.constant
+    return max(site.constant, context.target.mask_constant)
+
+
+def _note(context: Context, site: MaskedSoftmax) -> str:
+    clamped = _clamped(context, site)
+    if clamped == site.constant:
+        return ""
+    return (
+        f"the mask constant {site.constant:g} becomes {clamped:g}; in a model that is yet to be quantized, a constant "
+        "that low takes most of the range of the masked logits"
+    )
 
 
 def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
+    refusal = _too_close(context, site)
+    if refusal is not None:
+        return refusal
     builder = _MaskBuilder(context, site)
     source, chain = condition_source(site.condition)
-    mask = builder.additive(source, chain)
-    result = site.select.outputs[0]
-    if len(mask.shape) > len(result.shape):
-        return Refusal("the mask has more axes than the logits", site.select, mask)
-    masked = Tensor(f"{result.name}/masked", result.shape, result.dtype)
-    builder.emit("ADD", [site.logits, mask], masked, new_table("AddOptions"))
-    tensor = masked
-    for operator in site.path:
-        copy = Tensor(f"{operator.outputs[0].name}/masked", operator.outputs[0].shape, result.dtype)
-        builder.clone(operator, tensor, copy)
-        tensor = copy
-    builder.clone(site.softmax, tensor, site.softmax.outputs[0])
+    builder.softmax_of(builder.additive(source, chain))
     old = (*chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
-    mask_input = MaskInput(source, *_values(source, chain, masked_when=site.masked_when))
+    mask_input = MaskInput(source, *_values(chain, masked_when=site.masked_when))
     return Rewrite(context.subgraph, old, (*kept, *builder.operators), site.softmax, mask_input)
+
+
+def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
+    builder = _MaskBuilder(context, site)
+    builder.softmax_of(builder.quantized())
+    old = (site.select, *site.path, site.softmax)
+    masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when))
+    parameters = site.select.outputs[0].quantization
+    limits = np.iinfo(site.logits.dtype.name.lower())
+    assert parameters is not None
+    step = float(parameters.scale[0])
+    deviation = step * (int(limits.max) - int(limits.min)) / 6
+    # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
+    wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
+    spreads = tuple(min(1.0, logit / deviation) for logit in wanted)
+    return Rewrite(context.subgraph, old, tuple(builder.operators), site.softmax, masked, spreads=spreads)
+
+
+def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:
+    """The target may ask for a constant that no longer hides what is masked."""
+    clamped, least = _clamped(context, site), LOWEST_ROW_MAXIMUM - UNDERFLOW
+    if clamped <= least:
+        return None
+    text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
+    return Refusal(text, site.select, None, f"at most {least:g}", f"{clamped:g}")
 
 
 def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:
@@ -182,17 +260,25 @@ def _compared(comparison: Operator) -> Tensor | None:
     return data[0] if len(data) == 1 and len(others) == 1 else None
 
 
-def _values(source: Tensor, chain: Sequence[Operator], *, masked_when: bool) -> tuple[float, float]:
+def _values(chain: Sequence[Operator], *, masked_when: bool) -> tuple[float, float]:
     """(value of a masked entry, value of an open one) in the tensor that the mask is made of."""
     comparison = _comparison(chain)
     if comparison is None or comparison.name == "LOGICAL_NOT":
         masked = masked_when is (comparison is None)
         return float(masked), float(not masked)
     constant = next(t for t in comparison.inputs if t is not None and t.is_constant)
-    value = float(constant.array().ravel()[0])
+    value = _real(constant)
     other = 1.0 if value == 0 else 0.0
     equal_is_masked = masked_when is (comparison.name == "EQUAL")
     return (value, other) if equal_is_masked else (other, value)
+
+
+def _real(constant: Tensor) -> float:
+    value = float(constant.array().ravel()[0])
+    parameters = constant.quantization
+    if parameters is None or not parameters.is_affine:
+        return value
+    return (value - int(parameters.zero_point[0])) * float(parameters.scale[0])
 
 
 class _MaskBuilder:
@@ -215,6 +301,42 @@ class _MaskBuilder:
         inputs = (source, *operator.inputs[1:])
         self.operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
 
+    def softmax_of(self, mask: Tensor) -> None:
+        """The rest of the block: the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
+        options = new_table("AddOptions")
+        if self._like.dtype is DType.INT16:
+            # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
+            options.set("pot_scale_int16", False)
+        tensor = self.emit("ADD", [self._site.logits, mask], self._masked_copy(self._like), options)
+        for operator in self._site.path:
+            copy = self._masked_copy(operator.outputs[0])
+            self.clone(operator, tensor, copy)
+            tensor = copy
+        self.clone(self._site.softmax, tensor, self._site.softmax.outputs[0])
+
+    @staticmethod
+    def _masked_copy(like: Tensor) -> Tensor:
+        return Tensor(f"{like.name}/masked", like.shape, like.dtype, quantization=like.quantization)
+
+    def quantized(self) -> Tensor:
+        """One SELECT_V2 between the codes of the constant and of 0, in the parameters of the masked logits."""
+        site, like = self._site, self._like
+        parameters = like.quantization
+        assert like.dtype.numpy is not None
+        assert parameters is not None
+        masked = site.select.input(1 if site.masked_when else 2).array().ravel()[0]
+        codes = (masked, np.array(parameters.zero_point[0], like.dtype.numpy))
+        values = [
+            self._context.constants.make(
+                "mask/value", np.array(code, like.dtype.numpy), like.dtype, parameters
+            )
+            for code in (codes if site.masked_when else codes[::-1])
+        ]
+        mask = Tensor(
+            f"{site.condition.name}/additive", site.condition.shape, like.dtype, quantization=parameters
+        )
+        return self.emit("SELECT_V2", [site.condition, *values], mask, new_table("SelectV2Options"))
+
     def additive(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """`c` where masked, 0 where open; shaped like the source until the end, then like the condition."""
         masked = self._masked(source, chain)
@@ -224,7 +346,7 @@ class _MaskBuilder:
         options = new_table("CastOptions", in_data_type=int(DType.BOOL), out_data_type=int(dtype))
         self.emit("CAST", [masked], number, options)
         assert dtype.numpy is not None
-        clamped = max(self._site.constant, self._context.target.mask_constant)
+        clamped = _clamped(self._context, self._site)
         constant = self._context.constants.make("mask/constant", np.array(clamped, dtype.numpy), dtype)
         mask = Tensor(f"{name}/additive", shape, dtype)
         self.emit("MUL", [number, constant], mask, new_table("MulOptions"))
@@ -252,8 +374,13 @@ class _MaskBuilder:
                 return source
             return self._compare("LOGICAL_NOT", [source], source)
         kind = _COMPLEMENT[comparison.name] if negate else comparison.name
-        read = [source if t is not None and not t.is_constant else t for t in comparison.inputs]
-        return self._compare(kind, [t for t in read if t is not None], source)
+        read = [self._scalar(t) if t is not None and t.is_constant else source for t in comparison.inputs]
+        return self._compare(kind, read, source)
+
+    def _scalar(self, constant: Tensor) -> Tensor:
+        """The number compared with; with more axes than the source it would add axes to the mask."""
+        value = constant.array().reshape(())
+        return self._context.constants.make("mask/compared", value, constant.dtype, constant.quantization)
 
     def _compare(self, name: str, inputs: Sequence[Tensor], source: Tensor) -> Tensor:
         masked = Tensor(f"{self._site.condition.name}/masked", source.shape, DType.BOOL)

@@ -46,7 +46,7 @@ class MatMulConvert(Pass):
             before, after = operator.input(0).quantization, operator.outputs[0].quantization
             assert before is not None
             assert after is not None
-            note = _note(operator, saturation(product, operator))
+            note = _note(operator, saturation(operator))
             build = partial(_build, context, product, operator)
             yield Site(operator, build, demand=_demand(before, after), note=note)
 
@@ -88,11 +88,12 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite | 
     version = operator_version("BATCH_MATMUL", product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
-    clipped = saturation(product, convert)
-    return Rewrite(context.subgraph, (product, convert), (fused,), convert, saturation=clipped)
+    clipped = saturation(convert)
+    old, spreads = (product, convert), (1.0,) if clipped is None else (_spread(product), 1.0)
+    return Rewrite(context.subgraph, old, (fused,), convert, saturation=clipped, spreads=spreads)
 
 
-def saturation(product: Operator, convert: Operator) -> Saturation | None:
+def saturation(convert: Operator) -> Saturation | None:
     """Where the product was clipped, in codes of the result; None where the result could not have held more.
 
     Values beyond were saturated before and are not any more.
@@ -102,7 +103,7 @@ def saturation(product: Operator, convert: Operator) -> Saturation | None:
     least, most = _limits(result)
     if low <= least and high >= most:
         return None
-    return Saturation(low, high, _spread(product, between))
+    return Saturation(low, high)
 
 
 def _note(convert: Operator, clipped: Saturation | None) -> str:
@@ -134,7 +135,7 @@ def _code(value: float, tensor: Tensor) -> int:
     return min(max(round(value / scale) + zero_point, least), most)
 
 
-def _spread(product: Operator, between: Tensor) -> float:
+def _spread(product: Operator) -> float:
     """What part of their ranges the operands may fill for a product of random ones to stay within its range.
 
     A product of C pairs of independent numbers has mean C*m*n and variance C*(s^2 t^2 + m^2 t^2 + n^2 s^2), where m, s
@@ -144,7 +145,7 @@ def _spread(product: Operator, between: Tensor) -> float:
     pairs = left.shape[-2 if product.option("adj_x") else -1]
     (m, s), (n, t) = (_moments(tensor) for tensor in (left, right))
     typical = pairs * abs(m * n) + 4 * math.sqrt(pairs * ((s * t) ** 2 + (m * t) ** 2 + (n * s) ** 2))
-    room = max(map(abs, _range(between)))
+    room = max(map(abs, _range(product.outputs[0])))
     if typical <= room:
         return 1.0
     variable = sum(not tensor.is_constant for tensor in (left, right))

@@ -26,14 +26,10 @@ class MaskInput:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """An intermediate of the old region clips what the new one keeps: its result stops at the codes `low` and `high`.
-
-    `spread` is the part of their ranges that the inputs may fill for most of the values not to be clipped.
-    """
+    """An intermediate of the old region clips what the new one keeps: its result stops at these codes."""
 
     low: int
     high: int
-    spread: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +38,9 @@ class Rewrite:
 
     Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
     ones take its place. `mask` is given where the two differ on rows that are masked everywhere, `saturation` where the
-    old region clips values that the new one does not. `spread`: what part of their ranges other inputs fill in a proof.
-    `calls`: the model whose subgraphs the operators call.
+    old region clips values that the new one does not. `calls`: the model whose subgraphs the operators call. A proof
+    runs once for each of `spreads`, which say how much of their usual range the inputs that are no mask fill: with the
+    first, not everything may be clipped.
     """
 
     subgraph: Subgraph
@@ -53,7 +50,7 @@ class Rewrite:
     mask: MaskInput | None = None
     calls: Model | None = None
     saturation: Saturation | None = None
-    spread: float = 1.0
+    spreads: tuple[float, ...] = (1.0,)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""

@@ -15,6 +15,7 @@ from edge_opt.verify.inputs import InputHint
 from edge_opt.verify.runner import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from edge_opt.ir import Tensor
@@ -38,6 +39,7 @@ class _Question:
     hints: tuple[InputHint | None, ...]
     row_axes: tuple[int | None, ...]
     limits: tuple[tuple[int, int] | None, ...] = ()
+    must_compare: bool = True
 
 
 class RegionProver:
@@ -80,17 +82,17 @@ class RegionProver:
         model = rewrite.calls or Model()
         before = to_bytes(cut_out(model, rewrite.old, inputs, outputs))
         after = to_bytes(cut_out(model, rewrite.new, inputs, outputs))
-        question = _Question(before, after, demand, *_hints(rewrite, inputs, outputs))
         self.regions += 1
         saturation = rewrite.saturation
-        if saturation is None:
-            return self._answer(question, rewrite)
-        limits = ((saturation.low, saturation.high),) * len(outputs)
-        hints = tuple(InputHint(spread=saturation.spread) for _ in inputs)
-        within = self._answer(replace(question, hints=hints, limits=limits), rewrite)
-        if not within.holds:
-            return within
-        return _both(within, self._answer(replace(question, limits=limits), rewrite))
+        limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
+        proofs: list[Proof] = []
+        for spread in rewrite.spreads:
+            known = _hints(rewrite, inputs, outputs, spread)
+            question = _Question(before, after, demand, *known, limits, must_compare=not proofs)
+            proofs.append(self._answer(question, rewrite))
+            if not proofs[-1].holds:
+                return proofs[-1]
+        return _all_of(proofs)
 
     def _answer(self, question: _Question, rewrite: Rewrite) -> Proof:
         known = self._known.get(question)
@@ -151,11 +153,11 @@ class RegionProver:
 
 
 def _hints(
-    rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+    rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], spread: float
 ) -> tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]:
     """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
     mask = rewrite.mask
-    data = None if rewrite.spread == 1 else InputHint(spread=rewrite.spread)
+    data = None if spread == 1 else InputHint(spread=spread)
     if mask is None:
         return (() if data is None else (data,) * len(inputs)), ()
     rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
@@ -170,15 +172,18 @@ def _failed(demand: Demand, reason: str) -> Proof:
     return Proof(demand, holds=False, bitwise=False, max_abs=math.inf, reason=reason)
 
 
-def _both(within: Proof, beyond: Proof) -> Proof:
-    """One verdict on inputs that stay within the old region's range, and on inputs that go beyond it."""
-    steps = [proof.steps for proof in (within, beyond) if proof.steps is not None]
+def _all_of(proofs: Sequence[Proof]) -> Proof:
+    """One verdict on runs that all hold: the worst figures, and the last run's words."""
+    steps = [proof.steps for proof in proofs if proof.steps is not None]
+    masked = [p.fully_masked_rows_max_abs for p in proofs if p.fully_masked_rows_max_abs is not None]
     return replace(
-        beyond,
-        bitwise=within.bitwise and beyond.bitwise,
-        max_abs=max(within.max_abs, beyond.max_abs),
+        proofs[-1],
+        bitwise=all(proof.bitwise for proof in proofs),
+        max_abs=max(proof.max_abs for proof in proofs),
         steps=max(steps, default=None),
-        repeated=within.repeated and beyond.repeated,
+        fully_masked_rows_max_abs=max(masked, default=None),
+        note=next((proof.note for proof in reversed(proofs) if proof.note), ""),
+        repeated=all(proof.repeated for proof in proofs),
     )
 
 
@@ -186,8 +191,7 @@ def _judge(outcome: Outcome, question: _Question, kernels: tuple[Kernels, ...]) 
     demand = question.demand
     if outcome.mismatch is not None:
         return _failed(demand, f"the two versions cannot be compared: {outcome.mismatch}")
-    within = question.limits and any(question.hints)
-    if within and not all(p.open_rows.elements for p in outcome.all()):
+    if question.must_compare and question.limits and not all(p.open_rows.elements for p in outcome.all()):
         return _failed(demand, "every value is clipped inside the old region, so nothing can be compared")
     max_abs = outcome.worst(lambda difference: difference.max_abs)
     masked = outcome.worst(lambda difference: difference.max_abs, masked=True)

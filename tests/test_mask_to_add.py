@@ -1,0 +1,495 @@
+"""MaskedSoftmax by SELECT becomes one additive mask: where that is exact, where it is refused, what is measured."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pass_runs import Says, convert_text, count, names, reread, run, statuses
+
+import edge_opt.testdata
+from edge_opt.ir import DType, Model
+from edge_opt.ir.text import parse, to_text
+from edge_opt.passes import SiteReport, mask_to_add
+from edge_opt.passes.mask_to_add import condition_source
+from edge_opt.targets import Target
+from edge_opt.verify.regions import RegionProver
+
+PAGE = (Path(edge_opt.testdata.__path__[0]) / "reference_select.txt").read_text()
+
+T, N, S = 6, 2, 10
+
+
+def block(
+    *mask: str,
+    given: str = f"%mask: float32[1,{T},{S}]",
+    select: str = "SELECT_V2(%open, %x, float32(-1e+09))",
+    dtype: str = "float32",
+    path: str = "",
+    last: str = "%masked",
+    out: str = "%p",
+) -> str:
+    """Logits `%x`, the operators that make `%open`, the SELECT, what lies behind it, the SOFTMAX."""
+    made = "".join(f"  {line}\n" for line in mask)
+    probabilities = {
+        "float32": "float32[]",
+        "int16": "int16[] q(3.0517578e-05, 0)",
+        "int8": "int8[] q(0.00390625, -128)",
+    }
+    kind = dtype.split("[", maxsplit=1)[0]
+    shape = f"[1,{N},{T},{S}]"
+    result = probabilities[kind].replace("[]", shape)
+    typed = dtype.replace("[]", shape) if "[]" in dtype else f"{dtype}{shape}"
+    return f"""\
+subgraph main ({given}, %x: {typed}) {{
+{made}  %masked: {typed} = {select}
+{path}  %p: {result} = SOFTMAX({last}) {{beta: 1.0}}
+  return {out}
+}}
+"""
+
+
+BOOL = f"%open: bool[1,1,{T},{S}]"
+NEW_SHAPE = f"{{new_shape: [1, 1, {T}, {S}]}}"
+RESHAPED = f"%mask4: float32[1,1,{T},{S}] = RESHAPE(%mask, int32{{1, 1, {T}, {S}}}) {NEW_SHAPE}"
+OPEN = f"%open: bool[1,1,{T},{S}] = NOT_EQUAL(%mask4, float32(0.0))"
+
+
+def converted(
+    text: str, prover: RegionProver | Says | None = None, target: Target | None = None
+) -> tuple[Model, SiteReport]:
+    model, (report,) = convert_text(text, "mask_to_add", prover=prover, target=target)
+    return model, report
+
+
+def proved(text: str, prover: RegionProver) -> Model:
+    """The converted model, after its proof: equal on rows with an open entry, masked rows measured."""
+    model, report = converted(text, prover)
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert report.proof is not None
+    assert report.proof.max_abs <= 1e-6
+    assert report.proof.fully_masked_rows_max_abs is not None
+    assert not {"SELECT", "SELECT_V2", "NOT_EQUAL"} & set(names(model))
+    return model
+
+
+# Golden
+
+
+def test_reshape_not_equal_select_becomes_equal_cast_mul_and_add(prover: RegionProver) -> None:
+    assert (
+        to_text(proved(block(RESHAPED, OPEN), prover))
+        == f"""\
+subgraph main (%mask: float32[1,{T},{S}], %x: float32[1,{N},{T},{S}]) {{
+  %open/masked: bool[1,{T},{S}] = EQUAL(%mask, float32(0.0))
+  %open/number: float32[1,{T},{S}] = CAST(%open/masked) {{in_data_type: 6}}
+  %open/additive: float32[1,{T},{S}] = MUL(%open/number, float32(-65472.0))
+  %open/additive/reshaped: float32[1,1,{T},{S}] = RESHAPE(%open/additive, int32{{1, 1, {T}, {S}}}) {NEW_SHAPE}
+  %masked/masked: float32[1,{N},{T},{S}] = ADD(%x, %open/additive/reshaped)
+  %p: float32[1,{N},{T},{S}] = SOFTMAX(%masked/masked) {{beta: 1.0}}
+  return %p
+}}
+"""
+    )
+
+
+def test_on_the_pages_graph_one_mask_feeds_every_block(prover: RegionProver) -> None:
+    model, reports = convert_text(PAGE, "mask_to_add", prover=prover)
+    assert statuses(reports) == ["converted"] * 3
+    found = names(model)
+    assert {name: found.count(name) for name in ("SELECT_V2", "NOT_EQUAL", "EQUAL", "CAST", "ADD")} == {
+        "SELECT_V2": 0, "NOT_EQUAL": 0, "EQUAL": 1, "CAST": 1, "ADD": 3,
+    }  # fmt: skip
+    masks = {id(op.input(1)) for op in model.subgraphs[0].operators if op.name == "ADD"}
+    assert len(masks) == 1
+
+
+def test_on_the_pages_graph_heads_then_share_that_mask_at_rank_3(prover: RegionProver) -> None:
+    model, reports = convert_text(PAGE, "mask_to_add", "mha_to_sha", prover=prover)
+    assert statuses(reports) == ["converted"] * 6
+    operators = list(model.subgraphs[0].operators)
+    adds = [op for op in operators if op.name == "ADD"]
+    assert len(adds) == 12
+    (mask,) = {op.input(1) for op in adds}
+    assert mask.producer is not None
+    assert [(op.name, op.output.shape) for op in operators[:3]] == [
+        ("EQUAL", (1, 16, 64)), ("CAST", (1, 16, 64)), ("MUL", (1, 16, 64)),
+    ]  # fmt: skip
+    assert mask.producer is operators[2]
+    assert {len(op.input(0).shape) for op in operators if op.name == "SOFTMAX"} == {3}
+    assert (names(model).count("UNPACK"), names(model).count("PACK")) == (9, 3)
+    assert not {"RESHAPE", "SELECT_V2", "NOT_EQUAL"} & set(names(model))
+
+
+def test_a_converted_model_stays_as_it_is() -> None:
+    model, _ = convert_text(PAGE, "mask_to_add")
+    text = to_text(model)
+    again, reports = convert_text(text, "mask_to_add", "quantized_mask")
+    assert reports == []
+    assert to_text(again) == text
+
+
+def test_the_file_reads_back_and_lists_only_what_is_used() -> None:
+    model, _ = convert_text(PAGE, "mask_to_add")
+    again = reread(model)
+    assert to_text(again) == to_text(model)
+    assert {code.name for code in again.operator_codes} >= {"EQUAL", "CAST", "ADD"}
+
+
+# What makes the condition
+
+
+CONDITIONS = {
+    "not_equal": (RESHAPED, OPEN),
+    "not_equal, constant first": (RESHAPED, OPEN.replace("%mask4, float32(0.0)", "float32(0.0), %mask4")),
+    "not_equal without reshape": (f"%open: bool[1,{T},{S}] = NOT_EQUAL(%mask, float32(0.0))",),
+    "constant of many axes": (RESHAPED, OPEN.replace("float32(0.0)", "float32[1,1,1,1]{0.0}")),
+    "equal to one": (RESHAPED, f"%open: bool[1,1,{T},{S}] = EQUAL(%mask4, float32(1.0))"),
+    "not of equal": (
+        RESHAPED,
+        f"%closed: bool[1,1,{T},{S}] = EQUAL(%mask4, float32(0.0))",
+        f"%open: bool[1,1,{T},{S}] = LOGICAL_NOT(%closed)",
+    ),
+    "greater": (RESHAPED, f"%open: bool[1,1,{T},{S}] = GREATER(%mask4, float32(0.5))"),
+    "and": (
+        RESHAPED,
+        f"%one: bool[1,1,{T},{S}] = NOT_EQUAL(%mask4, float32(0.0))",
+        f"%other: bool[1,1,{T},{S}] = GREATER(%mask4, float32(-1.0))",
+        f"%open: bool[1,1,{T},{S}] = LOGICAL_AND(%one, %other)",
+    ),
+}
+EMITTED = {
+    "not_equal": "EQUAL",
+    "not_equal, constant first": "EQUAL",
+    "not_equal without reshape": "EQUAL",
+    "constant of many axes": "EQUAL",
+    "equal to one": "NOT_EQUAL",
+    "not of equal": None,
+    "greater": "LOGICAL_NOT",
+    "and": "LOGICAL_NOT",
+}
+
+
+@pytest.mark.parametrize("polarity", ["open", "closed"])
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_conditions_of_either_polarity(condition: str, polarity: str, prover: RegionProver) -> None:
+    select = "SELECT_V2(%open, %x, float32(-1e+09))"
+    made = list(CONDITIONS[condition])
+    if polarity == "closed":
+        select = "SELECT_V2(%open, float32(-1e+09), %x)"
+        if "NOT_EQUAL" in made[-1]:
+            made[-1] = made[-1].replace("NOT_EQUAL", "EQUAL")
+        elif "EQUAL" in made[-1]:
+            made[-1] = made[-1].replace("EQUAL", "NOT_EQUAL")
+    text = block(*made, select=select)
+    model, report = converted(text, prover)
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert not {"SELECT", "SELECT_V2"} & set(names(model))
+    if polarity == "open" and EMITTED[condition]:
+        assert EMITTED[condition] in names(model)
+    assert count(model, "ADD") == count(model, "MUL") == count(model, "CAST") == 1
+
+
+@pytest.mark.parametrize("shape", [f"[1,1,{T},{S}]", f"[1,{N},{T},{S}]", f"[{T},{S}]", f"[1,1,1,{S}]"])
+@pytest.mark.parametrize("polarity", ["open", "closed"])
+def test_a_boolean_graph_input_of_any_shape(shape: str, polarity: str, prover: RegionProver) -> None:
+    operands = ("%x", "float32(-1e+09)") if polarity == "open" else ("float32(-1e+09)", "%x")
+    text = block(given=f"%open: bool{shape}", select=f"SELECT_V2(%open, {operands[0]}, {operands[1]})")
+    model, report = converted(text, prover)
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert names(model) == (["LOGICAL_NOT"] if polarity == "open" else []) + ["CAST", "MUL", "ADD", "SOFTMAX"]
+
+
+def test_a_negated_input_is_used_as_it_is(prover: RegionProver) -> None:
+    text = block(f"%open: bool[1,1,{T},{S}] = LOGICAL_NOT(%closed)", given=f"%closed: bool[1,1,{T},{S}]")
+    model = proved(text, prover)
+    assert names(model) == ["CAST", "MUL", "ADD", "SOFTMAX"]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+def test_masks_of_integers(dtype: str, prover: RegionProver) -> None:
+    zero = "0.0" if dtype == "float32" else "0"
+    mask = f"%open: bool[1,1,{T},{S}] = NOT_EQUAL(%mask, {dtype}({zero}))"
+    proved(block(mask, given=f"%mask: {dtype}[1,1,{T},{S}]"), prover)
+
+
+def test_select_of_version_1_with_a_condition_of_the_results_shape(prover: RegionProver) -> None:
+    shape = f"[1,{N},{T},{S}]"
+    text = block(given=f"%open: bool{shape}", select=f"SELECT(%open, %x, float32{shape}{{splat -1e+09}})")
+    proved(text, prover)
+
+
+def test_the_source_of_a_condition_is_found_through_reshapes() -> None:
+    model = parse(block(RESHAPED, OPEN))
+    tensors = {tensor.name: tensor for tensor in model.subgraphs[0].tensors}
+    source, chain = condition_source(tensors["open"])
+    assert source is tensors["mask"]
+    assert [operator.name for operator in chain] == ["RESHAPE", "NOT_EQUAL"]
+
+
+def test_a_comparison_of_two_masks_is_taken_as_it_is(prover: RegionProver) -> None:
+    mask = f"%open: bool[1,1,{T},{S}] = EQUAL(%ids, %others)"
+    model, report = converted(block(mask, given=f"%ids: int32[1,1,{T},1], %others: int32[1,1,1,{S}]"), prover)
+    assert str(report.status) == "converted"
+    assert names(model) == ["EQUAL", "LOGICAL_NOT", "CAST", "MUL", "ADD", "SOFTMAX"]
+
+
+def test_what_others_read_of_the_condition_stays() -> None:
+    text = block(RESHAPED, OPEN, out="%p, %open")
+    model, report = converted(text)
+    assert str(report.status) == "converted"
+    assert names(model) == ["RESHAPE", "NOT_EQUAL", "EQUAL", "CAST", "MUL", "RESHAPE", "ADD", "SOFTMAX"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "operator"),
+    [
+        (
+            f"[1,1,{N * T},{S}]",
+            f"RESHAPE(%masked, int32{{1, 1, {N * T}, {S}}}) {{new_shape: [1, 1, {N * T}, {S}]}}",
+        ),
+        (f"[{N},{T},{S}]", "SQUEEZE(%masked) {squeeze_dims: [0]}"),
+    ],
+)
+def test_rearrangements_between_select_and_softmax_are_kept(
+    shape: str, operator: str, prover: RegionProver
+) -> None:
+    text = block(RESHAPED, OPEN, path=f"  %r: float32{shape} = {operator}\n", last="%r")
+    model = proved(text.replace(f"%p: float32[1,{N},{T},{S}]", f"%p: float32{shape}"), prover)
+    assert names(model)[-3:] == ["ADD", operator.partition("(")[0], "SOFTMAX"]
+
+
+# The constant
+
+
+@pytest.mark.parametrize(
+    ("constant", "added"),
+    [("-inf", -65472.0), ("-1e+09", -65472.0), ("-3.4e+38", -65472.0), ("-65504.0", -65472.0), ("-10000.0", -10000.0),
+     ("-1128.0", -1128.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("full", [False, True], ids=["scalar", "full"])
+def test_low_constants_are_accepted_and_clamped(
+    constant: str, added: float, full: bool, prover: RegionProver
+) -> None:
+    shape = f"[1,{N},{T},{S}]"
+    tensor = f"float32{shape}{{splat {constant}}}" if full else f"float32({constant})"
+    text = block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, {tensor})")
+    model, report = converted(text, prover)
+    assert str(report.status) == "converted"
+    multiply = next(op for op in model.subgraphs[0].operators if op.name == "MUL")
+    assert float(multiply.input(1).array()) == added
+    expected = "" if added == float(constant) else f"the mask constant {float(constant):g} becomes -65472"
+    assert report.note.split(";")[0] == expected
+
+
+def test_the_target_chooses_the_clamp() -> None:
+    target = Target("npu", "", mask_constant=-5000.0)
+    model, report = converted(block(RESHAPED, OPEN), target=target)
+    multiply = next(op for op in model.subgraphs[0].operators if op.name == "MUL")
+    assert float(multiply.input(1).array()) == -5000.0
+    assert report.note.startswith("the mask constant -1e+09 becomes -5000")
+
+
+def test_a_target_cannot_ask_for_a_mask_that_does_not_hide() -> None:
+    text = block(RESHAPED, OPEN)
+    model, report = converted(text, target=Target("npu", "", mask_constant=-100.0))
+    assert str(report.status) == "skipped"
+    assert report.reason == (
+        "target 'npu' wants a mask constant too close to the logits for an ADD to hide them (expected at most -1128, "
+        "found -100), at SELECT_V2"
+    )
+    assert to_text(model) == to_text(parse(text))
+
+
+REFUSED = {
+    "-10": (
+        block(RESHAPED, OPEN, select="SELECT_V2(%open, %x, float32(-10.0))"),
+        "the mask constant is too close to the logits for an ADD to hide them (expected at most -1128, found -10)",
+    ),
+    "-50": (block(RESHAPED, OPEN, select="SELECT_V2(%open, float32(-50.0), %x)"), "found -50), at SELECT_V2"),
+    "positive": (block(RESHAPED, OPEN, select="SELECT_V2(%open, %x, float32(1e+09))"), "found 1e+09), at SELECT_V2"),
+    "nan": (block(RESHAPED, OPEN, select="SELECT_V2(%open, %x, float32(nan))"), "no operand of the SELECT is one"),
+    "not uniform": (
+        block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, float32{{{', '.join(['-1e+09'] * (S - 1))}, -1e+10}})"),
+        "no operand of the SELECT is one constant, at SELECT_V2",
+    ),
+    "no constant": (
+        block(given=f"{BOOL}, %low: float32[1]", select="SELECT_V2(%open, %x, %low)"),
+        "no operand of the SELECT is one constant, at SELECT_V2, tensor 'low'",
+    ),
+    "read elsewhere": (
+        block(RESHAPED, OPEN, out="%p, %masked"),
+        "the masked logits are read elsewhere too, at SELECT_V2, tensor 'masked'",
+    ),
+    "read by another": (
+        block(RESHAPED, OPEN, path=f"  %e: float32[1,{N},{T},{S}] = EXP(%masked)\n", out="%p, %e"),
+        "the masked logits are read elsewhere too, at SELECT_V2, tensor 'masked'",
+    ),
+    "whole rows": (
+        block(given="%open: bool[1]", select=f"SELECT(%open, %x, float32[1,{N},{T},{S}]{{splat -1e+09}})"),
+        f"SELECT's condition chooses whole rows (expected [1, {N}, {T}, {S}], found [1]), at SELECT, tensor 'open'",
+    ),
+    "no quantization": (
+        block(given=BOOL, dtype="int16", select="SELECT_V2(%open, %x, int16(-32768))"),
+        "logits are neither float nor quantized (expected float32, int16 or int8, found int16), at SELECT_V2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_an_add_cannot_do_is_refused_with_the_reason(case: str) -> None:
+    text, reason = REFUSED[case]
+    model, report = converted(text, Says(True))
+    assert str(report.status) == "skipped"
+    assert reason in report.reason
+    assert to_text(model) == to_text(parse(text))
+
+
+def test_logits_that_the_select_broadcasts_are_refused() -> None:
+    text = block(RESHAPED, OPEN).replace(f"%x: float32[1,{N},{T},{S}])", f"%x: float32[1,{N},1,{S}])")
+    _, report = converted(text)
+    assert (
+        report.reason
+        == f"the SELECT broadcasts its logits (expected [1, {N}, {T}, {S}]), at SELECT_V2, tensor 'x'"
+    )
+
+
+def test_a_softmax_without_a_select_is_no_site() -> None:
+    text = f"subgraph main (%x: float32[1,{S}]) {{\n  %p: float32[1,{S}] = SOFTMAX(%x)\n  return %p\n}}\n"
+    assert convert_text(text, "mask_to_add")[1] == []
+
+
+# Rows that are masked everywhere
+
+
+def test_fully_masked_rows_are_measured_and_reported_and_never_fail(prover: RegionProver) -> None:
+    """SELECT gives the uniform distribution there, ADD the unmasked one."""
+    _, report = converted(block(RESHAPED, OPEN), prover)
+    assert report.proof is not None
+    assert report.proof.max_abs == 0.0
+    assert report.proof.fully_masked_rows_max_abs is not None
+    assert report.proof.fully_masked_rows_max_abs > 0.01
+    assert report.proof.bitwise is False
+    assert report.to_dict()["proof"]["fully_masked_rows_max_abs"] > 0.01
+
+
+def test_with_one_query_row_there_is_no_masked_row_to_set_apart(prover: RegionProver) -> None:
+    text = block(RESHAPED, OPEN).replace(f",{T},", ",1,").replace(f", {T},", ", 1,")
+    _, report = converted(text, prover)
+    assert str(report.status) == "converted"
+    assert report.proof is not None
+    assert report.proof.fully_masked_rows_max_abs is None
+
+
+def test_a_wrong_polarity_fails_the_proof(prover: RegionProver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_to_add, "_COMPLEMENT", {"NOT_EQUAL": "NOT_EQUAL", "EQUAL": "EQUAL"})
+    text = block(RESHAPED, OPEN)
+    model, report = converted(text, prover)
+    assert str(report.status) == "rolled-back"
+    assert "the new region differs" in report.reason
+    assert to_text(model) == to_text(parse(text))
+
+
+# Quantized
+
+
+def quantized(
+    dtype: str = "int16", scale: str = "0.05", code: int = -32768, zero: int = 0, *, x: str | None = None
+) -> str:
+    kind = f"{dtype}[] q({scale}, {zero})"
+    text = block(given=BOOL, dtype=kind, select=f"SELECT_V2(%open, %x, {dtype}({code}) q({scale}, {zero}))")
+    return (
+        text
+        if x is None
+        else text.replace(
+            f"%x: {dtype}[1,{N},{T},{S}] q({scale}, {zero})", f"%x: {dtype}[1,{N},{T},{S}] q({x}, {zero})"
+        )
+    )
+
+
+def test_a_quantized_mask_is_one_select_between_two_constants_of_its_type() -> None:
+    model, report = converted(quantized())
+    assert (str(report.status), report.note) == ("converted", "")
+    assert (
+        to_text(model)
+        == f"""\
+subgraph main (%open: bool[1,1,{T},{S}], %x: int16[1,{N},{T},{S}] q(0.05, 0)) {{
+  %open/additive: int16[1,1,{T},{S}] q(0.05, 0) = SELECT_V2(%open, int16(0) q(0.05, 0), int16(-32768) q(0.05, 0))
+  %masked/masked: int16[1,{N},{T},{S}] q(0.05, 0) = ADD(%x, %open/additive) {{pot_scale_int16: false}}
+  %p: int16[1,{N},{T},{S}] q(3.0517578e-05, 0) = SOFTMAX(%masked/masked) {{beta: 1.0}}
+  return %p
+}}
+"""
+    )
+    add = next(op for op in model.subgraphs[0].operators if op.name == "ADD")
+    assert add.code.version == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        quantized(),
+        quantized(scale="0.0625"),
+        quantized(scale="0.3", code=-30000),
+        quantized("int8", "16.0", -128, 0),
+        quantized("int8", "8.0", -128, 100),
+        quantized().replace("%x, int16(-32768) q(0.05, 0))", "int16(-32768) q(0.05, 0), %x)"),
+    ],
+    ids=["int16", "power of two", "not the lowest", "int8", "int8 with zero point", "other polarity"],
+)  # fmt: skip
+def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: RegionProver) -> None:
+    model, report = converted(text, prover)
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert report.proof is not None
+    assert (str(report.proof.demand), report.proof.steps, report.proof.max_abs) == ("steps 0", 0, 0.0)
+    assert report.proof.fully_masked_rows_max_abs is not None
+    assert names(model) == ["SELECT_V2", "ADD", "SOFTMAX"]
+
+
+def test_logits_of_another_scale_are_left_to_the_proof(prover: RegionProver) -> None:
+    """SELECT copies codes whatever the scales say, ADD does not."""
+    text = quantized(x="0.04")
+    model, report = converted(text, prover)
+    assert str(report.status) == "rolled-back"
+    assert "demanded steps 0" in report.reason
+    assert to_text(model) == to_text(parse(text))
+
+
+@pytest.mark.parametrize(("scale", "code", "found"), [("0.003", -32768, "-98.304"), ("0.05", -10000, "-500")])
+def test_a_quantized_constant_is_judged_by_the_number_it_stands_for(
+    scale: str, code: int, found: str
+) -> None:
+    _, report = converted(quantized(scale=scale, code=code))
+    assert str(report.status) == "skipped"
+    assert f"found {found})" in report.reason
+
+
+def test_quantized_masks_are_shared_by_blocks_and_stay_when_run_again(prover: RegionProver) -> None:
+    one = quantized()
+    twice = one.replace("%x: int16", "%x2: int16[1,2,6,10] q(0.05, 0), %x: int16").replace(
+        "  return %p\n",
+        f"  %masked2: int16[1,{N},{T},{S}] q(0.05, 0) = SELECT_V2(%open, %x2, int16(-32768) q(0.05, 0))\n"
+        f"  %p2: int16[1,{N},{T},{S}] q(3.0517578e-05, 0) = SOFTMAX(%masked2) {{beta: 1.0}}\n  return %p, %p2\n",
+    )
+    model, reports = convert_text(twice, "mask_to_add", prover=prover)
+    assert statuses(reports) == ["converted", "converted"]
+    assert names(model) == ["SELECT_V2", "ADD", "SOFTMAX", "ADD", "SOFTMAX"]
+    text = to_text(model)
+    assert run(model, "mask_to_add", "quantized_mask") == []
+    assert to_text(model) == text
+
+
+@pytest.mark.parametrize("zero", [128, -129, 300])
+def test_a_zero_point_that_the_type_cannot_hold_is_refused(zero: int) -> None:
+    _, report = converted(quantized("int8", "16.0", -128, zero))
+    assert report.reason.startswith("logits are neither float nor quantized")
+
+
+def test_constants_are_made_in_the_logits_type() -> None:
+    text = block(given=BOOL).replace("float32", "float16")
+    model, report = converted(text)
+    assert str(report.status) == "converted"
+    multiply = next(op for op in model.subgraphs[0].operators if op.name == "MUL")
+    assert multiply.input(1).dtype is DType.FLOAT16
+    assert np.isfinite(multiply.input(1).array())
+    cast = next(op for op in model.subgraphs[0].operators if op.name == "CAST")
+    assert (cast.code.version, cast.output.dtype) == (5, DType.FLOAT16)
