@@ -253,6 +253,7 @@ def _arguments(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         (body("%y: float32[4] = ADD(%x, float32{a})"), "line 2: expected a number, found 'a'"),
         (body("%y: float32[4] = ADD(%x, int32{1.5})"), "line 2: expected an integer, found '1.5'"),
         (body("%y: float32[4] = ADD(%x, int8{128})"), "line 2: 128 does not fit int8"),
+        (body("%y: float32[4] = ADD(%x, float16(-1e9))"), "line 2: -1e+09 does not fit float16"),
         (
             body("%y: float32[4] = ADD(%x, int4{1})"),
             "line 2: constants of type int4 cannot be written as text",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -310,12 +311,15 @@ class _Parser:
     def _array(
         self, values: list[Any], dtype: np.dtype[np.generic], shape: tuple[int, ...] | None, *, splat: bool
     ) -> NDArray[np.generic]:
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype.name)
-            for value in values:
-                if not limits.min <= value <= limits.max:
-                    raise self._wrong(f"{value} does not fit {dtype.name}")
-        array = np.array(values, dtype)
+        limits = np.iinfo(dtype.name) if dtype.kind in "iu" else None
+        for value in values:
+            if limits is not None and not limits.min <= value <= limits.max:
+                raise self._wrong(f"{value} does not fit {dtype.name}")
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype)
+        for value, stored in zip(values, array, strict=True):
+            if dtype.kind == "f" and math.isinf(stored) and not math.isinf(value):
+                raise self._wrong(f"{value:g} does not fit {dtype.name}")
         wanted = (len(values),) if shape is None else shape
         if splat and len(values) == 1:
             return np.full(wanted, array[0], dtype)
