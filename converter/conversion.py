@@ -325,7 +325,8 @@ def _rewrite(
     ]
     result.signatures.extend(summary for _, summary in summaries)
     done = len(result.sites)
-    total = done + sum(_softmaxes(graph) for _, graph in entries) * len(passes)
+    # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
+    total = done + sum(_softmaxes(graph) for _, graph in entries)
 
     def on_site(report: SiteReport) -> None:
         result.sites.append(report)
