@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.region import still_needed
 from edge_opt.ir.versions import operator_version
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
-    from edge_opt.attention.refusal import Refusal
 
 _CHAIN = frozenset({"LOGICAL_NOT", "CAST", "QUANTIZE", "MUL"})
 
@@ -50,12 +49,14 @@ class QuantizedMaskToSelect(Pass):
         for operator in context.subgraph.operators:
             if operator.name in ("MUL", "QUANTIZE"):
                 found = match_quantized_mask(operator)
-                if found is not None:
+                if isinstance(found, QuantizedMask):
                     yield Site(operator, partial(_build, context, found))
+                elif found is not None:
+                    yield SkippedSite(operator, str(found))
 
 
-def match_quantized_mask(last: Operator) -> QuantizedMask | None:
-    """The chain that ends at an operator, if it is one."""
+def match_quantized_mask(last: Operator) -> QuantizedMask | Refusal | None:
+    """The chain that ends at an operator, why its two values cannot be told, or None where there is no chain."""
     result = last.outputs[0]
     if result.dtype not in (DType.INT8, DType.INT16, DType.UINT8) or not result.is_quantized:
         return None
@@ -76,20 +77,23 @@ def match_quantized_mask(last: Operator) -> QuantizedMask | None:
     if steps not in (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"]):
         return None
     values = [_evaluate(ordered, flag) for flag in (False, True)]
-    if values[0] is None or values[1] is None:
-        return None
-    return QuantizedMask(source, ordered, (values[0], values[1]))
+    for value in values:
+        if isinstance(value, Refusal):
+            return value
+    when_false, when_true = (float(value) for value in values if not isinstance(value, Refusal))
+    return QuantizedMask(source, ordered, (when_false, when_true))
 
 
 def _carried(operator: Operator) -> Tensor | None:
     """The operand that carries the mask: the only one, or the one beside a constant of one element."""
     data = [t for t in operator.inputs if t is not None and not t.is_constant]
     others = [t for t in operator.inputs if t is not None and t.is_constant]
-    return data[0] if len(data) == 1 and all(t.elements == 1 for t in others) else None
+    known = all(t.elements == 1 and t.dtype.numpy is not None for t in others)
+    return data[0] if len(data) == 1 and known else None
 
 
-def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | None:
-    """The stored number at the end of the chain for one value of the condition."""
+def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | Refusal:
+    """The stored number at the end of the chain for one value of the condition, or where that cannot be told."""
     stored: float = float(flag)
     real = stored
     for operator in chain:
@@ -98,12 +102,17 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | None:
         elif operator.name == "MUL":
             factor = next(t for t in operator.inputs if t is not None and t.is_constant)
             real *= _real_value(factor)
+            if operator.option("fused_activation_function"):
+                return Refusal("the mask is clipped by a fused activation", operator)
         output = operator.outputs[0]
-        if output.is_quantized:
+        if not np.isfinite(real):
+            condition = "the mask has a value that no integer stands for"
+            return Refusal(condition, operator, output, "a finite one", str(real))
+        if output.is_quantized and not output.dtype.is_float:
             assert output.quantization is not None
             rounded = _quantize(real, output.quantization, output.dtype)
             if rounded is None:
-                return None
+                return Refusal("an integer mask needs one scale", operator, output)
             stored, real = rounded
     return stored
 
@@ -118,7 +127,7 @@ def _real_value(tensor: Tensor) -> float:
 
 def _quantize(real: float, parameters: Quantization, dtype: DType) -> tuple[float, float] | None:
     scale, zero_point = float(parameters.scale[0]), int(parameters.zero_point[0])
-    if parameters.is_per_axis or not scale or not np.isfinite(real):
+    if parameters.is_per_axis or not scale:
         return None
     assert dtype.numpy is not None
     limits = np.iinfo(dtype.numpy.name)

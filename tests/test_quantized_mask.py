@@ -1,0 +1,225 @@
+"""A mask computed in integers from a boolean becomes one SELECT between its two values, bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from pass_runs import Says, convert_text, names, reread, run, statuses
+
+from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.text import parse, to_text
+from edge_opt.passes import SiteReport, quantized_mask
+from edge_opt.verify.regions import RegionProver
+
+SHAPE = "[1,1,4,6]"
+
+# The two orders in which quantizers leave the chain.
+QUANTIZE_FIRST = (
+    "%n: bool[] = LOGICAL_NOT(%open)",
+    "%f: float32[] = CAST(%n) {in_data_type: 6}",
+    "%q: {kind}[] q({unit}, {zero}) = QUANTIZE(%f)",
+    "%mask: {kind}[] q({scale}, {result}) = MUL(%q, {kind}({factor}) q({step}, {shift}))",
+)
+MULTIPLY_FIRST = (
+    "%n: bool[] = LOGICAL_NOT(%open)",
+    "%f: float32[] = CAST(%n) {in_data_type: 6}",
+    "%m: float32[] = MUL(%f, float32({real}))",
+    "%mask: {kind}[] q({scale}, {result}) = QUANTIZE(%m)",
+)
+INT16 = {
+    "kind": "int16", "unit": "3.051851e-05", "zero": 0, "scale": "0.00305176", "result": 0, "factor": -32768,
+    "step": "0.00305176", "shift": 0, "real": "-100.0",
+}  # fmt: skip
+INT8 = {
+    "kind": "int8", "unit": "0.003921569", "zero": -128, "scale": "0.39215687", "result": 127, "factor": -128,
+    "step": "0.39215687", "shift": 127, "real": "-100.0",
+}  # fmt: skip
+CASES = pytest.mark.parametrize(
+    ("chain", "values"),
+    [(QUANTIZE_FIRST, INT16), (QUANTIZE_FIRST, INT8), (MULTIPLY_FIRST, INT16), (MULTIPLY_FIRST, INT8)],
+    ids=["quantize first, int16", "quantize first, int8", "multiply first, int16", "multiply first, int8"],
+)
+
+
+def text_of(chain: tuple[str, ...], values: dict[str, Any], *, more: str = "", out: str = "%mask") -> str:
+    lines = [line.replace("{in_data_type: 6}", "{{in_data_type: 6}}").format(**values) for line in chain]
+    inside = "".join(f"  {line.replace('[]', SHAPE)}\n" for line in lines)
+    return f"subgraph main (%open: bool{SHAPE}) {{\n{inside}{more}  return {out}\n}}\n"
+
+
+def only(text: str, prover: RegionProver | Says | None = None) -> tuple[Model, SiteReport]:
+    model, (report,) = convert_text(text, "quantized_mask", prover=prover)
+    return model, report
+
+
+@CASES
+def test_a_chain_becomes_one_select_and_every_bit_stays(
+    chain: tuple[str, ...], values: dict[str, Any], prover: RegionProver
+) -> None:
+    model, report = only(text_of(chain, values), prover)
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert report.proof is not None
+    assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
+    assert names(model) == ["SELECT_V2"]
+
+
+def test_golden() -> None:
+    model, _ = only(text_of(QUANTIZE_FIRST, INT16))
+    constants = "int16(0) q(0.00305176, 0), int16(-32768) q(0.00305176, 0)"
+    assert (
+        to_text(model)
+        == f"""\
+subgraph main (%open: bool{SHAPE}) {{
+  %mask: int16{SHAPE} q(0.00305176, 0) = SELECT_V2(%open, {constants})
+  return %mask
+}}
+"""
+    )
+
+
+@CASES
+@pytest.mark.parametrize("kernels", [OpResolverType.BUILTIN, OpResolverType.BUILTIN_REF])
+def test_both_kernel_sets_give_the_values_that_were_computed_here(
+    chain: tuple[str, ...], values: dict[str, Any], kernels: OpResolverType
+) -> None:
+    text = text_of(chain, values)
+    model, _ = only(text)
+    condition = np.random.default_rng(0).integers(0, 2, (1, 1, 4, 6)).astype(bool)
+    results = []
+    for each in (parse(text), model):
+        runtime = Interpreter(model_content=to_bytes(each), experimental_op_resolver_type=kernels)
+        runtime.allocate_tensors()
+        runtime.set_tensor(runtime.get_input_details()[0]["index"], condition)
+        runtime.invoke()
+        results.append(runtime.get_tensor(runtime.get_output_details()[0]["index"]))
+    assert results[0].tobytes() == results[1].tobytes()
+    assert len(np.unique(results[0])) == 2
+
+
+@pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST])
+@pytest.mark.parametrize("negations", [0, 2])
+def test_with_no_negation_or_two(chain: tuple[str, ...], negations: int, prover: RegionProver) -> None:
+    text = text_of(chain, INT16)
+    if negations == 0:
+        text = text.replace(f"  %n: bool{SHAPE} = LOGICAL_NOT(%open)\n", "").replace(
+            "CAST(%n)", "CAST(%open)"
+        )
+    else:
+        text = text.replace("CAST(%n)", "CAST(%n2)").replace(
+            "  %f:", f"  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n  %f:"
+        )
+    model, report = only(text, prover)
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert names(model) == ["SELECT_V2"]
+
+
+def test_what_others_read_of_the_chain_stays(prover: RegionProver) -> None:
+    model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), prover)
+    assert str(report.status) == "converted"
+    assert names(model) == ["LOGICAL_NOT", "CAST", "SELECT_V2"]
+
+
+def test_two_masks_of_one_chain(prover: RegionProver) -> None:
+    """The second one frees what they shared."""
+    more = f"  %other: int16{SHAPE} q(0.1, 0) = MUL(%q, int16(-100) q(0.01, 0))\n"
+    model, reports = convert_text(
+        text_of(QUANTIZE_FIRST, INT16, more=more, out="%mask, %other"), "quantized_mask", prover=prover
+    )
+    assert statuses(reports) == ["converted", "converted"]
+    assert names(model) == ["SELECT_V2", "SELECT_V2"]
+
+
+def test_equal_masks_of_several_layers_become_one(prover: RegionProver) -> None:
+    """They are read by operators; a graph output must stay defined."""
+    again = "".join(text_of(QUANTIZE_FIRST, INT16).splitlines(keepends=True)[1:-2])
+    for name in ("%n", "%f", "%q", "%mask"):
+        again = again.replace(name, f"{name}2")
+    readers = "".join(
+        f"  %y{i}: int16{SHAPE} q(0.1, 0) = ABS(%{name})\n" for i, name in enumerate(["mask", "mask2"])
+    )
+    text = text_of(QUANTIZE_FIRST, INT16, more=again + readers, out="%y0, %y1")
+    model, reports = convert_text(text, "quantized_mask")
+    assert statuses(reports) == ["converted", "converted"]
+    assert names(model) == ["SELECT_V2", "ABS", "ABS"]
+
+
+def test_it_runs_once(prover: RegionProver) -> None:
+    model, _ = only(text_of(QUANTIZE_FIRST, INT16), prover)
+    text = to_text(model)
+    assert run(model, "quantized_mask", "mask_to_add", prover=prover) == []
+    assert to_text(model) == text
+    assert to_text(reread(model)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
+            f"  %m: float32{SHAPE} = MUL(%f, float32(-65472.0))\n  return %m\n}}\n",
+            id="float, as mask_to_add makes it",
+        ),
+        pytest.param(
+            f"subgraph main (%open: int8{SHAPE} q(1.0, 0)) {{\n"
+            f"  %m: int8{SHAPE} q(1.0, 0) = MUL(%open, int8(-100) q(1.0, 0))\n  return %m\n}}\n",
+            id="no boolean",
+        ),
+        pytest.param(
+            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
+            f"  %m: int8{SHAPE} q(1.0, 0) = QUANTIZE(%f)\n  return %m\n}}\n",
+            id="no multiplication",
+        ),
+        pytest.param(
+            f"subgraph main (%open: bool{SHAPE}, %s: float32[1]) {{\n"
+            f"  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n  %m: float32{SHAPE} = MUL(%f, %s)\n"
+            f"  %y: int8{SHAPE} q(1.0, 0) = QUANTIZE(%m)\n  return %y\n}}\n",
+            id="no constant",
+        ),
+        pytest.param(
+            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
+            f"  %m: float32{SHAPE} = MUL(%f, float32{{0.0, -1.0, -2.0, -3.0, -4.0, -5.0}})\n"
+            f"  %y: int8{SHAPE} q(1.0, 0) = QUANTIZE(%m)\n  return %y\n}}\n",
+            id="more than two values",
+        ),
+        pytest.param(
+            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
+            f"  %e: float32{SHAPE} = EXP(%f)\n  %m: float32{SHAPE} = MUL(%e, float32(-1.0))\n"
+            f"  %y: int8{SHAPE} q(1.0, 0) = QUANTIZE(%m)\n  return %y\n}}\n",
+            id="something else in between",
+        ),
+    ],
+)
+def test_other_graphs_are_no_sites(text: str) -> None:
+    model, reports = convert_text(text, "quantized_mask")
+    assert reports == []
+    assert to_text(model) == to_text(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("float32(-100.0)", "float32(-inf)", "the mask has a value that no integer stands for (expected a finite one"),
+        ("float32(-100.0)", "float32(nan)", "the mask has a value that no integer stands for (expected a finite one"),
+        ("float32(-100.0))", "float32(-100.0)) {fused_activation_function: 1}", "the mask is clipped by a fused act"),
+        ("q(0.00305176, 0) = QUANTIZE", "q(0.0, 0) = QUANTIZE", "an integer mask needs one scale, at QUANTIZE"),
+    ],
+    ids=["infinite", "nan", "activation", "scale"],
+)  # fmt: skip
+def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, reason: str) -> None:
+    text = text_of(MULTIPLY_FIRST, INT16).replace(old, new)
+    model, report = only(text, Says(True))
+    assert str(report.status) == "skipped"
+    assert report.reason.startswith(reason)
+    assert to_text(model) == text
+
+
+def test_constants_that_are_not_what_the_kernels_compute_fail_the_proof(
+    prover: RegionProver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized_mask, "_real_value", lambda tensor: -99.99)
+    text = text_of(QUANTIZE_FIRST, INT16)
+    model, report = only(text, prover)
+    assert str(report.status) == "rolled-back"
+    assert "demanded bitwise" in report.reason
+    assert to_text(model) == text
