@@ -132,6 +132,32 @@ def test_operators_that_join_demand_one_quantization(name: str) -> None:
     assert len(found(name, [like, unlike], [result], table)) == 1
 
 
+SYMMETRIC: dict[str, tuple[list[tuple[int, ...]], tuple[int, ...], Options]] = {
+    "ADD": ([(2, 3), (2, 3)], (2, 3), ("AddOptions", {})),
+    "SUB": ([(2, 3), (2, 3)], (2, 3), ("SubOptions", {})),
+    "BATCH_MATMUL": ([(3, 3), (3, 3)], (3, 3), ("BatchMatMulOptions", {})),
+    "RELU": ([(2, 3)], (2, 3), None),
+    "EXP": ([(2, 3)], (2, 3), None),
+    "LEAKY_RELU": ([(2, 3)], (2, 3), ("LeakyReluOptions", {})),
+    "CONCATENATION": ([(2, 3)], (2, 3), ("ConcatenationOptions", {"axis": 0})),
+}
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_int16_results_with_a_zero_point_other_than_0(name: str) -> None:
+    shapes, result, options = SYMMETRIC[name]
+    inputs: list[T | None] = [T(shape, "INT16", scale=0.5) for shape in shapes]
+    right, wrong = (T(result, "INT16", scale=0.5, zero_point=zero_point) for zero_point in (0, 3))
+    assert accepted(name, inputs, [right], options)
+    assert found(name, inputs, [right], options) == []
+    assert not accepted(name, inputs, [wrong], options)
+    (disagreement,) = found(name, inputs, [wrong], options)
+    assert (disagreement.recorded, disagreement.derived) == (
+        "scale 0.5, zero point 3",
+        "scale 0.5, zero point 0",
+    )
+
+
 def test_requantizing_operators_are_free_in_their_quantization() -> None:
     a, b = T((2, 3), "INT8", scale=0.5), T((2, 3), "INT8", scale=0.25, zero_point=7)
     assert found("ADD", [a, a], [b], ("AddOptions", {})) == []

@@ -77,6 +77,16 @@ _COPYING: dict[str, tuple[int, ...] | None] = {
 Source: TFLite, the kernels named: they copy, or compare, stored numbers; concatenation.cc, pack.cc, unpack.cc and
 expand_dims.cc demand equal parameters in Prepare."""
 
+_SYMMETRIC_INT16 = frozenset(
+    {
+        "ADD", "BATCH_MATMUL", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D", "EXP", "FULLY_CONNECTED",
+        "LEAKY_RELU", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "RELU", "SUB", "SUM", "TRANSPOSE_CONV",
+    }
+)  # fmt: skip
+"""Kernels that refuse an int16 result whose zero point is not 0.
+
+Source: TFLite, the Prepare of each, TF_LITE_ENSURE_EQ(output->params.zero_point, 0)."""
+
 _FIRST_RESULT_ONLY = frozenset({"TOPK_V2"})
 _RESCALING = frozenset({("CONCATENATION", DType.UINT8)})
 
@@ -88,10 +98,13 @@ def wrong_quantization(op: Operator) -> Iterator[Finding]:
     """
     if not op.outputs or op.outputs[0].dtype not in _INTEGERS:
         return
-    fixed = _FIXED.get((op.name, op.outputs[0].dtype))
+    dtype = op.outputs[0].dtype
+    fixed = _FIXED.get((op.name, dtype))
     if fixed is not None:
         yield from _check_fixed(op, fixed)
-    elif op.name in _COPYING and (op.name, op.outputs[0].dtype) not in _RESCALING:
+    if op.name in _SYMMETRIC_INT16 and dtype == DType.INT16:
+        yield from _check_symmetric(op)
+    if op.name in _COPYING and (op.name, dtype) not in _RESCALING:
         yield from _check_copied(op)
 
 
@@ -109,6 +122,14 @@ def _check_fixed(op: Operator, expected: Parameters) -> Iterator[Finding]:
     tolerance = _SOFTMAX_TOLERANCE if op.name == "SOFTMAX" else _ROUNDING
     if recorded is None or not _alike(recorded, expected, tolerance):
         yield Finding(0, expected, recorded, f"{op.name} always writes {result.dtype.name} with these")
+
+
+def _check_symmetric(op: Operator) -> Iterator[Finding]:
+    recorded = _parameters(op.outputs[0].quantization)
+    if recorded is not None and recorded.zero_point != 0:
+        yield Finding(
+            0, Parameters(recorded.scale, 0), recorded, f"{op.name} writes INT16 with zero point 0 only"
+        )
 
 
 def _check_copied(op: Operator) -> Iterator[Finding]:
