@@ -1,5 +1,6 @@
 """`edge-opt compare`: prints how far two models' outputs are apart."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -7,7 +8,9 @@ from edge_opt.cli import output
 from edge_opt.cli.progress import bar
 from edge_opt.verify.compare import Backend
 from edge_opt.verify.compare import compare as compare_models
-from edge_opt.verify.comparison import ComparisonReport, SignatureComparison
+from edge_opt.verify.comparison import ComparisonReport, FirstDifference, SignatureComparison
+
+_OPERATORS_SHOWN = 16  # at either end of a region
 
 
 def run(
@@ -46,6 +49,35 @@ def show(report: ComparisonReport) -> None:
     output.say("Different:")
     for sentence in report.differences():
         output.say(f"  {sentence}")
+    if report.first_difference is not None:
+        output.say()
+        for line in _located(report.first_difference):
+            output.say(line)
+
+
+def _located(found: FirstDifference) -> list[str]:
+    """Where the difference begins: both models' operators, then the long names of what they share."""
+    if found.figures is None:
+        return [f"Where it begins was not found: {found.reason}."]
+    what = found.figures.sentence().split(": ", 1)[-1]
+    lines = [f"First difference: signature '{found.signature}', tensor {found.short_name}: {what}"]
+    lines += [f"  {found.reason}"] if found.reason else []
+    lines += [f"  equal before it: {', '.join(found.equal) or 'nothing'}"]
+    lines += [f"  constant with other numbers: '{output.shortened(name)}'" for name in found.constants]
+    for side, operators in (("a", found.operators_a), ("b", found.operators_b)):
+        lines.append(f"  in {side}:")
+        lines += [f"    {line}" for line in _ends(operators)]
+    shown = (found.short_name, *found.equal)
+    lines += [f"  {name} is '{output.shortened(found.names[name])}'" for name in shown if name in found.names]
+    return lines
+
+
+def _ends(operators: Sequence[str]) -> list[str]:
+    hidden = len(operators) - 2 * _OPERATORS_SHOWN
+    if hidden < 2:
+        return list(operators)
+    note = f"... {hidden} more (all with --json) ..."
+    return [*operators[:_OPERATORS_SHOWN], note, *operators[-_OPERATORS_SHOWN:]]
 
 
 def _row(signature: SignatureComparison) -> tuple[str, ...]:

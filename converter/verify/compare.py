@@ -7,13 +7,19 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import IO, Literal, Self, get_args
+from typing import IO, Literal, Self, cast, get_args
 
 import numpy as np
 
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import EdgeOptError, UsageError
 from edge_opt.verify import metrics
-from edge_opt.verify.comparison import ComparisonReport, OutputComparison, SignatureComparison
+from edge_opt.verify.bisect import Probe, first_difference
+from edge_opt.verify.comparison import (
+    ComparisonReport,
+    FirstDifference,
+    OutputComparison,
+    SignatureComparison,
+)
 from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.runner import Worker
@@ -40,6 +46,7 @@ def compare(
     atol: float = 0.0,
     rtol: float = 0.0,
     hostile: bool = False,
+    locate: bool = True,
     progress: Progress | None = None,
     worker: Worker | None = None,
 ) -> ComparisonReport:
@@ -59,6 +66,7 @@ def compare(
         atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
         hostile: also run one set each of inputs with fully masked rows, large values, denormals, NaN and infinity.
+        locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
         progress: called with a stage, the steps done and the steps in all.
         worker: a running worker to use; by default one of its own.
 
@@ -78,8 +86,9 @@ def compare(
         second = stack.enter_context(Source(b, "b"))
         job = _Job(running, first, second, sets, seed, atol, rtol, progress)
         found = job.signatures(signatures, _kernels(backend))
+        place = job.first_difference(found) if locate else None
     return ComparisonReport(
-        first.name, second.name, backend, seed, runs, hostile, atol, rtol, signatures=tuple(found)
+        first.name, second.name, backend, seed, runs, hostile, atol, rtol, tuple(found), place
     )
 
 
@@ -133,6 +142,7 @@ class _Job:
     atol: float
     rtol: float
     progress: Progress | None
+    described: tuple[dict[str, SignatureInfo], dict[str, SignatureInfo]] = field(default=({}, {}), init=False)
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
 
@@ -142,6 +152,7 @@ class _Job:
         """One comparison per signature and kernel set."""
         ours = {signature.name: signature for signature in self.worker.describe(self.a.model)}
         theirs = {signature.name: signature for signature in self.worker.describe(self.b.model)}
+        self.described = ours, theirs
         names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
         self.steps = 2 * len(names) * len(kernel_sets)
         found = []
@@ -155,6 +166,28 @@ class _Job:
                 self.done = 2 * len(found)
         self._tell("compared")
         return found
+
+    def first_difference(self, found: Sequence[SignatureComparison]) -> FirstDifference | None:
+        """Where the first output that differs begins to; None where none does in its numbers."""
+        for signature in found:
+            for output in signature.outputs:
+                if output.difference is not None and not output.difference.equal:
+                    return self._locate(signature, output.name)
+        return None
+
+    def _locate(self, found: SignatureComparison, output: str) -> FirstDifference:
+        self._tell(f"{found.name}: looking for the first difference")
+        ours, theirs = (described[found.name] for described in self.described)
+        paired = self._pair(ours, theirs)
+        outputs = next(pair for pair in paired.outputs if pair[0].name == output)
+        plans = self._plans(ours, paired, self.sets)
+        kernels = cast("Kernels", found.backend)
+        try:
+            probe = Probe(ours, *outputs, kernels, *plans)
+            return first_difference(self.worker, self.a, self.b, probe, self._measure)
+        except EdgeOptError as error:
+            # The comparison itself is done: what was found must not be lost.
+            return FirstDifference(found.name, found.backend, reason=f"looking for it failed: {error}")
 
     def _signature(self, a: SignatureInfo, b: SignatureInfo, kernels: Kernels) -> SignatureComparison:
         paired = self._pair(a, b)

@@ -4,7 +4,8 @@ Knows nothing of how models are run. In the dicts a figure that is not a finite 
 where there is no noise, the distance to a NaN) is null.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_opt.verify.metrics import Difference
@@ -90,6 +91,43 @@ class SignatureComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """Where two models begin to differ: a tensor of both, and the operators that lead to it from `equal` tensors.
+
+    Operators are in the text form, with short names; `names` has the models' own. `constants` are those that both
+    regions read, with other numbers. `reason` says why nothing was found, or why not closer.
+    """
+
+    signature: str
+    backend: str
+    tensor: str = ""
+    short_name: str = ""
+    figures: OutputComparison | None = None
+    equal: tuple[str, ...] = ()
+    operators_a: tuple[str, ...] = ()
+    operators_b: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "signature": self.signature,
+            "backend": self.backend,
+            "tensor": self.tensor or None,
+            "short_name": self.short_name or None,
+            "figures": None if self.figures is None else self.figures.to_dict(),
+            "equal_before": list(self.equal),
+            "operators_a": list(self.operators_a),
+            "operators_b": list(self.operators_b),
+            "names": dict(self.names),
+            "constants": list(self.constants),
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonReport:
     """Two models, or a model and its golden file, on the same inputs."""
 
@@ -102,6 +140,7 @@ class ComparisonReport:
     atol: float
     rtol: float
     signatures: tuple[SignatureComparison, ...]
+    first_difference: FirstDifference | None = None
 
     @property
     def equal(self) -> bool:
@@ -153,4 +192,5 @@ class ComparisonReport:
             "rtol": self.rtol,
             "notes": self.notes(),
             "signatures": [signature.to_dict() for signature in self.signatures],
+            "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
         }
