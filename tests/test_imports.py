@@ -25,7 +25,7 @@ ALLOWED = {
     "passes": _CORE,
     "verify": _CORE | {"verify"},
     "report": _CORE | {"verify", "report"},
-    "integrations": _CORE | {"verify", "report", "integrations"},
+    "integrations": _CORE | {"verify", "report", "integrations", "top"},
     "top": _CORE | {"verify", "report", "integrations", "top"},
     "cli": _CORE | {"verify", "report", "integrations", "top", "cli"},
     "main": {"cli"},

@@ -30,7 +30,11 @@ class MhaToSha(Pass):
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each SOFTMAX."""
         for match in find_blocks(context.subgraph):
-            if isinstance(match, Block):
+            if isinstance(match, Block) and not context.target.splits(context.signature):
+                reason = f"target '{context.target.name}' gains nothing from splitting this signature"
+                heads, kv_heads = match.heads, match.kv_heads
+                yield SkippedSite(match.softmax, reason, settled=True, heads=heads, kv_heads=kv_heads)
+            elif isinstance(match, Block):
                 build = partial(_build, context, match)
                 yield Site(match.softmax, build, match.heads, match.kv_heads)
             elif isinstance(match, NotABlock):

@@ -1,10 +1,11 @@
-"""Reads a target's file: which signatures to split, in which form, and what its compiler cannot take."""
+"""Reads a target's file: how to rewrite for one NPU compiler, and what it cannot take or gets wrong."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,30 +14,53 @@ from edge_opt.attention.form import AS_FOUND, FORMS
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from edge_opt.ir import Operator
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Facts about one NPU compiler.
+    """Facts about one NPU compiler; what is not known is left out, and then neither used nor linted.
 
-    `form`: how heads are cut. `refused_operators`: operators it does not take. `largest_rank`: of any tensor.
-    `mask_constant`: the lowest value of an additive mask; lower ones, and -inf, are raised to it. `rows_per_tile`: most
-    query rows of a head in one piece. `largest_mask_bytes`: of one head's mask, else its rows are cut too.
-    `inline_composites`: open every composite, not only attention.
+    How to rewrite:
+        form: how heads are cut (`as-found`, `split`, `unpack`).
+        split_signatures: patterns of the entry points that are worth splitting.
+        rows_per_tile: most query rows of a head in one piece.
+        largest_mask_bytes: of one head's mask operand, else its rows are cut too.
+        mask_constant: lowest value of an additive mask; lower ones, and -inf, are raised to it.
+        inline_composites: open every composite, not only attention.
+
+    What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
+        refused_operators, largest_rank.
+        int64, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
+        signatures: False where it reads subgraph 0 only.
+
+    And: compiler_flags that go with it, sources (of each fact), versions it was measured with.
     """
 
     name: str
     summary: str
     form: str = AS_FOUND
-    refused_operators: tuple[str, ...] = ()
-    largest_rank: int | None = None
-    mask_constant: float = -65472.0
+    split_signatures: tuple[str, ...] = ("*",)
     rows_per_tile: int | None = None
     largest_mask_bytes: int | None = None
+    mask_constant: float = -65472.0
     inline_composites: bool = False
+    refused_operators: tuple[str, ...] = ()
+    largest_rank: int | None = None
+    int64: bool | None = None
+    dynamic_shapes: bool | None = None
+    composites: bool | None = None
+    signatures: bool | None = None
+    compiler_flags: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def splits(self, signature: str) -> bool:
+        """True where the target gains from splitting this entry point."""
+        name = signature.rsplit("/", 1)[-1]
+        return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
 
     def violation(self, operators: Iterable[Operator]) -> str | None:
         """Why the target cannot take these operators; None where it can."""
@@ -78,22 +102,52 @@ def load_target(name: str) -> Target:
     return _parse(text, name)
 
 
+_TEXTS = frozenset({"name", "summary", "form"})
+_LISTS = frozenset({"split_signatures", "refused_operators"})
+_COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank"})
+_FLAGS = frozenset({"inline_composites", "int64", "dynamic_shapes", "composites", "signatures"})
+_TABLES = frozenset({"compiler_flags", "sources", "versions"})
+
+
 def _parse(text: str, source: str) -> Target:
     try:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
-    known = {field.name for field in fields(Target)}
-    for key in data:
+    known = [entry.name for entry in fields(Target)]
+    for key, value in data.items():
         if key not in known:
-            raise UsageError(
-                f"target file {source}: '{key}' is unknown, known are {', '.join(sorted(known))}"
-            )
-    for key, kind in (("name", str), ("summary", str)):
-        if not isinstance(data.get(key), kind):
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
+            raise UsageError(f"target file {source}: '{key}' is unknown, {hint}")
+        expected = _misfit(key, value)
+        if expected is not None:
+            raise UsageError(f"target file {source}: '{key}' must be {expected}, found {value!r}")
+    for key in ("name", "summary"):
+        if key not in data:
             raise UsageError(f"target file {source}: '{key}' must be there, as text")
-    if data.get("form", AS_FOUND) not in (AS_FOUND, *FORMS):
-        raise UsageError(f"target file {source}: form must be one of {', '.join((AS_FOUND, *FORMS))}")
-    if "refused_operators" in data:
-        data["refused_operators"] = tuple(data["refused_operators"])
-    return Target(**data)
+    lists = {key: tuple(value) for key, value in data.items() if key in _LISTS}
+    return Target(**{**data, **lists})
+
+
+def _misfit(key: str, value: object) -> str | None:
+    """What a fact should look like; None where it does."""
+    if key == "form":
+        forms = (AS_FOUND, *FORMS)
+        return None if value in forms else f"one of {', '.join(forms)}"
+    if key in _TEXTS:
+        return None if isinstance(value, str) else "text"
+    if key in _LISTS:
+        return (
+            None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "a list of texts"
+        )
+    if key in _COUNTS:
+        return None if type(value) is int and value > 0 else "a number of 1 or more"
+    if key in _FLAGS:
+        return None if isinstance(value, bool) else "true or false"
+    if key in _TABLES:
+        texts = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        return None if texts else "a table of texts"
+    assert key == "mask_constant"
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and -3.4e38 < value < 0
+    return None if fits else "a finite number below 0"

@@ -1,0 +1,167 @@
+"""What of a model a target refuses, or is known to get wrong. Looks only; a rewrite may mend some of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.ir import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from edge_opt.ir import Model, Operator, Subgraph, Tensor
+    from edge_opt.targets.target import Target
+
+_HALF_LOWEST = -65504.0
+_RUINS_A_SCALE = -1e6
+_HALF_BYTES = 2
+_MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
+_NAMED = 3
+_MOST_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that the target will not like; `severity` is "error" (refused, or silently wrong) or "warning"."""
+
+    severity: str
+    rule: str
+    message: str
+    signature: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and reports."""
+        return {
+            "severity": self.severity,
+            "rule": self.rule,
+            "message": self.message,
+            "signature": self.signature,
+        }
+
+
+def lint(model: Model, target: Target) -> list[Finding]:
+    """Everything of the model that the target's facts speak against, signature by signature."""
+    findings: list[Finding] = []
+    for name, graph in model.entry_points():
+        findings.extend(replace(found, signature=name) for found in _graph_findings(graph, target))
+    if target.signatures is False and len(model.signatures) > 1:
+        names = ", ".join(signature.key for signature in model.signatures)
+        remedy = "write one with --extract-signature"
+        findings.append(
+            _warning("signatures", f"only subgraph 0 is read, of the signatures {names}: {remedy}")
+        )
+    return findings
+
+
+def _graph_findings(graph: Subgraph, target: Target) -> Iterator[Finding]:
+    yield from _refused(graph, target)
+    yield from _tensors(graph, target)
+    yield from _masks(graph, target)
+    yield from _constants(graph)
+
+
+def _error(rule: str, message: str) -> Finding:
+    return Finding("error", rule, message)
+
+
+def _warning(rule: str, message: str) -> Finding:
+    return Finding("warning", rule, message)
+
+
+def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
+    counts: dict[str, int] = defaultdict(int)
+    composites: dict[str, int] = defaultdict(int)
+    for operator in graph.operators:
+        counts[operator.name] += 1
+        if operator.name == "STABLEHLO_COMPOSITE" and operator.options is not None:
+            composites[str(operator.options.get("name"))] += 1
+    for name in sorted(set(target.refused_operators) & set(counts)):
+        yield _error("operator", f"{name} is not taken ({_times(counts[name])})")
+    if target.composites is False and composites:
+        names = ", ".join(f"{name} {_times(count)}" for name, count in sorted(composites.items()))
+        yield _error(
+            "composite", f"composites are not opened: {names}; replace them with --inline-composites"
+        )
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' if count != 1 else ''}"
+
+
+def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
+    defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
+    if target.largest_rank is not None:
+        high = [tensor for tensor in defined if len(tensor.shape) > target.largest_rank]
+        if high:
+            yield _error("rank", f"tensors of a rank over {target.largest_rank}: {_names(high)}")
+    if target.int64 is False:
+        wide = [tensor for tensor in defined if tensor.dtype is DType.INT64]
+        if wide:
+            yield _error("int64", f"64-bit integers are not taken: {_names(wide)}")
+    if target.dynamic_shapes is False:
+        dynamic = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
+        if dynamic:
+            yield _error("dynamic", f"dimensions known only at run time are not taken: {_names(dynamic)}")
+
+
+def _names(tensors: list[Tensor]) -> str:
+    named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in tensors[:_NAMED])
+    more = len(tensors) - _NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _masks(graph: Subgraph, target: Target) -> Iterator[Finding]:
+    """The operand that is added to the logits, as large as the compiler makes it: one mask for each head in it."""
+    limit = target.largest_mask_bytes
+    if limit is None:
+        return
+    for match in find_blocks(graph):
+        if not isinstance(match, Block | SingleHead) or match.mask is None:
+            continue
+        heads = match.heads if isinstance(match, Block) else 1
+        element = _HALF_BYTES if match.mask.dtype.is_float else (match.mask.dtype.bits or 8) // 8
+        size = element * heads * match.query_length * sum(match.key_lengths)
+        if size > limit:
+            remedy = "split the heads" if heads > 1 else "cut the rows with --rows-per-tile"
+            yield _error(
+                "mask-size",
+                f"the mask operand of '{match.softmax.outputs[0].name[-60:]}' takes {size:,} bytes, over the limit of "
+                f"{limit:,}: {remedy}",
+            )
+
+
+def _constants(graph: Subgraph) -> Iterator[Finding]:
+    """Mask constants that overflow in half precision, or leave no precision to what is quantized with them."""
+    seen: set[int] = set()
+    for operator in graph.operators:
+        if operator.name not in _MASK_OPERATORS:
+            continue
+        for tensor in _small_float_constants(operator):
+            lowest = float(np.min(tensor.array()))
+            if id(tensor) in seen or not lowest < _HALF_LOWEST:
+                continue
+            seen.add(id(tensor))
+            if lowest < _RUINS_A_SCALE:
+                yield _warning(
+                    "mask-constant",
+                    f"the mask constant {lowest:g} of {operator.name} overflows in half precision, and quantized with "
+                    "it a tensor has no precision left: mask_to_add raises it",
+                )
+            else:
+                yield _warning("mask-constant", f"the mask constant {lowest:g} overflows in half precision")
+
+
+def _small_float_constants(operator: Operator) -> Iterable[Tensor]:
+    return (
+        tensor
+        for tensor in operator.inputs
+        if tensor is not None
+        and tensor.is_constant
+        and tensor.dtype is DType.FLOAT32
+        and 0 < tensor.elements <= 1 << 20
+    )
