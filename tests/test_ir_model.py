@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.tools import flatbuffer_utils
+from plain_tables import plain, values
 from schema_models import everything, pack, tfl, unpack, with_data_after
 from tiny_models import Graph, Op, T, build, options
 
@@ -28,32 +29,12 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.ir.text import parse, to_text
-from edge_opt.schema import Data, Table, new_table, read_model
+from edge_opt.schema import Data, new_table, read_model
 
 DEMOS = [
     Path(edge_opt.testdata.__path__[0]) / name for name in ("demo_gemma3.tflite", "demo_gemma3_a16w8.tflite")
 ]
 demos = pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)
-
-
-def values(item: Any) -> Any:
-    """A table as plain values: which fields are present, and what they hold."""
-    if isinstance(item, Table):
-        return (item.name, {name: values(value) for name, value in sorted(item.fields.items())})
-    if isinstance(item, list):
-        return [values(part) for part in item]
-    if isinstance(item, Data):
-        return (item.external, bytes(item.view()))
-    return (item.dtype.str, item.tolist()) if isinstance(item, np.ndarray) else item
-
-
-def plain(item: Any) -> Any:
-    """An object of the generated bindings as plain values."""
-    if hasattr(item, "Pack"):
-        return (type(item).__name__, {name: plain(value) for name, value in vars(item).items()})
-    if isinstance(item, list):
-        return [plain(part) for part in item]
-    return item.tolist() if isinstance(item, np.ndarray) else item
 
 
 def sample() -> bytes:

@@ -179,9 +179,10 @@ def _splat(tensor: Tensor) -> str:
 def _options(table: Table | None) -> str:
     if table is None:
         return ""
+    present = [(name, table.fields[name]) for name in table.spec.by_name if name in table.fields]
     texts = [
         f"{name}: {_option(value)}"
-        for name, value in table.fields.items()
+        for name, value in present
         if isinstance(value, np.ndarray) or value != _default(table, name)
     ]
     return f" {{{', '.join(texts)}}}" if texts else ""
