@@ -171,13 +171,13 @@ def test_a_scalar_constant_has_a_rank_even_where_the_file_does_not_say_so() -> N
 
 def test_an_operator_code_above_126_is_read_from_the_wide_field() -> None:
     content = unpack(sample())
-    gelu = tfl.BuiltinOperator.GELU
-    content.operatorCodes[0] = tfl.OperatorCodeT(builtinCode=gelu, deprecatedBuiltinCode=127, version=2)
+    wide = tfl.BuiltinOperator.STABLEHLO_ADD
+    content.operatorCodes[0] = tfl.OperatorCodeT(builtinCode=wide, deprecatedBuiltinCode=127, version=2)
     content.operatorCodes[1] = tfl.OperatorCodeT(deprecatedBuiltinCode=tfl.BuiltinOperator.MUL, builtinCode=0)
     content.subgraphs[0].operators[0].builtinOptions = None
     content.subgraphs[0].operators[0].builtinOptionsType = 0
     codes = load(pack(content)).operator_codes
-    assert [(code.name, code.version) for code in codes] == [("GELU", 2), ("MUL", 1)]
+    assert [(code.name, code.version) for code in codes] == [("STABLEHLO_ADD", 2), ("MUL", 1)]
 
 
 def test_a_custom_code_on_a_builtin_operator_says_nothing() -> None:
