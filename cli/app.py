@@ -178,11 +178,18 @@ def convert(
 
 
 @app.command()
-def inspect(*, file: ModelArgument, as_json: Json = False) -> Action:
-    """Show signatures, sizes, dtypes, operators and attention blocks."""
+def inspect(
+    *,
+    file: ModelArgument,
+    target: Annotated[
+        str | None, typer.Option(metavar="T", help="Also say what this target refuses or gets wrong.")
+    ] = None,
+    as_json: Json = False,
+) -> Action:
+    """Show signatures, sizes, dtypes, operators and attention blocks; lint for a target."""
     from edge_opt.cli.inspect import run
 
-    return partial(run, file, as_json=as_json)
+    return partial(run, file, target, as_json=as_json)
 
 
 @app.command()

@@ -9,9 +9,9 @@ from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, in
 _OPERATORS_NAMED = 12
 
 
-def run(file: Path, *, as_json: bool) -> int:
-    """Look at one model."""
-    found = inspect_model(file)
+def run(file: Path, target: str | None, *, as_json: bool) -> int:
+    """Look at one model; findings of the lint do not change the exit code."""
+    found = inspect_model(file, target=target)
     if as_json:
         output.say_json(found.to_dict())
     else:
@@ -32,6 +32,21 @@ def _show(found: Inspection) -> None:
         output.say(f"{signature.name}: {_operators(signature)}")
         for line in _blocks(signature, found.attention):
             output.say(f"  {line}")
+    if found.target is not None:
+        output.say()
+        for line in _lint(found):
+            output.say(line)
+
+
+def _lint(found: Inspection) -> list[str]:
+    """What the target will not like; equal findings of several places on one line."""
+    if not found.lint:
+        return [f"{found.target}: nothing that is known to be refused or computed wrongly."]
+    same = Counter((finding.severity, finding.signature, finding.message) for finding in found.lint)
+    return [
+        f"{found.target}, {severity}: {f'{signature}: ' if signature else ''}{message}"
+        for severity, signature, message in same
+    ]
 
 
 def _row(signature: SignatureContent, attention: list[AttentionBlock]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted, longest_repeat
-from edge_opt.targets import load_target
+from edge_opt.targets import Finding, Target, lint, load_target
 
 if TYPE_CHECKING:
     import os
@@ -107,6 +107,8 @@ class Inspection:
     weights: Mapping[str, int]
     signatures: list[SignatureContent] = field(default_factory=list)
     attention: list[AttentionBlock] = field(default_factory=list)
+    target: str | None = None
+    lint: list[Finding] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
@@ -118,6 +120,8 @@ class Inspection:
             "weights": dict(self.weights),
             "signatures": [signature.to_dict() for signature in self.signatures],
             "attention": [block.to_dict() for block in self.attention],
+            "target": self.target,
+            "lint": [finding.to_dict() for finding in self.lint],
         }
 
 
@@ -137,12 +141,16 @@ class Explanation:
         }
 
 
-def inspect_model(source: str | os.PathLike[str] | bytes | Model) -> Inspection:
-    """Look at a model without changing it.
+def inspect_model(
+    source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
+) -> Inspection:
+    """Look at a model without changing it; for a target, also at what that one refuses or gets wrong.
 
     Raises:
         ModelFormatError: the source is not a valid model.
+        UsageError: there is no such target.
     """
+    facts = load_target(target) if isinstance(target, str) else target
     model = _loaded(source)
     file = model.file
     found = Inspection(
@@ -156,6 +164,8 @@ def inspect_model(source: str | os.PathLike[str] | bytes | Model) -> Inspection:
         blocks = attention_blocks(model, name, graph)
         found.attention += [block for block in blocks if block is not None]
         found.signatures.append(_content(model, name, graph, unmatched=blocks.count(None)))
+    if facts is not None:
+        found.target, found.lint = facts.name, lint(model, facts)
     return found
 
 

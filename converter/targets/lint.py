@@ -120,18 +120,20 @@ def _masks(graph: Subgraph, target: Target) -> Iterator[Finding]:
     limit = target.largest_mask_bytes
     if limit is None:
         return
+    sizes: dict[tuple[int, bool], int] = defaultdict(int)
     for match in find_blocks(graph):
         if not isinstance(match, Block | SingleHead) or match.mask is None:
             continue
         heads = match.heads if isinstance(match, Block) else 1
         element = _HALF_BYTES if match.mask.dtype.is_float else (match.mask.dtype.bits or 8) // 8
-        size = element * heads * match.query_length * sum(match.key_lengths)
+        sizes[element * heads * match.query_length * sum(match.key_lengths), heads > 1] += 1
+    for (size, several), count in sizes.items():
         if size > limit:
-            remedy = "split the heads" if heads > 1 else "cut the rows with --rows-per-tile"
+            remedy = "split the heads" if several else "cut the rows with --rows-per-tile"
+            blocks = f"{count} attention block{'s' if count != 1 else ''}"
             yield _error(
                 "mask-size",
-                f"the mask operand of '{match.softmax.outputs[0].name[-60:]}' takes {size:,} bytes, over the limit of "
-                f"{limit:,}: {remedy}",
+                f"the mask operand of {blocks} takes {size:,} bytes, over the limit of {limit:,}: {remedy}",
             )
 
 

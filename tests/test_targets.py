@@ -1,0 +1,123 @@
+"""Targets are data: every fact has a source, user files are checked, and the lint finds what a compiler cannot take."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from edge_opt.conversion import convert
+from edge_opt.ir.text import parse
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import Target, lint, load_target, target_names
+
+TESTDATA = Path(__file__).parent.parent / "testdata"
+PLAIN = {"name", "summary", "form", "sources", "versions"}
+
+
+def attention(heads: int = 2, rows: int = 8, keys: int = 16, mask: str = "%mask") -> str:
+    shape = f"[1,{heads},{rows},{keys}]"
+    return f"""
+    subgraph main (%q: float32[1,{heads},{rows},4], %k: float32[1,{heads},{keys},4],
+                   %v: float32[1,{heads},{keys},4], %mask: float32[1,1,{rows},{keys}]) {{
+      %logits: float32{shape} = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %masked: float32{shape} = ADD(%logits, {mask})
+      %p: float32{shape} = SOFTMAX(%masked) {{beta: 1.0}}
+      %heads: float32[1,{heads},{rows},4] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,{rows},{heads},4] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
+      %out: float32[1,{rows},{4 * heads}] = RESHAPE(%t, int32{{1, {rows}, {4 * heads}}})
+      return %out
+    }}"""
+
+
+def rules(text: str, **facts: object) -> list[str]:
+    target = replace(load_target("generic"), **facts)  # type: ignore[arg-type]
+    return [finding.rule for finding in lint(parse(text), target)]
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_every_fact_of_a_bundled_target_has_a_source(name: str) -> None:
+    target = load_target(name)
+    assert target.name == name
+    blank = Target("", "")
+    stated = {f.name for f in fields(Target) if getattr(target, f.name) != getattr(blank, f.name)} - PLAIN
+    assert stated == set(target.sources)
+
+
+def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="did you mean 'qualcomm-htp'"):
+        load_target("qualcom-htp")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("rows_per_tille = 4", "'rows_per_tille' is unknown, did you mean 'rows_per_tile'"),
+        ("rows_per_tile = 0", "'rows_per_tile' must be a number of 1 or more, found 0"),
+        ("rows_per_tile = true", "must be a number of 1 or more"),
+        ("form = 'cut'", "must be one of as-found, split, unpack"),
+        ("int64 = 'no'", "must be true or false"),
+        ("refused_operators = 'ADD'", "must be a list of texts"),
+        ("mask_constant = -inf", "must be a finite number below 0"),
+        ("sources = 3", "must be a table of texts"),
+        ("= 3", "not valid TOML"),
+    ],
+)
+def test_a_user_s_target_file_is_checked(tmp_path: Path, line: str, complaint: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"name = 'mine'\nsummary = 'Mine.'\n{line}\n")
+    with pytest.raises(UsageError, match=complaint.replace("(", r"\(")):
+        load_target(str(file))
+
+
+def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("name = 'mine'\nsummary = 'Mine.'\nsplit_signatures = ['prefill*']\n")
+    result = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, target=str(file), verify="none")
+    assert {site.signature for site in result.converted} == {"prefill_8"}
+    left = [site for site in result.sites if site.signature == "decode"]
+    assert left
+    assert all(site.settled and "gains nothing" in site.reason for site in left)
+
+
+def test_a_rewrite_that_the_target_cannot_take_is_rolled_back() -> None:
+    target = replace(load_target("generic"), refused_operators=("SPLIT",))
+    result = convert(parse(attention()), target=target, verify="none")
+    assert [str(site.status) for site in result.sites] == ["rolled-back"]
+    assert "does not take SPLIT" in result.sites[0].reason
+
+
+def test_the_mask_operand_of_all_heads_together_crosses_the_limit() -> None:
+    assert rules(attention(heads=4), largest_mask_bytes=4 * 8 * 16 * 2) == []
+    assert rules(attention(heads=4), largest_mask_bytes=4 * 8 * 16 * 2 - 1) == ["mask-size"]
+
+
+def test_mask_constants_that_overflow_in_half_precision_are_named() -> None:
+    assert rules(attention(mask="float32(-65504.0)")) == []
+    assert rules(attention(mask="float32(-65505.0)")) == ["mask-constant"]
+    assert rules(attention(mask="float32(-inf)")) == ["mask-constant"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "rule"),
+    [
+        ({"refused_operators": ("SOFTMAX",)}, "operator"),
+        ({"largest_rank": 3}, "rank"),
+    ],
+)
+def test_what_the_target_does_not_take_is_named(facts: dict[str, object], rule: str) -> None:
+    assert rules(attention(), **facts) == [rule]
+
+
+def test_int64_and_dynamic_dimensions_are_named() -> None:
+    text = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
+    assert rules(text, int64=False, dynamic_shapes=False) == ["int64", "dynamic"]
+    assert rules(text) == []
+
+
+def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
+    target = replace(load_target("generic"), composites=False, signatures=False)
+    model = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, verify="none").model
+    assert model is not None
+    messages = {finding.rule: finding.message for finding in lint(model, target)}
+    assert "--inline-composites" in messages["composite"]
+    assert "--extract-signature" in messages["signatures"]
