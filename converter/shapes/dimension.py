@@ -48,7 +48,7 @@ def _as_dimension(dim: int, label: str) -> int:
     if isinstance(dim, Dim):
         return dim
     try:
-        size = operator.index(dim)
+        size = int(operator.index(dim))
     except TypeError:
         raise ShapeError(
             f"{label} has the dimension {dim!r}: expected a whole number, or -1 for a dynamic one"
