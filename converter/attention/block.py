@@ -221,6 +221,10 @@ class _Matcher:
 
     def _without_heads(self) -> SingleHead | NotABlock:
         """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
+        for tensor in self._tail.tensors:
+            distrusted = tensor.producer and self._operands.distrusted(tensor.producer)
+            if distrusted:
+                return NotABlock(self._softmax, distrusted)
         product, (side, _) = next(iter(self._products.items()))
         shape = product.outputs[0].shape
         for end in self._tail.ends:
@@ -269,21 +273,23 @@ class _Matcher:
         return None
 
     def _side_by_side(self) -> tuple[Tensor, Factored, int] | None:
-        """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`."""
-        for tensor in reversed(self._tail.tensors):
+        """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
+
+        The nearest tensor that has them all: `[.., K, G, H]` on the way to it has only some.
+        """
+        found: tuple[Tensor, Factored, int] | None = None
+        for tensor in self._tail.tensors:
             shape = tensor.shape
-            if len(shape) < 3 or shape[-1] != self._head_size or shape[-2] < 2:
+            if len(shape) < 3 or shape[-1] != self._head_size or shape[-2] <= (found[2] if found else 1):
                 continue
             front = fx.plain(shape[:-1])
             if not self._ends_in_head_size(tensor, (*front, (Factor(shape[-1], 1),))):
                 continue
             factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
-            found = self._labelling.reach_products(tensor, factored).items()
-            if found and all(
-                _heads_apart(labelled, self._products[product][0]) for product, labelled in found
-            ):
-                return tensor, factored, shape[-2]
-        return None
+            reached = self._labelling.reach_products(tensor, factored).items()
+            if reached and all(_heads_apart(own, self._products[product][0]) for product, own in reached):
+                found = tensor, factored, shape[-2]
+        return found
 
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""
@@ -308,7 +314,7 @@ class _Matcher:
             operator, operands = tensor.producer, self._operands.of(tensor, labelled)
             if not isinstance(operands, dict):
                 break
-            carriers = [index for index, own in operands.items() if not fx.is_shared(own)]
+            carriers = [index for index, own in operands.items() if fx.piece_count(own) > 1]
             if len(carriers) != 1 or id(operator.input(carriers[0])) not in whole:
                 break
             tensor, labelled = operator.input(carriers[0]), operands[carriers[0]]

@@ -13,7 +13,7 @@ from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT, RULES
-from edge_opt.ir import Operator, Quantization, Tensor
+from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from edge_opt.attention.labelling import OperandFactors
     from edge_opt.ir import Subgraph
 
+# Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
+SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
+_NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
 _SCALINGS = frozenset({"MUL", "DIV"})
 
 
@@ -184,7 +187,7 @@ class Cutter:
             return self._assembly.reshaped(piece, target, f"{tensor.name}/piece")
         count = fx.sizes((lead,))[0]
         rest = factored[axis][len(lead) :]
-        drops = self._form.cut == "unpack" and not rest
+        drops = self._form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
         part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
         remaining = () if drops else (rest,)
         piece = self.piece(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
@@ -197,6 +200,7 @@ class Cutter:
         return self._assembly.reshaped(tensor, fx.sizes(axes), f"{tensor.name}/exposed"), axes
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
+        """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
         key = (id(tensor), axis, count)
         if key not in self._parts:
             part = "head" if count == self._heads else "group"
@@ -207,12 +211,23 @@ class Cutter:
             if drops:
                 options = new_table("UnpackOptions", num=count, axis=axis)
                 self._assembly.emit("UNPACK", [tensor], parts, options)
-            else:
+            elif tensor.dtype in SPLIT_TYPES:
                 where = self._assembly.integers("split/axis", axis)
                 options = new_table("SplitOptions", num_splits=count)
                 self._assembly.emit("SPLIT", [where, tensor], parts, options)
+            else:
+                for index, made in enumerate(parts):
+                    self._slice(tensor, axis, index * size, made)
             self._parts[key] = tuple(parts)
         return self._parts[key]
+
+    def _slice(self, tensor: Tensor, axis: int, begin: int, output: Tensor) -> None:
+        begins = [begin if i == axis else 0 for i in range(len(tensor.shape))]
+        steering = [
+            self._assembly.integers(f"{output.name}/begin", begins),
+            self._assembly.integers(f"{output.name}/size", output.shape),
+        ]
+        self._assembly.emit("SLICE", [tensor, *steering], [output], new_table("SliceOptions"))
 
     def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         keep = self._form.keep_axes

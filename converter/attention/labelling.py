@@ -36,10 +36,14 @@ class OperandFactors:
         """Factors of the operands, given those of result `output`; None where the operator has no rule."""
         key = (operator, result, output)
         if key not in self._known:
-            if operator not in self._refused:
-                self._refused[operator] = _shapes_disagree(operator)
-            self._known[key] = self._refused[operator] or operand_factors(operator, result, output)
+            self._known[key] = self.distrusted(operator) or operand_factors(operator, result, output)
         return self._known[key]
+
+    def distrusted(self, operator: Operator) -> Refusal | None:
+        """Why the recorded shapes of an operator tell nothing; None where they do."""
+        if operator not in self._refused:
+            self._refused[operator] = _shapes_disagree(operator)
+        return self._refused[operator]
 
     def of(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
         """As for the operator that defines the tensor; None where that is none."""

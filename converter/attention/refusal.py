@@ -21,8 +21,13 @@ class Refusal:
 
     def __str__(self) -> str:
         text = self.condition
-        if self.expected or self.actual:
-            text += f" (expected {self.expected or 'none'}, found {self.actual or 'none'})"
+        told = [
+            f"{word} {value}"
+            for word, value in (("expected", self.expected), ("found", self.actual))
+            if value
+        ]
+        if told:
+            text += f" ({', '.join(told)})"
         if self.operator is not None:
             text += f", at {self.operator.name}"
         if self.tensor is not None:

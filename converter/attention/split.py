@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, HeadBuilder
-from edge_opt.attention.cuts import Cut, Cutter, levels
+from edge_opt.attention.cuts import SPLIT_TYPES, Cut, Cutter, levels
 from edge_opt.attention.labelling import DEEPEST, output_index
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled
@@ -62,6 +62,13 @@ class _Splitter:
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._cuts: dict[tuple[int, Factored], Cut] = {}
         self._costs: dict[tuple[int, Factored], int] = {}
+        self._staying = self._escape_makers()
+
+    def _escape_makers(self) -> frozenset[Operator]:
+        """Operators of the core that stay, because somebody outside reads what they lead to."""
+        producer = self._block.output.producer
+        assert producer is not None
+        return frozenset(still_needed(self._subgraph, topological(self._block.core), producer))
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
@@ -87,7 +94,8 @@ class _Splitter:
             heads = [self._assembly.reshaped(head, flat, f"{head.name}/flat") for head in heads]
         shape, count = heads[0].shape, len(heads)
         places = _boundaries(shape, front)
-        for axis in places if self._form.cut == "unpack" else ():
+        packs = self._form.cut == "unpack" and output.dtype in SPLIT_TYPES
+        for axis in places if packs else ():
             if output.shape == (*shape[:axis], count, *shape[axis:]):
                 options = new_table("PackOptions", values_count=count, axis=axis)
                 self._assembly.emit("PACK", heads, [output], options)
@@ -146,7 +154,8 @@ class _Splitter:
     def _cut(self, tensor: Tensor, factored: Factored) -> Cut:
         key = (id(tensor), factored)
         if key not in self._cuts:
-            readers = {*self._block.core, *self._old}
+            # What staying operators read stays too: beside a chain of its own the heads would only repeat it.
+            readers = {*self._block.core, *self._old} - self._staying
             self._cuts[key] = self._cutter.choose(tensor, factored, readers)
         return self._cuts[key]
 
