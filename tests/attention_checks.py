@@ -1,0 +1,65 @@
+"""What tests of the attention passes do with a model: convert it, and run it before and after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.ir import Constants, Model
+from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.passes import Context, SiteReport, run_pass
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.targets import Target
+from edge_opt.verify.native import run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def convert(model: Model, form: str) -> list[SiteReport]:
+    """Split every block of the model by head."""
+    usage = Usage.of(model)
+    reports: list[SiteReport] = []
+    for key, graph in model.entry_points():
+        context = Context(model, graph, key, Target(form, form, form=form), Constants(model))
+        reports += run_pass(MhaToSha(), context)
+    remove_unused(model, usage)
+    return reports
+
+
+def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
+    """Numbers for every input, over the whole range of integers."""
+    rng = np.random.default_rng(1)
+    values: dict[str, NDArray[Any]] = {}
+    for name, tensor in model.signatures[0].inputs.items():
+        dtype = tensor.dtype.numpy
+        assert dtype is not None
+        if dtype == np.bool_:
+            drawn: NDArray[Any] = rng.random(tensor.shape) < 0.7
+        elif np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(str(dtype))
+            drawn = rng.integers(limits.min, limits.max, tensor.shape, endpoint=True)
+        else:
+            drawn = rng.normal(size=tensor.shape)
+        values[name] = drawn.astype(dtype)
+    return values
+
+
+def assert_same_bits(before: bytes, after: bytes, inputs: dict[str, NDArray[Any]], kernels: Any) -> None:
+    """Both models give the same bytes for every output."""
+    old, new = (next(iter(run(model, kernels, None, [lambda: inputs]))) for model in (before, after))
+    assert list(old) == list(new)
+    for name, expected in old.items():
+        assert new[name].dtype == expected.dtype
+        assert new[name].shape == expected.shape
+        different = int((new[name].view(np.uint8) != expected.view(np.uint8)).sum())
+        assert not different, f"{name} ({kernels}): max {np.abs(new[name] - expected).max()}"
+
+
+def interface(model: Model) -> Any:
+    """What callers see of a model."""
+    return [
+        (s.key, [(n, t.name, t.shape, t.dtype) for n, t in (*s.inputs.items(), *s.outputs.items())])
+        for s in model.signatures
+    ]

@@ -1,0 +1,180 @@
+"""The arithmetic of factored shapes: whatever is done to a shape, every head keeps its own elements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factor, Factored, Mismatch
+
+PLAIN = Factor(3)
+quick = settings(max_examples=100, derandomize=True, deadline=None, database=None)
+
+
+def elements(factored: Factored, head: int) -> list[int]:
+    """Positions in row-major order that belong to a head."""
+    flat = [factor for axis in factored for factor in axis]
+    positions = np.arange(math.prod(factor.size for factor in flat)).reshape([f.size for f in flat])
+    index = tuple(f.index(head) if f.stride else slice(None) for f in flat)
+    return [int(position) for position in np.ravel(positions[index])]
+
+
+@st.composite
+def labelled_shapes(draw: st.DrawFn) -> tuple[Factored, int]:
+    """A factored shape and the number of heads; the heads' digits stand anywhere, in any order."""
+    digits = draw(st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3))
+    heads = math.prod(digits)
+    factors: list[Factor] = []
+    stride = heads
+    for size in digits:
+        stride //= size
+        factors.append(Factor(size, stride))
+    factors += [Factor(size) for size in draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), max_size=4))]
+    axes: list[list[Factor]] = [[]]
+    for factor in draw(st.permutations(factors)):
+        if draw(st.booleans()):
+            axes.append([])
+        axes[-1].append(factor)
+    return tuple(tuple(fx.merge_plain(axis)) for axis in axes), heads
+
+
+@st.composite
+def shapes_of(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """A shape of that many elements."""
+    shape: list[int] = []
+    while count > 1:
+        size = draw(st.sampled_from([n for n in range(count, 0, -1) if count % n == 0]))
+        shape.append(size)
+        count //= size
+    return (*shape, *[1] * draw(st.integers(0, 1)))
+
+
+@quick
+@given(st.data())
+def test_a_reshape_leaves_every_head_its_elements(data: st.DataObject) -> None:
+    factored, heads = data.draw(labelled_shapes())
+    shape = data.draw(shapes_of(math.prod(fx.sizes(factored))))
+    regrouped = fx.regroup(factored, shape)
+    if isinstance(regrouped, Mismatch):
+        return
+    assert fx.sizes(regrouped) == shape
+    for head in range(heads):
+        assert elements(regrouped, head) == elements(factored, head)
+
+
+@quick
+@given(st.data())
+def test_a_reshape_and_back_is_no_reshape(data: st.DataObject) -> None:
+    factored, _ = data.draw(labelled_shapes())
+    shape = data.draw(shapes_of(math.prod(fx.sizes(factored))))
+    regrouped = fx.regroup(factored, shape)
+    if not isinstance(regrouped, Mismatch):
+        back = fx.regroup(regrouped, fx.sizes(factored))
+        assert not isinstance(back, Mismatch)
+        assert [elements(back, head) for head in range(4)] == [elements(factored, head) for head in range(4)]
+        assert fx.regroup(regrouped, shape) == regrouped
+
+
+@quick
+@given(labelled_shapes())
+def test_the_pieces_make_up_the_whole(case: tuple[Factored, int]) -> None:
+    factored, heads = case
+    assert fx.piece_count(factored) == heads
+    assert sorted(e for head in range(heads) for e in elements(factored, head)) == list(
+        range(math.prod(fx.sizes(factored)))
+    )
+    for keep in (True, False):
+        assert math.prod(fx.piece_shape(factored, keep=keep)) * heads == math.prod(fx.sizes(factored))
+    assert len({fx.piece_key(factored, head) for head in range(heads)}) == heads
+
+
+@quick
+@given(st.sampled_from((4, 6, 12)), st.integers(1, 5), st.data())
+def test_a_factor_cut_in_two_still_knows_its_heads(size: int, stride: int, data: st.DataObject) -> None:
+    factor = Factor(size, stride)
+    outer = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+    first, second = fx.divide(factor, outer)
+    assert (first.size, second.size) == (outer, size // outer)
+    for head in range(2 * size * stride):
+        assert first.index(head) * second.size + second.index(head) == factor.index(head)
+
+
+@quick
+@given(st.data())
+def test_an_axis_cut_in_two_is_the_axis(data: st.DataObject) -> None:
+    factored, heads = data.draw(labelled_shapes())
+    axis = tuple(factor for own in factored for factor in own)
+    count = data.draw(st.integers(1, math.prod(factor.size for factor in axis)))
+    cut = fx.cut_axis(axis, count)
+    if cut is not None:
+        assert math.prod(factor.size for factor in cut[0]) == count
+        for head in range(heads):
+            assert elements((cut[0] + cut[1],), head) == elements((axis,), head)
+        assert (fx.take_outer(axis, count) is None) == any(not factor.stride for factor in cut[0])
+
+
+@quick
+@given(st.data())
+def test_an_operand_of_a_broadcast_gives_every_head_what_it_reads(data: st.DataObject) -> None:
+    factored, heads = data.draw(labelled_shapes())
+    shape = fx.sizes(factored)
+    first = data.draw(st.integers(0, len(shape)))
+    operand = tuple(size if data.draw(st.booleans()) else 1 for size in shape[first:])
+    read = np.broadcast_to(np.arange(math.prod(operand)).reshape(operand), shape).ravel()
+    spread = fx.spread(factored, operand)
+    assert fx.sizes(spread) == operand
+    for head in range(heads):
+        assert sorted(set(read[elements(factored, head)])) == elements(spread, head)
+
+
+@quick
+@given(st.data())
+def test_operands_of_a_broadcast_still_align_when_head_axes_are_dropped(data: st.DataObject) -> None:
+    factored, _ = data.draw(labelled_shapes())
+    shape = fx.sizes(factored)
+    operand = tuple(size if data.draw(st.booleans()) else 1 for size in shape)
+    piece, result = (fx.piece_shape(own, keep=False) for own in (fx.spread(factored, operand), factored))
+    assert len(piece) == len(result)
+    assert all(a in (1, b) for a, b in zip(piece, result, strict=True))
+
+
+@quick
+@given(labelled_shapes())
+def test_heads_lie_in_order_where_their_pieces_can_be_put_side_by_side(case: tuple[Factored, int]) -> None:
+    factored, heads = case
+    front = fx.before_heads(factored)
+    if front is not None:
+        pieces = np.stack([np.reshape(elements(factored, head), (front, -1)) for head in range(heads)], 1)
+        assert pieces.ravel().tolist() == list(range(math.prod(fx.sizes(factored))))
+
+
+def test_sizes_that_share_no_refinement_are_a_mismatch() -> None:
+    heads_and_rows: Factored = ((Factor(4, 1), PLAIN),)
+    assert fx.regroup(heads_and_rows, (6, 2)) == Mismatch(6, 4)
+    assert isinstance(fx.regroup(heads_and_rows, (4, 2)), Mismatch)
+    assert isinstance(fx.regroup(heads_and_rows, (4, 3, 2)), Mismatch)
+
+
+def test_heads_out_of_order_or_apart_cannot_be_put_side_by_side() -> None:
+    assert fx.before_heads(((Factor(2, 1), Factor(2, 2)),)) is None
+    assert fx.before_heads(((Factor(2, 2),), (PLAIN,), (Factor(2, 1),))) is None
+    assert fx.before_heads(((PLAIN,), (Factor(2, 2), Factor(2, 1)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("factored", "text"),
+    [
+        (
+            ((), (Factor(2, 2),), (Factor(2, 1), Factor(128)), (Factor(1408),)),
+            "[1, (2:head), (2:head)(128), 1408]",
+        ),
+        (((Factor(1, 1),), (PLAIN,)), "[(1:head), 3]"),
+    ],
+)
+def test_factored_shapes_read_as_in_the_documentation(factored: Factored, text: str) -> None:
+    assert fx.to_text(factored) == text

@@ -1,0 +1,86 @@
+"""Every way of writing attention is found, split by head, and computes the same bits afterwards."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from attention_cases import Case, cases
+from attention_checks import assert_same_bits, convert, interface, random_inputs
+from attention_graphs import Attention, build
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.ir import Model, load, to_bytes
+from edge_opt.ir.text import to_text
+from edge_opt.passes import Status
+
+EXAMPLES = int(os.environ.get("EDGE_OPT_ATTENTION_GRAPHS", "0"))
+"""How many graphs to try, drawn anew each time; 0 tries a fixed moderate number of fixed ones."""
+
+graphs = settings(
+    max_examples=EXAMPLES or 120,
+    derandomize=not EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],
+)
+
+
+def assert_found(attention: Attention) -> None:
+    """Every block is matched, with the sizes that it was built with."""
+    matches = list(find_blocks(attention.model.subgraphs[0]))
+    assert len(matches) == len(attention.expected)
+    for match, expected in zip(matches, attention.expected, strict=True):
+        assert isinstance(match, Block), match
+        assert match.heads == expected.heads
+        assert match.kv_heads == expected.kv_heads
+        assert match.head_size == expected.head_size
+        assert match.query_length == expected.query_length
+        assert match.key_lengths == expected.key_lengths
+
+
+def assert_single_heads(attention: Attention, model: Model) -> None:
+    """No product, sum or softmax holds more than one head, and all heads are there."""
+    case = attention.case
+    most = case.batch * case.length * max(sum(case.segments) + case.sink, case.head_size)
+    counted = 0
+    for operator in model.subgraphs[0].operators:
+        if operator.name in ("BATCH_MATMUL", "ADD", "SOFTMAX"):
+            assert operator.outputs[0].elements <= most, operator
+        counted += operator.name == "SOFTMAX"
+    assert counted == sum(block.heads for block in attention.expected)
+    assert all(isinstance(match, SingleHead) for match in find_blocks(model.subgraphs[0]))
+
+
+def check(case: Case, form: str, *, reference: bool) -> None:
+    """Convert one graph in one form, and compare."""
+    attention = build(case)
+    assert_found(attention)
+    before = to_bytes(attention.model)
+    model = load(before)
+    reports = convert(model, form)
+    assert [report.status for report in reports] == [Status.CONVERTED] * case.blocks, reports
+    assert interface(model) == interface(attention.model)
+    if not case.escapes & {"logits", "probabilities"}:
+        assert_single_heads(attention, model)
+    after = to_bytes(model)
+    inputs = random_inputs(model)
+    assert_same_bits(before, after, inputs, "xnnpack")
+    if reference:
+        assert_same_bits(before, after, inputs, "reference")
+    once = to_text(model)
+    again = convert(model, form)
+    assert all(report.status is Status.SKIPPED and report.settled for report in again), again
+    assert to_text(model) == once
+
+
+@pytest.mark.parametrize("form", ["split", "unpack"])
+@graphs
+@given(cases(), st.sampled_from((False, False, False, True)))
+def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
+    form: str, case: Case, reference: bool
+) -> None:
+    check(case, form, reference=reference)

@@ -1,0 +1,404 @@
+"""What is not a multi-head attention, or cannot be followed: left as it is, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.ir import Buffer, Constants, Metadata, Model
+from edge_opt.ir.text import parse, to_text
+from edge_opt.passes import Context, SiteReport, Status, run_pass
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.schema.data import Data
+from edge_opt.targets import Target
+
+GENERIC = Target("generic", "")
+
+
+def refused(model: Model, target: Target = GENERIC) -> SiteReport:
+    """The report of the only site, which must have left the graph alone."""
+    before = to_text(model)
+    graph = model.subgraphs[0]
+    (report,) = run_pass(MhaToSha(), Context(model, graph, "main", target, Constants(model)))
+    assert report.status is not Status.CONVERTED
+    assert to_text(model) == before
+    return report
+
+
+MERGE = """%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+           %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})"""
+
+
+def attention(
+    logits: str = "%p: float32[1,4,6,8] = SOFTMAX(%l)",
+    tail: str = MERGE,
+    result: str = "%r",
+    inputs: str = "",
+) -> Model:
+    """Four heads of size 5, six queries, eight keys; `logits` leads from %l to %p, `tail` from %o to `result`."""
+    return parse(
+        f"""
+        subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]{inputs}) {{
+          %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          {logits}
+          %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+          {tail}
+          return {result}
+        }}
+        """
+    )
+
+
+@dataclass(frozen=True)
+class Example:
+    """A graph and why it is left; `settled` where nothing is to be done about it."""
+
+    name: str
+    model: Model
+    reason: str
+    settled: bool = False
+
+
+def _one(body: str, settled_reason: str, name: str, *, settled: bool = True) -> Example:
+    return Example(name, parse(body), settled_reason, settled)
+
+
+EXAMPLES = (
+    _one(
+        """
+        subgraph main (%x: float32[2,10]) {
+          %p: float32[2,10] = SOFTMAX(%x)
+          return %p
+        }
+        """,
+        "no value product behind this SOFTMAX: not attention",
+        "a softmax over classes",
+    ),
+    _one(
+        """
+        subgraph main (%x: float32[1,4,16], %experts: float32[1,3,16]) {
+          %g: float32[1,4,3] = FULLY_CONNECTED(%x, float32[3,16]{splat 0.5}, none) {keep_num_dims: true}
+          %p: float32[1,4,3] = SOFTMAX(%g)
+          %o: float32[1,4,16] = BATCH_MATMUL(%p, %experts)
+          return %o
+        }
+        """,
+        "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
+        "a router that mixes experts",
+    ),
+    _one(
+        """
+        subgraph main (%x: float32[1,4,6,8], %v: float32[1,4,8,5]) {
+          %g: float32[1,4,6,8] = CUSTOM 'scores' (%x)
+          %p: float32[1,4,6,8] = SOFTMAX(%g)
+          %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+          return %o
+        }
+        """,
+        "no product of queries and keys leads to this SOFTMAX: not attention, at CUSTOM",
+        "logits made by an operator that nobody can look into",
+        settled=False,
+    ),
+    Example(
+        "a softmax over the heads",
+        attention(
+            """%lt: float32[1,6,8,4] = TRANSPOSE(%l, int32{0, 2, 3, 1})
+               %pt: float32[1,6,8,4] = SOFTMAX(%lt)
+               %p: float32[1,4,6,8] = TRANSPOSE(%pt, int32{0, 3, 1, 2})"""
+        ),
+        "the heads lie on the axis of the softmax (found [1, 6, 8, (4:head)]), at SOFTMAX",
+    ),
+    Example(
+        "heads that are summed",
+        attention(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
+        "heads are summed before they stand side by side, at SUM",
+    ),
+    Example(
+        "heads that a product contracts",
+        attention(
+            tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
+                    %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})"""
+        ),
+        "heads never stand beside the head size (expected [.., N*5] or [.., N, 5], found [1, 6, 5, 4]), "
+        "at BATCH_MATMUL",
+    ),
+    Example(
+        "a slice through the heads",
+        attention(
+            """%all: float32[1,4,6,8] = SOFTMAX(%l)
+               %p3: float32[1,3,6,8] = SLICE(%all, int32{0, 1, 0, 0}, int32{1, 3, 6, 8})
+               %v3: float32[1,3,8,5] = SLICE(%v, int32{0, 1, 0, 0}, int32{1, 3, 8, 5})
+               %o3: float32[1,3,6,5] = BATCH_MATMUL(%p3, %v3)
+               %t3: float32[1,6,3,5] = TRANSPOSE(%o3, int32{0, 2, 1, 3})
+               %r3: float32[1,6,15] = RESHAPE(%t3, int32{1, 6, 15})
+               %p: float32[1,4,6,8] = ABS(%l)""",
+            result="%r3",
+        ),
+        "a slice cuts through the heads, at SLICE, tensor 'all'",
+    ),
+    Example(
+        "a split through the heads",
+        attention(
+            """%all: float32[1,4,6,8] = SOFTMAX(%l)
+               %p2: float32[1,2,6,8], %other: float32[1,2,6,8] = SPLIT(int32(1), %all) {num_splits: 2}
+               %v2: float32[1,2,8,5] = SLICE(%v, int32{0, 0, 0, 0}, int32{1, 2, 8, 5})
+               %o2: float32[1,2,6,5] = BATCH_MATMUL(%p2, %v2)
+               %t2: float32[1,6,2,5] = TRANSPOSE(%o2, int32{0, 2, 1, 3})
+               %r2: float32[1,6,10] = RESHAPE(%t2, int32{1, 6, 10})
+               %p: float32[1,4,6,8] = ABS(%l)""",
+            result="%r2",
+        ),
+        "a split cuts through the heads, at SPLIT, tensor 'all'",
+    ),
+    Example(
+        "strides behind the softmax",
+        attention(
+            """%wide: float32[1,4,6,16] = CONCATENATION(%l, %l) {axis: 3}
+               %all: float32[1,4,6,16] = SOFTMAX(%wide)
+               %p: float32[1,4,6,8] = STRIDED_SLICE(%all, int32{0, 0, 0, 0}, int32{1, 4, 6, 16}, int32{1, 1, 1, 2})"""
+        ),
+        "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE",
+    ),
+    Example(
+        "a reshape through the middle of the heads",
+        attention(
+            """%mixed: float32[1,6,4,8] = RESHAPE(%l, int32{1, 6, 4, 8})
+               %pm: float32[1,6,4,8] = SOFTMAX(%mixed)
+               %p: float32[1,4,6,8] = RESHAPE(%pm, int32{1, 4, 6, 8})"""
+        ),
+        "the head axis is cut through the middle (expected a shape that [1, (4:head), 6, 8] refines, "
+        "found [1, 6, 4, 8]), at RESHAPE, tensor 'pm'",
+    ),
+    Example(
+        "a permutation that is no constant",
+        attention(
+            """%lt: float32[1,4,6,8] = TRANSPOSE(%l, %order)
+               %p: float32[1,4,6,8] = SOFTMAX(%lt)""",
+            inputs=", %order: int32[4]",
+        ),
+        "an operand that steers the operator must be constant, at TRANSPOSE, tensor 'order'",
+    ),
+    Example(
+        "parts that are not heads",
+        parse(
+            """
+            subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
+              %q1: float32[1,1,6,5] = SLICE(%q, int32{0, 0, 0, 0}, int32{1, 1, 6, 5})
+              %q3: float32[1,3,6,5] = SLICE(%q, int32{0, 1, 0, 0}, int32{1, 3, 6, 5})
+              %k1: float32[1,1,8,5] = SLICE(%k, int32{0, 0, 0, 0}, int32{1, 1, 8, 5})
+              %k3: float32[1,3,8,5] = SLICE(%k, int32{0, 1, 0, 0}, int32{1, 3, 8, 5})
+              %l1: float32[1,1,6,8] = BATCH_MATMUL(%q1, %k1) {adj_y: true}
+              %l3: float32[1,3,6,8] = BATCH_MATMUL(%q3, %k3) {adj_y: true}
+              %l: float32[1,4,6,8] = CONCATENATION(%l1, %l3) {axis: 1}
+              %p: float32[1,4,6,8] = SOFTMAX(%l)
+              %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+              %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+              %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})
+              return %r
+            }
+            """
+        ),
+        "the parts of a concatenation are not the heads, at CONCATENATION",
+    ),
+    Example(
+        "heads that share their logits",
+        parse(
+            """
+            subgraph main (%q: float32[1,1,6,5], %k: float32[1,1,8,5], %v: float32[1,4,8,5]) {
+              %l: float32[1,1,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+              %p: float32[1,1,6,8] = SOFTMAX(%l)
+              %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+              %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+              %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})
+              return %r
+            }
+            """
+        ),
+        "no product of queries and keys carries the heads, at SOFTMAX",
+    ),
+    Example(
+        "heads that share their logits in groups",
+        parse(
+            """
+            subgraph main (%q: float32[1,2,1,6,5], %k: float32[1,2,1,8,5], %v: float32[1,2,2,8,5]) {
+              %l: float32[1,2,1,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+              %p: float32[1,2,1,6,8] = SOFTMAX(%l)
+              %o: float32[1,2,2,6,5] = BATCH_MATMUL(%p, %v)
+              %h: float32[1,4,6,5] = RESHAPE(%o, int32{1, 4, 6, 5})
+              %t: float32[1,6,4,5] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+              %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})
+              return %r
+            }
+            """
+        ),
+        "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
+    ),
+    Example(
+        "value products of two head sizes",
+        attention(
+            tail="""%w: float32[1,4,6,3] = BATCH_MATMUL(%p, %v2)
+                    %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+                    %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})""",
+            result="%r, %w",
+            inputs=", %v2: float32[1,4,8,3]",
+        ),
+        "value products differ in head size (found [3, 5])",
+    ),
+    Example(
+        "heads of size 1",
+        parse(
+            """
+            subgraph main (%q: float32[1,4,6,1], %k: float32[1,4,8,1], %v: float32[1,4,8,1]) {
+              %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+              %p: float32[1,4,6,8] = SOFTMAX(%l)
+              %o: float32[1,4,6,1] = BATCH_MATMUL(%p, %v)
+              %t: float32[1,6,4,1] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+              %r: float32[1,6,4] = RESHAPE(%t, int32{1, 6, 4})
+              return %r
+            }
+            """
+        ),
+        "a head size of 1 leaves no trace to follow, at BATCH_MATMUL",
+    ),
+    Example(
+        "a length that is known at run time only",
+        parse(
+            """
+            subgraph main (%q: float32[1,4,?,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
+              %l: float32[1,4,?,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+              %p: float32[1,4,?,8] = SOFTMAX(%l)
+              %o: float32[1,4,?,5] = BATCH_MATMUL(%p, %v)
+              %t: float32[1,?,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+              %r: float32[1,?,20] = RESHAPE(%t, int32{1, -1, 20})
+              return %r
+            }
+            """
+        ),
+        "a dimension is known only at run time, at BATCH_MATMUL, tensor 'o'",
+    ),
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_what_is_left_says_why(example: Example) -> None:
+    report = refused(example.model)
+    assert report.status is Status.SKIPPED
+    assert report.reason == example.reason
+    assert report.settled is example.settled
+
+
+def test_the_example_that_the_refusals_vary_converts() -> None:
+    model = attention()
+    (report,) = run_pass(MhaToSha(), Context(model, model.subgraphs[0], "main", GENERIC, Constants(model)))
+    assert report.status is Status.CONVERTED
+    assert (report.heads, report.kv_heads) == (4, 4)
+
+
+@pytest.mark.parametrize("length", [6, 1])
+def test_one_head_has_nothing_to_split(length: int) -> None:
+    rows = f"float32[1,1,{length},8]"
+    model = parse(
+        f"""
+        subgraph main (%q: float32[1,1,{length},5], %k: float32[1,1,8,5], %v: float32[1,1,5,8], %m: {rows}) {{
+          %l: {rows} = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          %s: {rows} = ADD(%m, %l)
+          %p: {rows} = SOFTMAX(%s)
+          %o: float32[1,1,{length},5] = BATCH_MATMUL(%p, %v) {{adj_y: true}}
+          %r: float32[1,{length},5] = RESHAPE(%o, int32{{1, {length}, 5}})
+          return %r
+        }}
+        """
+    )
+    (match,) = find_blocks(model.subgraphs[0])
+    assert isinstance(match, SingleHead)
+    assert (match.head_size, match.query_length, match.key_lengths) == (5, length, (8,))
+    assert match.mask is not None
+    assert match.mask.name == "m"
+    report = refused(model)
+    assert (report.reason, report.settled) == ("already single-head", True)
+
+
+def test_rows_that_nothing_merges_may_be_heads_or_not_and_stay() -> None:
+    model = parse(
+        """
+        subgraph main (%q: float32[1,1,4,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
+          %l: float32[1,1,4,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[1,1,4,8] = SOFTMAX(%l)
+          %o: float32[1,1,4,5] = BATCH_MATMUL(%p, %v)
+          return %o
+        }
+        """
+    )
+    assert isinstance(next(find_blocks(model.subgraphs[0])), SingleHead)
+
+
+def test_rows_and_columns_of_an_image_are_not_heads() -> None:
+    model = parse(
+        """
+        subgraph main (%q: float32[1,12,5], %k: float32[1,12,5], %v: float32[1,12,5]) {
+          %l: float32[1,12,12] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[1,12,12] = SOFTMAX(%l)
+          %o: float32[1,12,5] = BATCH_MATMUL(%p, %v)
+          %r: float32[1,3,4,5] = RESHAPE(%o, int32{1, 3, 4, 5})
+          return %r
+        }
+        """
+    )
+    assert isinstance(next(find_blocks(model.subgraphs[0])), SingleHead)
+
+
+def test_a_recorded_shape_that_is_a_lie_is_not_believed() -> None:
+    model = attention()
+    tensor = next(t for t in model.subgraphs[0].tensors if t.name == "o")
+    tensor.shape = (1, 4, 5, 6)
+    (match,) = find_blocks(model.subgraphs[0])
+    assert isinstance(match, NotABlock)
+    assert match.is_attention
+    model = attention()
+    tensor = next(t for t in model.subgraphs[0].tensors if t.name == "p")
+    tensor.shape = (1, 4, 6, 9)
+    reason = refused(model).reason
+    assert reason == (
+        "the recorded shapes do not fit: BATCH_MATMUL: inner dimensions differ: 9 in tensor 'p' (axis 3), 8 in tensor "
+        "'v' (axis 2), at BATCH_MATMUL"
+    )
+
+
+def test_operators_that_the_file_orders_by_index_stay() -> None:
+    model = attention()
+    model.metadata.append(Metadata("model_control_dependencies", Buffer(Data(b"x"))))
+    assert "model_control_dependencies" in refused(model).reason
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (Target("t", "", refused_operators=("SPLIT",)), "target 't' does not take SPLIT"),
+        (Target("t", "", largest_rank=3), "target 't' takes rank 3 at most, 'q/head_0' has 4"),
+    ],
+)
+def test_what_the_target_cannot_take_is_rolled_back(target: Target, reason: str) -> None:
+    report = refused(attention(), target)
+    assert report.status is Status.ROLLED_BACK
+    assert report.reason == reason
+
+
+def test_a_sequence_of_attentions_is_judged_one_by_one() -> None:
+    model = attention(
+        tail="""%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+                %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})
+                %c: float32[1,6,20] = SOFTMAX(%r)
+                %q2: float32[1,1,6,20] = RESHAPE(%r, int32{1, 1, 6, 20})
+                %l2: float32[1,1,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
+                %p2: float32[1,1,6,8] = SOFTMAX(%l2)
+                %o2: float32[1,1,6,5] = BATCH_MATMUL(%p2, %v2)""",
+        result="%c, %o2",
+        inputs=", %k2: float32[1,1,8,20], %v2: float32[1,1,8,5]",
+    )
+    kinds = [type(match) for match in find_blocks(model.subgraphs[0])]
+    assert kinds == [Block, NotABlock, SingleHead]
+    reports = run_pass(MhaToSha(), Context(model, model.subgraphs[0], "main", GENERIC, Constants(model)))
+    assert [report.status for report in reports] == [Status.CONVERTED, Status.SKIPPED, Status.SKIPPED]
+    assert sum(op.name == "SOFTMAX" for op in model.subgraphs[0].operators) == 4 + 2
