@@ -69,8 +69,10 @@ def endless() -> bytes:
 
 
 def crashing() -> bytes:
-    """An ADD whose second operand is left out: the reference kernels refuse it, XNNPACK reads address zero."""
-    return build(Graph([T("x", (1,)), T("z", (1,))], [Op("ADD", ["x", None], ["z"])], ["x"], ["z"], "main"))
+    """A SPLIT into no parts that has one: the reference kernels refuse it, XNNPACK divides by zero."""
+    tensors = [T("axis", (), "int32", np.array(0)), T("x", (1,)), T("z", (1,))]
+    split = Op("SPLIT", ["axis", "x"], ["z"], options("SplitOptions", numSplits=0))
+    return build(Graph(tensors, [split], ["x"], ["z"], "main"))
 
 
 def recursive() -> bytes:

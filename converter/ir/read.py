@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
+from edge_opt.ir.forms import misformed
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature
 from edge_opt.ir.operators import options_table
@@ -199,6 +200,9 @@ class _SubgraphReader:
             _at(tensors, index, lambda: place, "intermediate tensor")
             for index in _integers(table.get("intermediates"))
         ]
+        reason = misformed(code.name, inputs, outputs)
+        if reason is not None:
+            raise self._fail(f"{where}: {reason}")
         options = self._options(table, code, where)
         self._graph.append(Operator(code, inputs, outputs, options, table, intermediates))
 
