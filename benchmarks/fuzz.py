@@ -1,0 +1,253 @@
+"""The long run of tests/fuzz.py: mutants in a child process, watched from outside for crashes, hangs and memory.
+
+    python benchmarks/fuzz.py --count 1000000 --seed 0 [--seconds 3600] [--models DIR ...] [--save DIR] [--only NUMBER]
+
+Prints one summary and every kind of finding with the number of its first mutant; exit status 1 if there are any. The
+seeds are those of the quick tests, and the .tflite files of the given folders: small ones whole, of large ones the
+operators around their SOFTMAXes. A mutant may take 1 s of processor time, 10 s in all, and 200 MiB of memory.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path.insert(0, str(TESTS))
+
+_MEMORY = 200 << 20
+_STUCK_SECONDS = 10.0
+_BATCH = 200
+
+
+def main() -> int:
+    """Run, and print the summary."""
+    options = _options()
+    if options.child is not None:
+        _serve(options)
+        return 0
+    if options.only is not None:
+        return _again(options)
+    run = Run(options)
+    run.go()
+    print(run.summary())
+    return 1 if run.findings else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=10_000, help="mutants to make")
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other mutants")
+    parser.add_argument(
+        "--models", type=Path, nargs="*", default=[], help="folders with models to make mutants of"
+    )
+    parser.add_argument("--save", type=Path, help="folder for the first mutant of each finding")
+    parser.add_argument("--only", type=int, help="examine this one mutant here, and show what happens")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+@dataclass
+class Run:
+    """What came of the mutants so far; restarts the child where it ended."""
+
+    options: argparse.Namespace
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    slowest: tuple[float, int] = (0.0, 0)
+    growth: int = 0
+    seeds: int = 0
+    seconds: float = 0.0
+
+    def go(self) -> None:
+        """Until all mutants are examined or the time is up."""
+        started = time.monotonic()
+        following, end = self.options.first, self.options.first + self.options.count
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(8))
+            file.flush()
+            position = mmap.mmap(file.fileno(), 8)
+            while following < end and time.monotonic() - started < self.options.seconds:
+                deadline = started + self.options.seconds
+                following = self._one_child(file.name, position, following, end, deadline)
+        self.seconds = time.monotonic() - started
+
+    def _one_child(self, name: str, position: mmap.mmap, first: int, end: int, deadline: float) -> int:
+        """Feed one child; returns the number of the mutant to go on with."""
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            name,
+            "--first",
+            str(first),
+            "--count",
+            str(end - first),
+        ]
+        command += ["--seed", str(self.options.seed), "--models", *map(str, self.options.models)]
+        command += ["--save", str(self.options.save)] if self.options.save else []
+        position[:] = first.to_bytes(8, "little")
+        read, write = os.pipe()
+        with subprocess.Popen([*command], stdout=write) as child, os.fdopen(read, "rb") as lines:
+            os.close(write)
+            os.set_blocking(read, False)
+            ending = self._watch(child, lines, position, deadline)
+        reached = int.from_bytes(position[:], "little")
+        if ending is None:
+            return reached if time.monotonic() > deadline else end
+        self._found(ending, {"number": reached, "seed": "?", "text": ending})
+        return reached + 1
+
+    def _watch(
+        self, child: "subprocess.Popen[bytes]", lines: Any, position: mmap.mmap, deadline: float
+    ) -> str | None:
+        """Take the child's reports until it ends; why it did, None where it was done or its time was up."""
+        last, since, rest = b"", time.monotonic(), b""
+        while True:
+            ended = child.poll() is not None
+            rest = self._take(rest + (lines.read() or b""))
+            if ended:
+                return None if child.returncode == 0 else f"the process ended with status {child.returncode}"
+            now = time.monotonic()
+            if now > deadline:
+                child.kill()
+                return None
+            if position[:] != last:
+                last, since = position[:], now
+            elif now - since > _STUCK_SECONDS * (1 if self.seeds else 30):
+                child.kill()
+                return "hang"
+            time.sleep(0.2)
+
+    def _take(self, content: bytes) -> bytes:
+        *whole, rest = content.split(b"\n")
+        for line in whole:
+            report = json.loads(line)
+            self.seeds = report.get("seeds", self.seeds)
+            self.outcomes.update(report.get("outcomes", {}))
+            self.growth = max(self.growth, report.get("growth", 0))
+            self.slowest = max(self.slowest, tuple(report.get("slowest", (0.0, 0))))
+            if "kind" in report:
+                self._found(report["kind"], report)
+        return rest
+
+    def _found(self, kind: str, report: dict[str, Any]) -> None:
+        known = self.findings.setdefault(kind, {**report, "times": 0})
+        known["times"] += 1
+        if known["times"] == 1:
+            print(
+                f"mutant {report['number']} of '{report['seed']}': {report['text']}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def summary(self) -> str:
+        """The figures, one a line."""
+        total = sum(self.outcomes.values())
+        lines = [f"{total} mutants of {self.seeds} models in {self.seconds:.0f} s (seed {self.options.seed})"]
+        lines += [f"  {count:>9} {outcome}" for outcome, count in sorted(self.outcomes.items())]
+        lines.append(f"  slowest: mutant {self.slowest[1]}, {self.slowest[0]:.2f} s of processor time")
+        lines.append(f"  the process grew by {self.growth >> 20} MiB over its size before the first mutant")
+        lines.append(f"  {len(self.findings)} kinds of findings")
+        for kind, report in self.findings.items():
+            lines.append(f"    {report['times']} times, first by mutant {report['number']}: {kind}")
+        return "\n".join(lines)
+
+
+def _seeds(options: argparse.Namespace) -> list[Any]:
+    from fuzz_seeds import from_folder, handmade  # noqa: PLC0415 - only the child pays for it
+
+    return handmade() + [seed for folder in options.models for seed in from_folder(folder)]
+
+
+def _serve(options: argparse.Namespace) -> None:
+    """The child: examine one mutant after the other, report in batches."""
+    import fuzz  # noqa: PLC0415
+
+    seeds = _seeds(options)
+    with Path(options.child).open("r+b") as file:
+        position = mmap.mmap(file.fileno(), 8)
+    size = _data_size()
+    resource.setrlimit(resource.RLIMIT_DATA, (size + _MEMORY, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _report(seeds=len(seeds))
+    outcomes: Counter[str] = Counter()
+    slowest = (0.0, 0)
+    for number in range(options.first, options.first + options.count):
+        position[:] = number.to_bytes(8, "little")
+        name, content = fuzz.mutant(seeds, number, options.seed)
+        started = time.process_time()
+        try:
+            with fuzz.time_limit():
+                outcomes[fuzz.examine(content)] += 1
+        except Exception as error:
+            outcomes["a finding"] += 1
+            text = f"{type(error).__name__}: {error}"[:500]
+            _report(kind=_kind(error), number=number, seed=name, text=text)
+            _save(options, number, content)
+        slowest = max(slowest, (round(time.process_time() - started, 3), number))
+        if number % _BATCH == _BATCH - 1:
+            growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+            _report(outcomes=outcomes, slowest=slowest, growth=growth)
+            outcomes.clear()
+    _report(outcomes=outcomes, slowest=slowest)
+
+
+def _report(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def _kind(error: Exception) -> str:
+    """Equal for what is likely one bug: the exception's type and the line of ours that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "fuzz" not in frame.filename and frame.filename.endswith(".py")]
+    own = [
+        frame for frame in ours if any(part in frame.filename for part in ("converter", "schema", "edge_opt"))
+    ]
+    last = (own or ours or list(frames))[-1]
+    place = "/".join(Path(last.filename).parts[-2:])
+    return f"{type(error).__name__} in {place}, line {last.lineno}"
+
+
+def _save(options: argparse.Namespace, number: int, content: bytes) -> None:
+    if options.save is not None:
+        options.save.mkdir(parents=True, exist_ok=True)
+        (options.save / f"mutant_{options.seed}_{number}.tflite").write_bytes(content)
+
+
+def _data_size() -> int:
+    """Private memory of this process now, as RLIMIT_DATA counts it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) << 10
+    return 1 << 40
+
+
+def _again(options: argparse.Namespace) -> int:
+    import fuzz  # noqa: PLC0415
+
+    name, content = fuzz.mutant(_seeds(options), options.only, options.seed)
+    _save(options, options.only, content)
+    print(f"mutant {options.only} of '{name}', {len(content)} bytes")
+    print(fuzz.examine(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
