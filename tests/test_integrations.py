@@ -58,7 +58,7 @@ def test_optimize_tells_what_was_done_too() -> None:
 
 def test_anything_else_is_refused_by_name() -> None:
     with pytest.raises(
-        UsageError, match="builtins.dict is no exported model: give what litert_torch.convert"
+        UsageError, match=r"builtins\.dict is no exported model: give what litert_torch\.convert"
     ):
         edge_opt.convert({})  # type: ignore[call-overload]
 
