@@ -170,7 +170,7 @@ def test_cumsum(shape: Shape, axis: int) -> None:
 
 
 @pytest.mark.parametrize(("shape", "k", "accepted"), [
-    ((2, 5), 3, True), ((5,), 5, True), ((2, 5), 0, True), ((2, 5), 6, False), ((), 1, False),
+    ((2, 5), 3, True), ((5,), 5, True), ((2, 5), 0, True), ((2, 5), 6, False), ((2, 0), 1, False), ((), 1, False),
 ])  # fmt: skip
 def test_top_k(shape: Shape, k: int, accepted: bool) -> None:
     check("TOPK_V2", [T(shape), const(k)], None, [T(()), T((), "INT32")], accepted=accepted)
@@ -218,6 +218,7 @@ def test_batch_matmul(x: Shape, y: Shape, adj_x: bool, adj_y: bool) -> None:
         ((2, 3), (2, 4, 3), None, (False, False)),
         ((2, 0), (4, 0), None, (True, True)),
         ((0, 3), (4, 3), None, (True, True)),
+        ((0, 6), (4, 3), None, (True, False)),
     ],
 )
 def test_fully_connected(
