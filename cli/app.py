@@ -207,12 +207,41 @@ def compare(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Decides the inputs.")] = 0,
     atol: Annotated[float, typer.Option("--atol", min=0, help="Equal is |a-b| <= atol + rtol*|a|.")] = 0.0,
     rtol: Annotated[float, typer.Option("--rtol", min=0, help="See --atol.")] = 0.0,
+    hostile: Annotated[
+        bool,
+        typer.Option("--hostile", help="Also inputs with masked rows, large and denormal numbers, NaN."),
+    ] = False,
+    generate: Annotated[
+        int | None,
+        typer.Option("--generate", metavar="N", min=1, help="Also generate N tokens, which must be equal."),
+    ] = None,
+    embedder: Annotated[
+        Path | None,
+        typer.Option("--embedder", metavar="E", help="For --generate. Default: embedder.tflite beside A, B."),
+    ] = None,
+    auxiliary: Annotated[
+        Path | None,
+        typer.Option("--auxiliary", metavar="X", help="The same: rotary tables, masks and cache updates."),
+    ] = None,
     as_json: Json = False,
 ) -> Action:
     """Run two models on the same inputs; exit 1 if they differ."""
-    from edge_opt.cli.compare import run
+    from edge_opt.cli.compare import Request, run
 
-    return partial(run, a, b, backend=backend, runs=runs, seed=seed, atol=atol, rtol=rtol, as_json=as_json)
+    request = Request(
+        a=a,
+        b=b,
+        backend=backend,
+        runs=runs,
+        seed=seed,
+        atol=atol,
+        rtol=rtol,
+        hostile=hostile,
+        generate=generate,
+        embedder=embedder,
+        auxiliary=auxiliary,
+    )
+    return partial(run, request, as_json=as_json)
 
 
 @app.command()

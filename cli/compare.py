@@ -1,6 +1,7 @@
 """`edge-opt compare`: prints how far two models' outputs are apart."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,19 +14,38 @@ from edge_opt.verify.comparison import ComparisonReport, FirstDifference, Signat
 _OPERATORS_SHOWN = 16  # at either end of a region
 
 
-def run(
-    a: Path, b: Path, *, backend: str, runs: int, seed: int, atol: float, rtol: float, as_json: bool
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of the command."""
+
+    a: Path
+    b: Path
+    backend: str
+    runs: int
+    seed: int
+    atol: float
+    rtol: float
+    hostile: bool
+    generate: int | None
+    embedder: Path | None
+    auxiliary: Path | None
+
+
+def run(request: Request, *, as_json: bool) -> int:
     """Compare; 1 where the models are not equal within the tolerances."""
     with bar() as progress:
         report = compare_models(
-            a,
-            b,
-            backend=cast("Backend", backend),
-            runs=runs,
-            seed=seed,
-            atol=atol,
-            rtol=rtol,
+            request.a,
+            request.b,
+            backend=cast("Backend", request.backend),
+            runs=request.runs,
+            seed=request.seed,
+            atol=request.atol,
+            rtol=request.rtol,
+            hostile=request.hostile,
+            generate=request.generate,
+            embedder=request.embedder,
+            auxiliary=request.auxiliary,
             progress=progress,
         )
     if as_json:
@@ -45,6 +65,8 @@ def show(report: ComparisonReport) -> None:
     output.say()
     if report.equal:
         output.say(f"Equal: {report.summary()}.")
+        if report.generation is not None:
+            output.say(f"Generated: {report.generation.sentence()}.")
         return
     output.say("Different:")
     for sentence in report.differences():

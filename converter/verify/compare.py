@@ -3,6 +3,7 @@
 At most one of the two is loaded at a time; of the other only the outputs of the signature at hand are kept.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from edge_opt.verify.comparison import (
     OutputComparison,
     SignatureComparison,
 )
+from edge_opt.verify.generate import compare_generation, find_models, with_helpers
 from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.runner import Worker
@@ -47,6 +49,9 @@ def compare(
     rtol: float = 0.0,
     hostile: bool = False,
     locate: bool = True,
+    generate: int | None = None,
+    embedder: ModelLike | None = None,
+    auxiliary: ModelLike | None = None,
     progress: Progress | None = None,
     worker: Worker | None = None,
 ) -> ComparisonReport:
@@ -67,6 +72,10 @@ def compare(
         rtol: see `atol`.
         hostile: also run one set each of inputs with fully masked rows, large values, denormals, NaN and infinity.
         locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
+        generate: also generate so many tokens greedily, through prefill and decode, from a random prompt.
+        embedder: the model that makes embeddings of tokens; by default the section of a bundle, or
+            `embedder.tflite` beside the model. Only for `generate`.
+        auxiliary: the same for rotary tables, masks and caches: `auxiliary.tflite`.
         progress: called with a stage, the steps done and the steps in all.
         worker: a running worker to use; by default one of its own.
 
@@ -82,14 +91,27 @@ def compare(
     with ExitStack() as stack:
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         running.start()
-        first = stack.enter_context(Source(a, "a"))
-        second = stack.enter_context(Source(b, "b"))
+        models = [find_models(model, embedder, auxiliary) for model in (a, b)]
+        first = stack.enter_context(Source(models[0].main, "a"))
+        second = stack.enter_context(Source(models[1].main, "b"))
+        first.name, second.name = _name(a, first), _name(b, second)
         job = _Job(running, first, second, sets, seed, atol, rtol, progress)
+        generation = None
+        if generate is not None:
+            # First: what is missing for it is found before the long work.
+            job.tell("generating")
+            generation = compare_generation(
+                running, *with_helpers(*models), count=generate, seed=seed, kernels=_kernels(backend)[0]
+            )
         found = job.signatures(signatures, _kernels(backend))
         place = job.first_difference(found) if locate else None
     return ComparisonReport(
-        first.name, second.name, backend, seed, runs, hostile, atol, rtol, tuple(found), place
+        first.name, second.name, backend, seed, runs, hostile, atol, rtol, tuple(found), place, generation
     )
+
+
+def _name(given: ModelLike, source: Source) -> str:
+    return os.fspath(given) if isinstance(given, str | os.PathLike) else source.name
 
 
 def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
@@ -164,7 +186,7 @@ class _Job:
                     where = self.a.name if name in ours else self.b.name
                     found.append(SignatureComparison(name, kernels, reason=_ONLY.format(where)))
                 self.done = 2 * len(found)
-        self._tell("compared")
+        self.tell("compared")
         return found
 
     def first_difference(self, found: Sequence[SignatureComparison]) -> FirstDifference | None:
@@ -176,7 +198,7 @@ class _Job:
         return None
 
     def _locate(self, found: SignatureComparison, output: str) -> FirstDifference:
-        self._tell(f"{found.name}: looking for the first difference")
+        self.tell(f"{found.name}: looking for the first difference")
         ours, theirs = (described[found.name] for described in self.described)
         paired = self._pair(ours, theirs)
         outputs = next(pair for pair in paired.outputs if pair[0].name == output)
@@ -210,13 +232,13 @@ class _Job:
     ) -> None:
         plans_a, plans_b = self._plans(signature, paired, sets)
         with _Shelf() as shelf:
-            self._tell(f"{signature.name}: running a on {kernels} kernels")
+            self.tell(f"{signature.name}: running a on {kernels} kernels")
             for run, outputs in enumerate(
                 self.worker.run_plans(self.a.model, signature.name, plans_a, kernels)
             ):
                 shelf.keep(run, outputs)
             self.done += 1
-            self._tell(f"{signature.name}: running b on {kernels} kernels")
+            self.tell(f"{signature.name}: running b on {kernels} kernels")
             results = self.worker.run_plans(self.b.model, signature.name, plans_b, kernels)
             self.done += 1
             for run, outputs in enumerate(results):
@@ -273,7 +295,8 @@ class _Job:
         )
         return _Pairing(tuple(inputs), tuple(outputs), unmatched)
 
-    def _tell(self, stage: str) -> None:
+    def tell(self, stage: str) -> None:
+        """Report progress."""
         if self.progress is not None:
             self.progress(stage, self.done, self.steps)
 

@@ -128,6 +128,51 @@ class FirstDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationComparison:
+    """Tokens that two models generated greedily from one prompt: a tuple for each step, a token for each batch row."""
+
+    count: int
+    backend: str
+    prompt: tuple[tuple[int, ...], ...]
+    tokens_a: tuple[tuple[int, ...], ...]
+    tokens_b: tuple[tuple[int, ...], ...]
+    logits: OutputComparison
+
+    @property
+    def equal(self) -> bool:
+        """Whether all tokens are the same."""
+        return self.tokens_a == self.tokens_b
+
+    @property
+    def first_difference(self) -> int | None:
+        """The first step whose tokens differ."""
+        pairs = zip(self.tokens_a, self.tokens_b, strict=True)
+        return next((step for step, (a, b) in enumerate(pairs) if a != b), None)
+
+    def sentence(self) -> str:
+        """What came of it."""
+        place = self.first_difference
+        how = f"after a prompt of {len(self.prompt[0])} ({self.backend})"
+        if place is not None:
+            a, b = self.tokens_a[place], self.tokens_b[place]
+            return f"generated tokens differ from step {place} of {self.count} on, {how}: {a} against {b}"
+        return f"{self.count} generated tokens are the same, {how}; {self.logits.sentence()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "equal": self.equal,
+            "count": self.count,
+            "backend": self.backend,
+            "prompt": [list(row) for row in self.prompt],
+            "a": [list(step) for step in self.tokens_a],
+            "b": [list(step) for step in self.tokens_b],
+            "first_difference": self.first_difference,
+            "logits": self.logits.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonReport:
     """Two models, or a model and its golden file, on the same inputs."""
 
@@ -141,11 +186,13 @@ class ComparisonReport:
     rtol: float
     signatures: tuple[SignatureComparison, ...]
     first_difference: FirstDifference | None = None
+    generation: GenerationComparison | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output of every signature."""
-        return all(signature.equal for signature in self.signatures)
+        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output, and generated tokens are equal."""
+        tokens = self.generation is None or self.generation.equal
+        return tokens and all(signature.equal for signature in self.signatures)
 
     @property
     def bitwise(self) -> bool:
@@ -155,7 +202,10 @@ class ComparisonReport:
     def differences(self) -> list[str]:
         """One sentence for each signature or output that is not within the tolerances; empty if `equal`."""
         failed = [signature for signature in self.signatures if not signature.equal]
-        return [text for signature in failed for text in signature.sentences()]
+        found = [text for signature in failed for text in signature.sentences()]
+        if self.generation is not None and not self.generation.equal:
+            found.append(self.generation.sentence())
+        return found
 
     def notes(self) -> list[str]:
         """One sentence for each output that has no finite element in any run: its equality says little."""
@@ -169,7 +219,7 @@ class ComparisonReport:
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""
         count = sum(len(signature.outputs) for signature in self.signatures)
-        if self.bitwise:
+        if self.bitwise and self.equal:
             return f"all {count} outputs of {len(self.signatures)} signatures are bitwise equal"
         if self.equal:
             return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
@@ -193,4 +243,5 @@ class ComparisonReport:
             "notes": self.notes(),
             "signatures": [signature.to_dict() for signature in self.signatures],
             "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
+            "generation": None if self.generation is None else self.generation.to_dict(),
         }

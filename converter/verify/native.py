@@ -84,6 +84,31 @@ def run(
         del call, interpreter
 
 
+class Session:
+    """A model that stays loaded while its signatures are run again and again.
+
+    Raises:
+        RefusedError: the runtime cannot read the model.
+        MissingError: the backend is not installed.
+    """
+
+    def __init__(self, model: Model, kernels: Kernels) -> None:
+        with _refusals():
+            self._interpreter = _open(model, kernels)
+        self._calls: dict[str, Callable[[dict[str, Array]], dict[str, Array]]] = {}
+
+    def run(self, signature: str, values: dict[str, Array]) -> dict[str, Array]:
+        """One signature's outputs.
+
+        Raises:
+            RefusedError: the runtime cannot run it, or does not know it.
+        """
+        with _refusals():
+            if signature not in self._calls:
+                self._calls[signature] = _callable(self._interpreter, signature)
+            return self._calls[signature](values)
+
+
 @contextmanager
 def _refusals() -> Iterator[None]:
     try:

@@ -9,6 +9,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from edge_opt.verify.errors import (
     RuntimeUnavailable,
 )
 from edge_opt.verify.inputs import InputHint, InputPlan, Kind
+from edge_opt.verify.loop import Loop
 from edge_opt.verify.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
 from edge_opt.verify.proof import Proof
 from edge_opt.verify.protocol import Arrays, FrameError, Header
@@ -126,6 +128,28 @@ class Worker:
         listed = [{"plans": {made.info.name: made.to_json() for made in run}} for run in plans]
         return self._run(model, signature, listed, {}, kernels)
 
+    def generate(
+        self, model: Model, others: Mapping[str, Model], loop: Loop, kernels: Kernels = "xnnpack"
+    ) -> tuple[list[list[int]], Array]:
+        """Carries out a loop of prefill and decode; the tokens of every step, and its logits.
+
+        `others` are the models besides the main one that the loop's calls name, all loaded at once.
+        """
+        with ExitStack() as stack:
+            sent = {name: stack.enter_context(_Sent(other, as_file=True)) for name, other in others.items()}
+            for other in others.values():
+                check_model(other)
+            header = {
+                "operation": "generate",
+                "kernels": kernels,
+                "loop": loop.to_json(),
+                "others": {name: other.header["path"] for name, other in sent.items()},
+            }
+            where = f"model {name_of(model)}, generating {loop.count} tokens on {kernels} kernels"
+            more = sum(other.size for other in sent.values())
+            reply, results = self._ask(header, model, {}, where, more=more)
+        return reply["tokens"], results["logits"]
+
     def prove(
         self,
         before: bytes,
@@ -193,13 +217,18 @@ class Worker:
             runs[int(number)][name] = array
         return runs
 
-    def _ask(self, header: Header, model: Model, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
-        """One request and its answer; `where` begins every message. No model goes out unchecked."""
+    def _ask(
+        self, header: Header, model: Model, arrays: Arrays, where: str, *, more: int = 0
+    ) -> tuple[Header, Arrays]:
+        """One request and its answer; `where` begins every message. No model goes out unchecked.
+
+        `more` is the size of models that go out with this one.
+        """
         with self._lock, _Sent(model) as sent:
             for content in (model, *(arrays[name].tobytes() for name in _REGION if name in arrays)):
                 if content != b"":
                     check_model(content)
-            size = sent.size + sum(array.nbytes for array in arrays.values())
+            size = more + sent.size + sum(array.nbytes for array in arrays.values())
             memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
             full = {**header, **sent.header, "memory_limit": memory, "time_limit": self.time_limit}
             process = self._started()
@@ -226,7 +255,8 @@ class Worker:
 class _Sent:
     """How a model goes to the worker: by its path, as bytes, or by a temporary file if it is large."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, as_file: bool = False) -> None:
+        self._largest = 0 if as_file else _LARGE_MODEL
         self.header: Header = {}
         self.arrays: Arrays = {}
         self._temporary: str | None = None
@@ -236,7 +266,7 @@ class _Sent:
     def __enter__(self) -> Self:
         if not isinstance(self._model, bytes):
             self.header = {"path": str(Path(self._model).absolute())}
-        elif len(self._model) < _LARGE_MODEL:
+        elif len(self._model) < self._largest:
             self.arrays = {"model": _as_array(self._model)}
         else:
             descriptor, self._temporary = tempfile.mkstemp(suffix=".tflite")

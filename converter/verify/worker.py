@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edge_opt.verify import inputs, proof
+from edge_opt.verify import inputs, loop, proof
 from edge_opt.verify.protocol import Arrays, FrameError, Header, frame, read_frame
 from edge_opt.verify.tensors import MAIN
 
@@ -119,6 +119,20 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     return {"proof": proof.to_plain(found)}, {}
 
 
+def _generate(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    models = {"main": _model(header, arrays)} | {name: Path(path) for name, path in header["others"].items()}
+    sessions = {}
+    for name, model in models.items():
+        sessions[name] = _of(name, native, partial(native.Session, model, header["kernels"]))
+
+    def invoke(call: loop.Call, inputs: Arrays) -> Any:
+        where = f"{call.model} model, signature '{call.signature.name}'"
+        return _of(where, native, lambda: sessions[call.model].run(call.signature.name, inputs))
+
+    tokens, logits = loop.run(loop.Loop.from_json(header["loop"]), invoke)
+    return {"tokens": tokens}, {"logits": logits}
+
+
 def _of(which: str, native: ModuleType, do: Callable[[], Any]) -> Any:
     try:
         return do()
@@ -136,7 +150,7 @@ def _model(header: Header, arrays: Arrays) -> Path | bytes:
     return Path(header["path"]) if header.get("path") else arrays["model"].tobytes()
 
 
-_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove}
+_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate}
 
 
 def _limit(what: int, value: int) -> None:
