@@ -332,7 +332,9 @@ subgraph main (%x: int16[1,512] q(0.001, 0)) {{
     graph.remove(least)
     choose = Operator(least.code, least.inputs, old[-1].outputs, least.options)
     limits, new = Saturation(-328, 328), (back, choose)
-    rewrite = Rewrite(graph, tuple(old), new, old[-1], saturation=limits, spreads=(0.01, 1.0))
+    rewrite = Rewrite(
+        graph, tuple(old), new, old[-1], saturation=limits, spreads=({graph.inputs[0]: 0.01}, {})
+    )
     proof = prover.prove(rewrite, Demand("steps", 1))
     assert proof.holds is not bool(found)
     assert found in proof.reason

@@ -7,7 +7,12 @@ runtime doesn't check the version, other readers do.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edge_opt.ir.dtypes import DType
+
+if TYPE_CHECKING:
+    from edge_opt.ir.graph import Operator
 
 # operator -> type of its data operand -> version; other types are version 1.
 _VERSIONS: dict[str, dict[DType, int]] = {
@@ -73,3 +78,11 @@ def runtime_version(name: str, version: int) -> str:
     """The first runtime that has this version of an operator, e.g. "2.3.0"; empty for one that no rewrite adds."""
     known = _RUNTIMES.get(name, ())
     return known[version - 1] if 0 < version <= len(known) else ""
+
+
+def required_version(operator: Operator) -> int:
+    """The version that an operator's types need; 1 for one that no rewrite adds."""
+    if operator.name not in _VERSIONS:
+        return 1
+    data = operator.input(1 if operator.name == "SPLIT" else 0)
+    return operator_version(operator.name, data.dtype, len(data.shape), result=operator.outputs[0].dtype)

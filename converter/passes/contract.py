@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.passes.frame import Frame, frame_violation
-from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation
+from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
 from edge_opt.passes.share import share_equal
 from edge_opt.schema.errors import EdgeOptError
 
@@ -237,6 +237,7 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
     violation = (
         frame_violation(rewrite)
         or shape_violation(rewrite.added())
+        or version_violation(rewrite)
         or context.target.violation(rewrite.added())
     )
     if violation is not None:

@@ -58,7 +58,8 @@ class MaskToAdd(Pass):
     """`softmax(select(m, x, c)) = softmax(x + c*(1-m))` where `exp(c - max(x))` underflows.
 
     An entry with `c + x - max(x) < -104` has probability 0 in float32 either way. On a row that is masked everywhere
-    SELECT gives the uniform distribution and ADD the unmasked one; that is measured and reported.
+    SELECT gives the uniform distribution and ADD the unmasked one; that is measured and reported. Logits must be
+    finite: SELECT hides a masked infinity, ADD does not.
 
     Quantized logits get a mask in their own parameters, so that adding 0 keeps every code; the integer softmax knows
     no difference below -32, and the proof demands the same codes.
@@ -212,7 +213,7 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
     deviation = step * (int(limits.max) - int(limits.min)) / 6
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
-    spreads = tuple(min(1.0, logit / deviation) for logit in wanted)
+    spreads = tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted)
     return Rewrite(context.subgraph, old, tuple(builder.operators), site.softmax, masked, spreads=spreads)
 
 

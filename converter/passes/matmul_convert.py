@@ -6,13 +6,12 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.versions import operator_version
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite, Saturation
+from edge_opt.passes.spreads import code_limits, product_spreads, real_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +88,9 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite | 
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     clipped = saturation(convert)
-    old, spreads = (product, convert), (1.0,) if clipped is None else (_spread(product), 1.0)
+    room = max(map(abs, real_range(product.outputs[0])))
+    spreads = ({},) if clipped is None else (product_spreads(product, room), {})
+    old = (product, convert)
     return Rewrite(context.subgraph, old, (fused,), convert, saturation=clipped, spreads=spreads)
 
 
@@ -99,8 +100,8 @@ def saturation(convert: Operator) -> Saturation | None:
     Values beyond were saturated before and are not any more.
     """
     between, result = convert.input(0), convert.outputs[0]
-    low, high = (_code(value, result) for value in _range(between))
-    least, most = _limits(result)
+    low, high = (_code(value, result) for value in real_range(between))
+    least, most = code_limits(result)
     if low <= least and high >= most:
         return None
     return Saturation(low, high)
@@ -110,53 +111,13 @@ def _note(convert: Operator, clipped: Saturation | None) -> str:
     if clipped is None:
         return ""
     between = convert.input(0)
-    low, high = _range(between)
+    low, high = real_range(between)
     return f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
-
-
-def _limits(tensor: Tensor) -> tuple[int, int]:
-    limits = np.iinfo(tensor.dtype.name.lower())
-    return int(limits.min), int(limits.max)
-
-
-def _range(tensor: Tensor) -> tuple[float, float]:
-    """The least and the largest real number that a tensor holds."""
-    assert tensor.quantization is not None
-    scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
-    least, most = _limits(tensor)
-    return (least - zero_point) * scale, (most - zero_point) * scale
 
 
 def _code(value: float, tensor: Tensor) -> int:
     """The code nearest to a real number."""
     assert tensor.quantization is not None
-    least, most = _limits(tensor)
+    least, most = code_limits(tensor)
     scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
     return min(max(round(value / scale) + zero_point, least), most)
-
-
-def _spread(product: Operator) -> float:
-    """What part of their ranges the operands may fill for a product of random ones to stay within its range.
-
-    A product of C pairs of independent numbers has mean C*m*n and variance C*(s^2 t^2 + m^2 t^2 + n^2 s^2), where m, s
-    and n, t are the operands' means and deviations; scaling both by f scales the product by f^2.
-    """
-    left, right = product.input(0), product.input(1)
-    pairs = left.shape[-2 if product.option("adj_x") else -1]
-    (m, s), (n, t) = (_moments(tensor) for tensor in (left, right))
-    typical = pairs * abs(m * n) + 4 * math.sqrt(pairs * ((s * t) ** 2 + (m * t) ** 2 + (n * s) ** 2))
-    room = max(map(abs, _range(product.outputs[0])))
-    if typical <= room:
-        return 1.0
-    variable = sum(not tensor.is_constant for tensor in (left, right))
-    return float((room / typical) ** (1 / max(variable, 1)))
-
-
-def _moments(tensor: Tensor) -> tuple[float, float]:
-    """Mean and deviation of the real numbers that a proof puts there: a third of the range, for what is no constant."""
-    if tensor.is_constant and tensor.quantization is not None:
-        zero_point, scale = int(tensor.quantization.zero_point[0]), float(tensor.quantization.scale[0])
-        values = (tensor.array().astype(np.float64) - zero_point) * scale
-        return float(values.mean()), float(values.std())
-    low, high = _range(tensor)
-    return (low + high) / 2, (high - low) / 6

@@ -10,6 +10,7 @@ from edge_opt.attention.form import form_for
 from edge_opt.attention.split import split_heads
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.spreads import attention_spreads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,4 +49,5 @@ def _build(context: Context, block: Block) -> Rewrite | Refusal:
     anchor = block.output.producer
     assert anchor is not None
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor)
+    spreads = (attention_spreads(old, block.softmax),)
+    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import constant_reader
 from edge_opt.ir.region import reads
+from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes.call import recorded_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
@@ -39,8 +42,8 @@ class Rewrite:
     Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
     ones take its place. `mask` is given where the two differ on rows that are masked everywhere, `saturation` where the
     old region clips values that the new one does not. `calls`: the model whose subgraphs the operators call. A proof
-    runs once for each of `spreads`, which say how much of their usual range the inputs that are no mask fill: with the
-    first, not everything may be clipped.
+    runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are not
+    named): with the first, not everything may be clipped.
     """
 
     subgraph: Subgraph
@@ -50,7 +53,7 @@ class Rewrite:
     mask: MaskInput | None = None
     calls: Model | None = None
     saturation: Saturation | None = None
-    spreads: tuple[float, ...] = (1.0,)
+    spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""
@@ -73,19 +76,36 @@ class Rewrite:
 
 
 def shape_violation(operators: Iterable[Operator]) -> str | None:
-    """Where a derived shape is not the recorded one; None where all agree."""
+    """Where a derived shape is not the recorded one, dynamic dimensions included; None where all agree."""
     for operator in operators:
-        shapes = [None if tensor is None else tensor.shape for tensor in operator.inputs]
+        shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
         try:
             derived = infer_operator(operator, shapes, constant_reader(operator))
         except ShapeError as error:
             return str(error)
         for shape, tensor in zip(derived, operator.outputs, strict=True):
-            if shape is None or tuple(shape) != tensor.shape:
-                found = "unknown" if shape is None else str(list(shape))
-                return (
-                    f"{operator.name} '{tensor.name}': derived shape {found}, recorded {list(tensor.shape)}"
-                )
+            recorded = recorded_shape(tensor)
+            if shape is None or shape != recorded:
+                texts = ["unknown" if sizes is None else str(list(sizes)) for sizes in (shape, recorded)]
+                return f"{operator.name} '{tensor.name}': derived shape {texts[0]}, recorded {texts[1]}"
+    return None
+
+
+def version_violation(rewrite: Rewrite) -> str | None:
+    """Where a new operator's version is too low for its types; None where none is.
+
+    The runtime does not look at it, other readers do. Copies of operators that were there keep what the file says.
+    """
+    known = {operator.code for operator in rewrite.old}
+    if rewrite.calls is not None:
+        known.update(rewrite.calls.operator_codes)
+    for operator in rewrite.added():
+        needed = required_version(operator)
+        if operator.code.version < needed and operator.code not in known:
+            name = operator.outputs[0].name
+            return (
+                f"{operator.name} '{name}': its types need version {needed}, it has {operator.code.version}"
+            )
     return None
 
 

@@ -11,6 +11,7 @@ from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.spreads import attention_spreads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,4 +73,5 @@ def _build(context: Context, single: SingleHead, count: int) -> Rewrite | Refusa
     anchor = block.output.producer
     assert anchor is not None
     old, new = split_heads(context.model, context.subgraph, block, _FORM, context.constants)
-    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor)
+    spreads = (attention_spreads(old, single.softmax),)
+    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads)

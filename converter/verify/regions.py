@@ -15,7 +15,7 @@ from edge_opt.verify.inputs import InputHint
 from edge_opt.verify.runner import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from edge_opt.ir import Tensor
@@ -86,8 +86,8 @@ class RegionProver:
         saturation = rewrite.saturation
         limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
         proofs: list[Proof] = []
-        for spread in rewrite.spreads:
-            known = _hints(rewrite, inputs, outputs, spread)
+        for spreads in rewrite.spreads:
+            known = _hints(rewrite, inputs, outputs, spreads)
             question = _Question(before, after, demand, *known, limits, must_compare=not proofs)
             proofs.append(self._answer(question, rewrite))
             if not proofs[-1].holds:
@@ -153,18 +153,18 @@ class RegionProver:
 
 
 def _hints(
-    rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], spread: float
+    rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float]
 ) -> tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]:
     """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
     mask = rewrite.mask
-    data = None if spread == 1 else InputHint(spread=spread)
+    data = tuple(InputHint(spread=spreads[tensor]) if tensor in spreads else None for tensor in inputs)
     if mask is None:
-        return (() if data is None else (data,) * len(inputs)), ()
+        return (data if any(data) else ()), ()
     rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
     results = [tensor.shape for tensor in outputs]
     by_row = rows > 1 and all(len(shape) > 1 and shape[-2] % rows == 0 for shape in results)
     hint = InputHint("mask", mask.masked, mask.opened, (rows - 1,) if by_row else ())
-    hints = tuple(hint if tensor is mask.tensor else data for tensor in inputs)
+    hints = tuple(hint if tensor is mask.tensor else own for tensor, own in zip(inputs, data, strict=True))
     return hints, tuple(len(shape) - 2 if by_row else None for shape in results)
 
 

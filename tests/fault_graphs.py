@@ -1,0 +1,280 @@
+"""The graphs whose rewrites are corrupted on purpose, and the tools to corrupt them with.
+
+Sizes are chosen so that as many mistakes as possible still fit: as many queries as heads, as many cached keys as the
+head is wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
+from edge_opt.schema.data import Data
+from edge_opt.schema.table import Table, new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.ir import Model
+    from edge_opt.passes.rewrite import Rewrite
+
+QUERIES, HEADS, KV_HEADS, CACHE, WIDTH = 4, 4, 2, 8, 8
+_ROWS = HEADS // KV_HEADS * QUERIES
+_KEYS = CACHE + QUERIES
+
+# Every role has parameters of its own, so that those of a neighbour are wrong.
+PARAMETERS: dict[str, dict[str, str]] = {
+    "float32": {},
+    "int16": {
+        "query": "q(0.0001, 0)", "scale": "q(2e-05, 0)", "scaled": "q(4e-05, 0)", "key": "q(0.0001, 0)",
+        "value": "q(0.00011, 0)", "logits": "q(0.0003, 0)", "mask": "q(0.00305185, 0)", "masked": "q(0.0033, 0)",
+        "probability": "q(3.0517578e-05, 0)", "part": "q(0.00012, 0)", "rest": "q(0.00013, 0)", "sum": "q(0.00015, 0)",
+    },
+    "int8": {
+        "query": "q(0.025, 3)", "scale": "q(0.003, 0)", "scaled": "q(0.01, -5)", "key": "q(0.025, 1)",
+        "value": "q(0.027, -2)", "logits": "q(0.08, 4)", "mask": "q(0.4, 127)", "masked": "q(0.42, 120)",
+        "probability": "q(0.00390625, -128)", "part": "q(0.03, 2)", "rest": "q(0.032, -1)", "sum": "q(0.04, 6)",
+    },
+}  # fmt: skip
+_SCALES = {"float32": ("0.35", "0.25"), "int16": ("17500", "12500"), "int8": ("117", "83")}
+
+
+def attention(dtype: str) -> str:
+    """Two layers of grouped-query attention over a split cache, a global and a local one, as exporters write them."""
+    layers = [_layer(number, dtype) for number in (1, 2)]
+    inputs = [given for layer in layers for given in layer[0]]
+    lines = "".join(f"  {line}\n" for layer in layers for line in layer[1])
+    arguments = ", ".join(f"{name}=%{name}" for name in (given.partition(":")[0][1:] for given in inputs))
+    return (
+        f"signature main = #0 ({arguments}) -> (out1=%out1, out2=%out2)\n"
+        f"subgraph main ({', '.join(inputs)}) {{\n{lines}  return %out1, %out2\n}}\n"
+    )
+
+
+def _layer(i: int, dtype: str) -> tuple[list[str], list[str]]:
+    def t(role: str, *shape: int) -> str:
+        return f"{dtype}[{','.join(map(str, shape))}] {PARAMETERS[dtype].get(role, '')}".rstrip()
+
+    def reshape(source: str, *shape: int) -> str:
+        sizes = ", ".join(map(str, shape))
+        return f"RESHAPE({source}, int32{{{sizes}}}) {{new_shape: [{sizes}]}}"
+
+    def cut(begin: int, size: int) -> str:
+        return f"SLICE(%p{i}, int32{{0, 0, 0, {begin}}}, int32{{1, {k}, {r}, {size}}})"
+
+    k, r, mask = KV_HEADS, _ROWS, ("mask_global", "mask_local")[i - 1]
+    scale = f"{dtype}({_SCALES[dtype][i - 1]}) {PARAMETERS[dtype].get('scale', '')}".rstrip()
+    inputs = [
+        f"%q{i}: {t('query', 1, QUERIES, HEADS, WIDTH)}",
+        f"%k_cache{i}: {t('key', 1, k, CACHE, WIDTH)}",
+        f"%k{i}: {t('key', 1, k, QUERIES, WIDTH)}",
+        f"%v_cache{i}: {t('value', 1, k, WIDTH, CACHE)}",
+        f"%v{i}: {t('value', 1, k, WIDTH, QUERIES)}",
+        f"%{mask}: {t('mask', 1, 1, QUERIES, _KEYS)}",
+    ]
+    lines = [
+        f"%scaled{i}: {t('scaled', 1, QUERIES, HEADS, WIDTH)} = MUL(%q{i}, {scale})",
+        f"%turned{i}: {t('scaled', 1, HEADS, QUERIES, WIDTH)} = TRANSPOSE(%scaled{i}, int32{{0, 2, 1, 3}})",
+        f"%rows{i}: {t('scaled', 1, k, r, WIDTH)} = {reshape(f'%turned{i}', 1, k, r, WIDTH)}",
+        f"%old{i}: {t('logits', 1, k, r, CACHE)} = BATCH_MATMUL(%rows{i}, %k_cache{i}) {{adj_y: true}}",
+        f"%new{i}: {t('logits', 1, k, r, QUERIES)} = BATCH_MATMUL(%rows{i}, %k{i}) {{adj_y: true}}",
+        f"%logits{i}: {t('logits', 1, k, r, _KEYS)} = CONCATENATION(%old{i}, %new{i}) {{axis: 3}}",
+        f"%masks{i}: {t('mask', 1, 1, r, _KEYS)} = CONCATENATION(%{mask}, %{mask}) {{axis: 2}}",
+        f"%masked{i}: {t('masked', 1, k, r, _KEYS)} = ADD(%logits{i}, %masks{i})",
+        f"%p{i}: {t('probability', 1, k, r, _KEYS)} = SOFTMAX(%masked{i}) {{beta: 1.0}}",
+        f"%p_old{i}: {t('probability', 1, k, r, CACHE)} = {cut(0, CACHE)}",
+        f"%p_new{i}: {t('probability', 1, k, r, QUERIES)} = {cut(CACHE, QUERIES)}",
+        f"%part{i}: {t('part', 1, k, r, WIDTH)} = BATCH_MATMUL(%p_old{i}, %v_cache{i}) {{adj_y: true}}",
+        f"%rest{i}: {t('rest', 1, k, r, WIDTH)} = BATCH_MATMUL(%p_new{i}, %v{i}) {{adj_y: true}}",
+        f"%sum{i}: {t('sum', 1, k, r, WIDTH)} = ADD(%part{i}, %rest{i})",
+        f"%heads{i}: {t('sum', 1, HEADS, QUERIES, WIDTH)} = {reshape(f'%sum{i}', 1, HEADS, QUERIES, WIDTH)}",
+        f"%back{i}: {t('sum', 1, QUERIES, HEADS, WIDTH)} = TRANSPOSE(%heads{i}, int32{{0, 2, 1, 3}})",
+        f"%out{i}: {t('sum', 1, QUERIES, HEADS * WIDTH)} = {reshape(f'%back{i}', 1, QUERIES, HEADS * WIDTH)}",
+    ]
+    return inputs, lines
+
+
+SELECT = """\
+signature main = #0 (mask=%mask, logits=%logits) -> (p=%p)
+subgraph main (%mask: float32[1,6,10], %logits: float32[1,2,6,10]) {
+  %mask4: float32[1,1,6,10] = RESHAPE(%mask, int32{1, 1, 6, 10}) {new_shape: [1, 1, 6, 10]}
+  %open: bool[1,1,6,10] = NOT_EQUAL(%mask4, float32(0.0))
+  %masked: float32[1,2,6,10] = SELECT_V2(%open, %logits, float32(-1e+09))
+  %p: float32[1,2,6,10] = SOFTMAX(%masked) {beta: 1.0}
+  return %p
+}
+"""
+
+CONVERT = """\
+signature main = #0 (a=%a, b=%b) -> (y=%y)
+subgraph main (%a: int16[1,8,8] q(0.0001, 0), %b: int16[1,8,8] q(0.0001, 0)) {
+  %p: int16[1,8,8] q(0.002, 0) = BATCH_MATMUL(%a, %b) {adj_y: true}
+  %y: int16[1,8,8] q(0.001, 0) = QUANTIZE(%p)
+  return %y
+}
+"""
+
+INTEGER_MASK = """\
+signature main = #0 (open=%open) -> (mask=%mask)
+subgraph main (%open: bool[1,1,6,10]) {
+  %n: bool[1,1,6,10] = LOGICAL_NOT(%open)
+  %f: float32[1,1,6,10] = CAST(%n) {in_data_type: 6}
+  %m: float32[1,1,6,10] = MUL(%f, float32(-100.0))
+  %mask: int16[1,1,6,10] q(0.00305176, 0) = QUANTIZE(%m)
+  return %mask
+}
+"""
+
+ONE_HEAD = """\
+signature main = #0 (q=%q, k=%k, v=%v, mask=%mask) -> (out=%out)
+subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,8,8], %v: float32[1,1,8,8], %mask: float32[1,1,4,8]) {
+  %logits: float32[1,1,4,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %masked: float32[1,1,4,8] = ADD(%logits, %mask)
+  %p: float32[1,1,4,8] = SOFTMAX(%masked) {beta: 1.0}
+  %out: float32[1,1,4,8] = BATCH_MATMUL(%p, %v)
+  return %out
+}
+"""
+
+GRAPHS = {
+    **{f"attention {dtype}": attention(dtype) for dtype in PARAMETERS},
+    "masked softmax": SELECT,
+    "converted product": CONVERT,
+    "integer mask": INTEGER_MASK,
+    "one head": ONE_HEAD,
+}
+
+
+def number(values: Any, dtype: DType = DType.INT32, q: Quantization | None = None) -> Tensor:
+    """A new constant."""
+    array = np.asarray(values, dtype.numpy)
+    return Tensor("wrong", array.shape, dtype, quantization=q, buffer=Buffer(Data(array.tobytes())))
+
+
+@dataclass
+class Edit:
+    """A rewrite being corrupted; `finish` gives what became of it."""
+
+    model: Model
+    rewrite: Rewrite
+    new: list[Operator] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.new = list(self.rewrite.new)
+
+    @property
+    def last(self) -> Operator:
+        """The operator that defines the result."""
+        return self.new[-1]
+
+    def find(self, name: str) -> Operator:
+        """The new operator that defines a tensor of that name."""
+        return next(op for op in self.new if any(tensor.name == name for tensor in op.outputs))
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the graph or of the new region."""
+        made = [tensor for op in self.new for tensor in op.outputs]
+        return next(t for t in (*self.rewrite.subgraph.tensors, *made) if t.name == name)
+
+    def change(
+        self,
+        operator: Operator,
+        name: str | None = None,
+        *,
+        inputs: Sequence[Tensor | None] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        options: Table | None = None,
+        **settings: Any,
+    ) -> Operator:
+        """Put another operator in the place of one; `settings` are options that differ."""
+        table = options if name else options or operator.options
+        if settings and table is not None:
+            table = Table(table.spec, dict(table.fields))
+            for key, value in settings.items():
+                table.set(key, value)
+        made = Operator(
+            self.model.operator_code(name) if name else operator.code,
+            operator.inputs if inputs is None else inputs,
+            operator.outputs if outputs is None else outputs,
+            table,
+        )
+        self.new[self.new.index(operator)] = made
+        return made
+
+    def read(self, operator: Operator, index: int, tensor: Tensor) -> Operator:
+        """Let an operator read another tensor."""
+        inputs = list(operator.inputs)
+        inputs[index] = tensor
+        return self.change(operator, inputs=inputs)
+
+    def swap(self, operator: Operator, one: int, other: int) -> Operator:
+        """Exchange two operands."""
+        inputs = list(operator.inputs)
+        inputs[one], inputs[other] = inputs[other], inputs[one]
+        return self.change(operator, inputs=inputs)
+
+    def drop(self, operator: Operator, index: int = 0) -> None:
+        """Leave an operator out: its readers get its operand `index`."""
+        source, result = operator.input(index), operator.outputs[0]
+        self.new.remove(operator)
+        for reader in list(self.new):
+            if any(tensor is result for tensor in reader.inputs):
+                self.change(reader, inputs=[source if t is result else t for t in reader.inputs])
+
+    def behind(self, operator: Operator, name: str, *others: Tensor, options: Table | None = None) -> None:
+        """Put one more operator between an operator and its readers."""
+        result = operator.outputs[0]
+        between = Tensor(
+            f"{result.name}/between", result.shape, result.dtype, quantization=result.quantization
+        )
+        at = self.new.index(operator)
+        self.change(operator, outputs=[between])
+        self.new.insert(
+            at + 1, Operator(self.model.operator_code(name), [between, *others], [result], options)
+        )
+
+    def retyped(self, operator: Operator, **changes: Any) -> None:
+        """Let an operator define a tensor of another type, shape or quantization."""
+        result = operator.outputs[0]
+        fields = {
+            "shape": result.shape,
+            "dtype": result.dtype,
+            "quantization": result.quantization,
+            **changes,
+        }
+        shape, dtype = fields.pop("shape"), fields.pop("dtype")
+        made = Tensor(result.name, shape, dtype, **fields)
+        self.change(operator, outputs=[made])
+        for reader in list(self.new):
+            if any(tensor is result for tensor in reader.inputs):
+                self.change(reader, inputs=[made if t is result else t for t in reader.inputs])
+
+    def reshape_options(self, *shape: int) -> Table:
+        """Options of a RESHAPE."""
+        return new_table("ReshapeOptions", new_shape=list(shape))
+
+    def finish(self) -> Rewrite:
+        """The corrupted rewrite."""
+        return replace(self.rewrite, new=tuple(self.new))
+
+
+def force(rewrite: Rewrite) -> None:
+    """Make a rewrite part of the graph whatever it is: what a pass without checks would do."""
+    graph = rewrite.subgraph
+    staying = set(rewrite.new)
+    position = graph.after(rewrite.anchor)
+    while position is not None and position in rewrite.old and position not in staying:
+        position = graph.after(position)
+    for operator in rewrite.old:
+        if operator not in staying:
+            graph.remove(operator)
+    for operator in rewrite.added():
+        for tensor in operator.outputs:
+            tensor.producer = None
+        graph.insert_before(position, operator)
+        for read in (*operator.inputs, *operator.outputs):
+            if read is not None and not graph.lists(read):
+                graph.add_tensor(read)

@@ -1,0 +1,533 @@
+"""Ways to corrupt a rewrite, and what must catch each. `python tests/faults.py` prints docs/faults.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from fault_graphs import PARAMETERS, Edit, number
+
+from edge_opt.ir import DType, Operator, Quantization, Tensor
+from edge_opt.schema.table import new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FRAME, SHAPES, PROOF, GRAPH, VERSION = (
+    "frame rule",
+    "shape check",
+    "region proof",
+    "graph check",
+    "version check",
+)
+CHECKS = {
+    FRAME: "reads only what the old region read, defines exactly what it defined, in order, in its place",
+    SHAPES: "every shape of the new region is derived again and compared with the recorded one",
+    VERSION: "a new operator carries the version that its types need",
+    PROOF: "both regions are cut out and run on the same random inputs, on XNNPACK and on the reference kernels",
+    GRAPH: "after a pass, everything outside its rewrites must be what it was before; a difference ends the conversion",
+}
+FOUND, HOSTILE, EQUAL = "found", "found on hostile inputs", "no number changes"
+_ATTENTION = tuple(f"attention {dtype}" for dtype in PARAMETERS)
+_FLOAT, _INT16, _INT8 = (_ATTENTION[i : i + 1] for i in range(3))
+_QUANTIZED = _ATTENTION[1:]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to corrupt a rewrite, what must stop it, and what it takes for `compare` to find it."""
+
+    name: str
+    caught: str
+    apply: Callable[[Edit], object]
+    graphs: tuple[str, ...]
+    pass_name: str = "mha_to_sha"
+    compare: str = FOUND
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(
+    name: str,
+    caught: str = PROOF,
+    graphs: tuple[str, ...] = (),
+    pass_name: str = "mha_to_sha",
+    *,
+    compare: str = FOUND,
+) -> Callable[[Callable[[Edit], object]], Callable[[Edit], object]]:
+    """Register a function that corrupts a rewrite. Only a proof runs numbers, so only there do types matter."""
+    where = graphs or (_ATTENTION if caught == PROOF else _FLOAT)
+
+    def register(apply: Callable[[Edit], object]) -> Callable[[Edit], object]:
+        FAULTS.append(Fault(name, caught, apply, where, pass_name, compare))
+        return apply
+
+    return register
+
+
+def _join(e: Edit) -> Operator:
+    return e.find("out1/heads")
+
+
+# Heads
+
+
+@fault("two heads swapped where they are joined")
+def _(e: Edit) -> None:
+    e.swap(_join(e), 0, 1)
+
+
+@fault("one head joined twice, another left out")
+def _(e: Edit) -> None:
+    e.read(_join(e), 1, _join(e).input(0))
+
+
+@fault("heads joined group by group the wrong way round")
+def _(e: Edit) -> None:
+    e.swap(_join(e), 1, 2)
+
+
+@fault("query parts of two heads swapped")
+def _(e: Edit) -> None:
+    split = e.find("turned1/unscaled/head_0")
+    a, b, *rest = split.outputs
+    e.change(split, outputs=[b, a, *rest])
+
+
+@fault("heads joined as rows instead of side by side")
+def _(e: Edit) -> None:
+    e.change(_join(e), axis=2)
+    e.retyped(_join(e), shape=(1, 1, 16, 8))
+
+
+@fault("another permutation of the queries, of the same shape")
+def _(e: Edit) -> None:
+    e.read(e.find("turned1/unscaled"), 1, number([0, 1, 2, 3]))
+
+
+@fault("heads cut off along another axis", SHAPES)
+def _(e: Edit) -> None:
+    e.read(e.find("turned1/unscaled/head_0"), 0, number(2))
+
+
+@fault("the query of another head in one of two products")
+def _(e: Edit) -> None:
+    e.read(e.find("new1/head_1"), 0, e.tensor("scaled1/head_0"))
+
+
+# Scale
+
+
+@fault("the scale dropped")
+def _(e: Edit) -> None:
+    for head in range(4):
+        e.drop(e.find(f"scaled1/head_{head}"))
+
+
+@fault("the scale of one head dropped")
+def _(e: Edit) -> None:
+    e.drop(e.find("scaled1/head_2"))
+
+
+@fault("the scale applied twice")
+def _(e: Edit) -> None:
+    scale = e.find("scaled1/head_1")
+    e.behind(scale, "MUL", scale.input(1), options=scale.options)
+
+
+@fault("a stale constant: the scale of another layer")
+def _(e: Edit) -> None:
+    scale = e.find("scaled1/head_3")
+    other = next(op for op in e.rewrite.subgraph.operators if op.outputs[0].name == "scaled2")
+    e.read(scale, 1, other.input(1))
+
+
+# Keys and values
+
+
+@fault("adj_y of a logits product left out, the matrix being square")
+def _(e: Edit) -> None:
+    e.change(e.find("old1/head_0"), adj_y=False)
+
+
+@fault("adj_y of a logits product left out, the matrix not being square", SHAPES)
+def _(e: Edit) -> None:
+    e.change(e.find("new1/head_0"), adj_y=False)
+
+
+@fault("adj_y of a value product left out, the matrix being square")
+def _(e: Edit) -> None:
+    e.change(e.find("part1/head_3"), adj_y=False)
+
+
+@fault("adj_x set where adj_y should be", SHAPES)
+def _(e: Edit) -> None:
+    e.change(e.find("part1/head_0"), adj_x=True, adj_y=False)
+
+
+@fault("a KV head taken twice")
+def _(e: Edit) -> None:
+    for head in (2, 3):
+        e.read(e.find(f"old1/head_{head}"), 1, e.tensor("k_cache1/group_0"))
+
+
+@fault("the values of another KV head")
+def _(e: Edit) -> None:
+    e.read(e.find("rest1/head_1"), 1, e.tensor("v1/group_1"))
+
+
+@fault("KV heads counted round robin instead of in groups")
+def _(e: Edit) -> None:
+    for head, group in ((1, 1), (2, 0)):
+        for product, source in (("old1", "k_cache1"), ("new1", "k1"), ("part1", "v_cache1"), ("rest1", "v1")):
+            e.read(e.find(f"{product}/head_{head}"), 1, e.tensor(f"{source}/group_{group}"))
+
+
+@fault("keys where values belong")
+def _(e: Edit) -> None:
+    e.read(e.find("part1/head_0"), 1, e.tensor("k_cache1/group_0"))
+
+
+@fault("the cache of another layer", FRAME)
+def _(e: Edit) -> None:
+    e.read(e.find("k_cache1/group_0"), 1, e.tensor("k_cache2"))
+
+
+@fault("a value product left out of the sum")
+def _(e: Edit) -> None:
+    total = e.find("sum1/head_0")
+    e.read(total, 1, total.input(0))
+
+
+@fault("the other product of another head in the sum")
+def _(e: Edit) -> None:
+    e.read(e.find("sum1/head_3"), 0, e.tensor("part1/head_2"))
+
+
+@fault("products multiplied instead of added")
+def _(e: Edit) -> None:
+    e.change(e.find("sum1/head_2"), "MUL", options=new_table("MulOptions"))
+
+
+@fault("an activation fused into the sum")
+def _(e: Edit) -> None:
+    e.change(e.find("sum1/head_1"), fused_activation_function=1)
+
+
+# Logits and mask
+
+
+@fault("cached and new keys concatenated in another order")
+def _(e: Edit) -> None:
+    e.swap(e.find("logits1/head_0"), 0, 1)
+
+
+@fault("logits concatenated along another axis", SHAPES)
+def _(e: Edit) -> None:
+    e.change(e.find("logits1/head_0"), axis=2)
+
+
+@fault("the mask of another layer", FRAME)
+def _(e: Edit) -> None:
+    e.read(e.find("masked1/head_0"), 1, e.tensor("mask_local"))
+
+
+@fault("the mask left out")
+def _(e: Edit) -> None:
+    e.drop(e.find("masked1/head_3"))
+
+
+@fault("the mask added twice", compare=HOSTILE)
+def _(e: Edit) -> None:
+    masked = e.find("masked1/head_0")
+    e.behind(masked, "ADD", masked.input(1), options=masked.options)
+
+
+@fault("the mask subtracted")
+def _(e: Edit) -> None:
+    e.change(e.find("masked1/head_0"), "SUB", options=new_table("SubOptions"))
+
+
+# Softmax and slices
+
+
+@fault("the softmax along the queries")
+def _(e: Edit) -> None:
+    softmax = e.find("p1/head_0")
+    source, result = softmax.input(0), softmax.outputs[0]
+    turned = [
+        Tensor(f"turned/{like.name}", (1, 1, 12, 4), like.dtype, quantization=like.quantization)
+        for like in (source, result)
+    ]
+    transpose, axes = e.model.operator_code("TRANSPOSE"), number([0, 1, 3, 2])
+    at = e.new.index(softmax)
+    e.new[at : at + 1] = [
+        Operator(transpose, [source, axes], [turned[0]]),
+        Operator(softmax.code, [turned[0]], [turned[1]], softmax.options),
+        Operator(transpose, [turned[1], axes], [result]),
+    ]
+
+
+@fault("another beta of the softmax")
+def _(e: Edit) -> None:
+    e.change(e.find("p1/head_1"), beta=2.0)
+
+
+@fault("the softmax left out")
+def _(e: Edit) -> None:
+    e.drop(e.find("p1/head_0"))
+
+
+@fault("a slice that begins one too early")
+def _(e: Edit) -> None:
+    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, 7]))
+
+
+@fault("a slice that begins one too late", SHAPES)
+def _(e: Edit) -> None:
+    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, 9]))
+
+
+@fault("the two slices exchanged", SHAPES)
+def _(e: Edit) -> None:
+    e.read(e.find("rest1/head_0"), 0, e.tensor("p_old1/head_0"))
+
+
+# Types
+
+
+@fault("the quantization parameters of a neighbour", graphs=_QUANTIZED)
+def _(e: Edit) -> None:
+    e.retyped(e.find("part1/head_0"), quantization=e.tensor("rest1/head_0").quantization)
+
+
+@fault("the quantization parameters of the operand", graphs=_QUANTIZED)
+def _(e: Edit) -> None:
+    for head in range(4):
+        e.retyped(e.find(f"scaled1/head_{head}"), quantization=e.tensor("q1").quantization)
+
+
+@fault("a zero point that is off by one", graphs=_INT8)
+def _(e: Edit) -> None:
+    e.retyped(e.find("p_new1/head_0"), quantization=Quantization.affine(1 / 256, -127))
+
+
+@fault("a tensor of another element type")
+def _(e: Edit) -> None:
+    wrong = DType.INT8 if e.tensor("q1").dtype is DType.INT16 else DType.INT16
+    e.retyped(e.find("old1/head_0"), dtype=wrong, quantization=Quantization.affine(0.001))
+
+
+@fault("a wrong shape on record", SHAPES, compare=EQUAL)
+def _(e: Edit) -> None:
+    e.retyped(e.find("scaled1/head_0"), shape=(1, 4, 1, 8))
+
+
+@fault("the version of an operator too low for its types", VERSION, _QUANTIZED, compare=EQUAL)
+def _(e: Edit) -> None:
+    split = e.find("turned1/unscaled/head_0")
+    made = Operator(e.model.operator_code("SPLIT", 1), split.inputs, split.outputs, split.options)
+    e.new[e.new.index(split)] = made
+
+
+# The frame
+
+
+@fault("the result under another tensor of the same name", FRAME)
+def _(e: Edit) -> None:
+    result = e.last.outputs[0]
+    e.change(
+        e.last, outputs=[Tensor(result.name, result.shape, result.dtype, quantization=result.quantization)]
+    )
+
+
+@fault("the result dropped", FRAME)
+def _(e: Edit) -> None:
+    e.new.pop()
+
+
+@fault("the result defined twice", FRAME)
+def _(e: Edit) -> None:
+    e.new.append(Operator(e.last.code, e.last.inputs, e.last.outputs, e.last.options))
+
+
+@fault("a tensor that is made later in the graph", FRAME)
+def _(e: Edit) -> None:
+    e.read(e.find("out1/heads"), 3, e.tensor("out2"))
+
+
+@fault("an input of the graph that the block did not read", FRAME)
+def _(e: Edit) -> None:
+    e.read(e.find("turned1/unscaled"), 0, e.tensor("q2"))
+
+
+@fault("an operator in front of what it reads", FRAME)
+def _(e: Edit) -> None:
+    scale = e.find("scaled1/head_0")
+    e.new.remove(scale)
+    e.new.append(scale)
+
+
+@fault("a result of another block defined anew", FRAME)
+def _(e: Edit) -> None:
+    result = e.tensor("out2")
+    e.new.append(Operator(e.last.code, e.last.inputs, [result], e.last.options))
+
+
+@fault("a part of the old region left out, its result still read", FRAME)
+def _(e: Edit) -> None:
+    e.read(e.find("out1/heads"), 0, e.tensor("heads1"))
+
+
+# The graph around the rewrite
+
+
+@fault("options edited that old and new operators share", GRAPH)
+def _(e: Edit) -> None:
+    softmax = next(op for op in e.rewrite.old if op.name == "SOFTMAX")
+    assert softmax.options is not None
+    softmax.options.set("beta", 2.0)
+    for operator in list(e.new):
+        if operator.name == "SOFTMAX":
+            e.change(operator, options=softmax.options)
+
+
+@fault("the quantization of a graph output edited", GRAPH, _INT16)
+def _(e: Edit) -> None:
+    e.tensor("out1").quantization = Quantization.affine(0.5)
+
+
+@fault("an output of the signature renamed", GRAPH)
+def _(e: Edit) -> None:
+    outputs = e.model.signatures[0].outputs
+    outputs["other"] = outputs.pop("out1")
+
+
+@fault("an operator of another layer made to read this one's input", GRAPH)
+def _(e: Edit) -> None:
+    other = next(op for op in e.rewrite.subgraph.operators if op.outputs[0].name == "scaled2")
+    e.rewrite.subgraph.set_input(other, 0, e.tensor("q1"))
+
+
+@fault("bytes of another constant put in place", GRAPH)
+def _(e: Edit) -> None:
+    scales = [
+        op.input(1) for op in e.rewrite.subgraph.operators if op.outputs[0].name in ("scaled1", "scaled2")
+    ]
+    scales[1].buffer = scales[0].buffer
+
+
+# Other passes
+
+_MASK = {"graphs": ("masked softmax",), "pass_name": "mask_to_add"}
+_CONVERT = {"graphs": ("converted product",), "pass_name": "matmul_convert"}
+_INTEGER = {"graphs": ("integer mask",), "pass_name": "quantized_mask"}
+_TILES = {"graphs": ("one head",), "pass_name": "tile_rows"}
+
+
+@fault("masked and open exchanged", **_MASK)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.change(e.find("open/masked"), "NOT_EQUAL", options=new_table("NotEqualOptions"))
+
+
+@fault("a mask constant that hides too little", **_MASK)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.read(e.find("open/additive"), 1, number(-10.0, DType.FLOAT32))
+
+
+@fault("the mask multiplied instead of added", **_MASK)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.change(e.find("masked/masked"), "MUL", options=new_table("MulOptions"))
+
+
+@fault("one row of the mask for all", **_MASK)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    mask = e.find("open/additive/reshaped")
+    row = Tensor("row", (1, 1, 1, 10), DType.FLOAT32)
+    at = e.new.index(mask)
+    slice_code = e.model.operator_code("SLICE")
+    begin, size = number([0, 0, 0, 0]), number([1, 1, 1, 10])
+    e.read(e.find("masked/masked"), 1, row)
+    e.new.insert(at + 1, Operator(slice_code, [mask.outputs[0], begin, size], [row]))
+
+
+@fault("the operands of the product exchanged", **_CONVERT)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.swap(e.last, 0, 1)
+
+
+@fault("adj_y of the product left out", **_CONVERT)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.change(e.last, adj_y=False)
+
+
+@fault("the product's own scale kept", **_CONVERT)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    result = e.last.outputs[0]
+    product = Tensor("p", result.shape, result.dtype, quantization=Quantization.affine(0.002))
+    e.change(e.last, outputs=[product])
+    shape = number(result.shape)
+    e.new.append(
+        Operator(
+            e.model.operator_code("RESHAPE"), [product, shape], [result], e.reshape_options(*result.shape)
+        )
+    )
+
+
+@fault("the two values of the mask exchanged", **_INTEGER)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.swap(e.last, 1, 2)
+
+
+@fault("a value of the mask that is off by one step", **_INTEGER)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    like = e.last.input(2)
+    wrong = number(np.asarray(like.array()) + np.int16(1), DType.INT16, like.quantization)
+    e.read(e.last, 2, wrong)
+
+
+@fault("blocks of rows joined in another order", **_TILES)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    e.swap(e.last, 0, 1)
+
+
+@fault("the mask rows of another block", **_TILES)  # type: ignore[arg-type]
+def _(e: Edit) -> None:
+    adds = [op for op in e.new if op.name == "ADD"]
+    e.read(adds[0], 1, adds[1].input(1))
+
+
+def page() -> str:
+    """docs/faults.md."""
+    lines = [
+        "# The prover, lied to",
+        "",
+        "Each line is a way to corrupt a rewrite that a test applies between building and checking it. The second",
+        "column is the check that stops it before anything is written. Then the same corrupted model is written",
+        "without any check, and `edge-opt compare` must tell it from the original: it finds different numbers, or",
+        "refuses the model. Realistic masks leave every query a key and hide the others altogether, so what only shows",
+        "elsewhere needs hostile inputs; and what changes no number cannot be found by running, which the last column",
+        "says.",
+        "",
+        "This page is generated: `python tests/faults.py > docs/faults.md`.",
+        "",
+        *(f"- **{check}**: {what}." for check, what in CHECKS.items()),
+        "",
+    ]
+    for pass_name in dict.fromkeys(each.pass_name for each in FAULTS):
+        own = [each for each in FAULTS if each.pass_name == pass_name]
+        lines += [f"## {pass_name}", "", "| corruption | on | stopped by | compare |", "|---|---|---|---|"]
+        for each in own:
+            where = ", ".join(graph.removeprefix("attention ") for graph in each.graphs)
+            lines.append(f"| {each.name} | {where} | {each.caught} | {each.compare} |")
+        lines.append("")
+    lines.append(
+        f"{len(FAULTS)} corruptions, {sum(len(each.graphs) for each in FAULTS)} with their element types."
+    )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,169 @@
+"""The prover is tested by lying to it: a corrupted rewrite is stopped before anything is written, and found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import faults
+import pytest
+from fault_graphs import GRAPHS, Edit, force
+from faults import EQUAL, FAULTS, FOUND, FRAME, GRAPH, PROOF, SHAPES, VERSION, Fault
+from pass_runs import run
+
+from edge_opt.attention.refusal import Refusal
+from edge_opt.ir import Constants, Model, to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import PASSES, Context, Pass, Status
+from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
+from edge_opt.schema.errors import EdgeOptError
+from edge_opt.targets import Target, load_target
+from edge_opt.verify.compare import compare
+from edge_opt.verify.runner import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from edge_opt.passes.rewrite import Rewrite
+    from edge_opt.verify.regions import RegionProver
+
+CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]
+TARGET = {"tile_rows": Target("tiles", "", rows_per_tile=2)}
+
+
+class Lying(Pass):
+    """A pass whose first rewrite is corrupted between building and checking; `others` are left alone or built too."""
+
+    name = "lying"
+    summary = "for tests"
+
+    def __init__(self, fault: Fault, *, others: bool = False) -> None:
+        self._fault = fault
+        self._others = others
+        self._honest = PASSES[fault.pass_name]
+        self.demand = self._honest.demand  # type: ignore[misc]
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        for number, site in enumerate(self._honest.sites(context)):
+            if number == 0:
+                assert isinstance(site, Site)
+                yield Site(site.operator, lambda site=site: self._build(context, site), demand=site.demand)  # type: ignore[misc]
+            elif self._others:
+                yield site
+
+    def _build(self, context: Context, site: Site) -> Rewrite:
+        rewrite = site.build()
+        assert not isinstance(rewrite, Refusal)
+        edit = Edit(context.model, rewrite)
+        self._fault.apply(edit)
+        return edit.finish()
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as made:
+        yield made
+
+
+def context_of(model: Model, fault: Fault) -> Context:
+    graph = model.subgraphs[0]
+    target = TARGET.get(fault.pass_name) or load_target("generic")
+    return Context(model, graph, model.signature_name(graph), target, Constants(model))
+
+
+SAYS = {
+    FRAME: ("the new region", "the operator", "the old region"),
+    SHAPES: ("derived shape", "shapes", "inner", "must", "out of", "begin"),
+    VERSION: ("its types need version",),
+    PROOF: (
+        "the new region differs",
+        "the runtime refuses the new region",
+        "the two versions cannot be compared",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "graph"), CASES)
+def test_a_corrupted_rewrite_is_stopped_before_anything_is_written(
+    fault: Fault, graph: str, prover: RegionProver
+) -> None:
+    model = parse(GRAPHS[graph])
+    untouched = to_bytes(model)
+    target = TARGET.get(fault.pass_name)
+    if fault.caught == GRAPH:
+        with pytest.raises(BrokenFrameError):
+            run(model, Lying(fault), prover=prover, target=target)
+        return
+    (report,) = run(model, Lying(fault), prover=prover, target=target)
+    assert report.status is Status.ROLLED_BACK, f"not stopped: {report}"
+    assert which(report.reason, proved=report.proof is not None) == fault.caught, report.reason
+    assert to_bytes(model) == untouched
+
+
+def test_one_corrupted_rewrite_does_not_keep_the_others_back(prover: RegionProver) -> None:
+    model = parse(GRAPHS["attention float32"])
+    reports = run(model, Lying(FAULTS[0], others=True), prover=prover)
+    assert [report.status for report in reports] == [Status.ROLLED_BACK, Status.CONVERTED]
+    defined = [operator.outputs[0].name for operator in model.subgraphs[0].operators]
+    assert "p1" in defined
+    assert "p2/head_0" in defined
+
+
+def which(reason: str, *, proved: bool) -> str:
+    """The check that gives such a reason."""
+    if proved:
+        return PROOF
+    if "its types need version" in reason:
+        return VERSION
+    return FRAME if reason.startswith(SAYS[FRAME]) else SHAPES
+
+
+@pytest.mark.parametrize(
+    ("fault", "graph"), [pytest.param(each, each.graphs[-1], id=each.name) for each in FAULTS]
+)
+def test_compare_finds_it_again_when_every_check_is_bypassed(
+    fault: Fault, graph: str, worker: Worker
+) -> None:
+    model = parse(GRAPHS[graph])
+    before = to_bytes(model)
+    site = next(iter(Lying(fault).sites(context_of(model, fault))))
+    assert isinstance(site, Site)
+    rewrite = site.build()
+    assert not isinstance(rewrite, Refusal)
+    force(rewrite)
+    try:
+        hostile = fault.compare != FOUND
+        report = compare(before, to_bytes(model), hostile=hostile, locate=False, worker=worker)
+    except EdgeOptError:
+        found = True
+    else:
+        found = not report.equal
+    assert found is (fault.compare != EQUAL)
+
+
+@pytest.mark.parametrize(("pass_name", "graph"), sorted({(f.pass_name, g) for f in FAULTS for g in f.graphs}))
+def test_without_a_corruption_all_of_it_holds(
+    pass_name: str, graph: str, prover: RegionProver, worker: Worker
+) -> None:
+    """Or the tests above would prove nothing."""
+    model = parse(GRAPHS[graph])
+    before = to_bytes(model)
+    honest = Fault("none", "", lambda edit: None, (graph,), pass_name)
+    reports = run(model, Lying(honest, others=True), prover=prover, target=TARGET.get(pass_name))
+    assert {report.status for report in reports} == {Status.CONVERTED}
+    steps = 2 if pass_name == "matmul_convert" else 0
+    hostile = (
+        pass_name != "mask_to_add"
+    )  # which promises nothing where logits are not finite, or all are masked
+    report = compare(before, to_bytes(model), hostile=hostile, atol=steps * 0.001, worker=worker)
+    assert report.equal, report.differences()
+
+
+def test_there_are_enough_of_them_and_each_check_is_needed() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
+    assert {fault.caught for fault in FAULTS} == {FRAME, SHAPES, VERSION, PROOF, GRAPH}
+
+
+def test_the_page_says_what_the_tests_do() -> None:
+    page = Path(__file__).parent.parent / "docs" / "faults.md"
+    assert page.read_text() == faults.page(), "run: python tests/faults.py > docs/faults.md"
