@@ -52,8 +52,9 @@ def from_tables(file: ModelFile) -> Model:
     model = Model(table=root, file=file)
     model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
+    sound_scales: set[int] = set()
     for index, table in enumerate(root.get("subgraphs") or []):
-        model.subgraphs.append(_SubgraphReader(model, table, index).read())
+        model.subgraphs.append(_SubgraphReader(model, table, index, sound_scales).read())
     if not model.subgraphs:
         raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
     for table in root.get("signature_defs") or []:
@@ -82,8 +83,9 @@ def _at(items: Sequence[Any], index: int, where: Callable[[], str], what: str) -
 
 
 class _SubgraphReader:
-    def __init__(self, model: Model, table: Table, index: int) -> None:
+    def __init__(self, model: Model, table: Table, index: int, sound_scales: set[int]) -> None:
         self._model = model
+        self._sound_scales = sound_scales
         self._table = table
         self._name = table.get("name") or f"#{index}"
         self._graph = Subgraph(table.get("name") or "", table)
@@ -155,8 +157,11 @@ class _SubgraphReader:
         if parameters is None or not parameters.is_affine:
             return
         scale = parameters.scale
-        if not np.isfinite(scale).all() or (scale < 0).any():
-            raise self._fail(f"{where}: quantization scales must be finite and not negative")
+        if id(scale) not in self._sound_scales:
+            if not np.isfinite(scale).all() or (scale < 0).any():
+                raise self._fail(f"{where}: quantization scales must be finite and not negative")
+            # A long vector that many tensors share is looked through once.
+            self._sound_scales.add(id(scale))
         if len(parameters.zero_point) not in (1, len(scale)):
             raise self._fail(f"{where}: {len(scale)} scales but {len(parameters.zero_point)} zero points")
         if not parameters.is_per_axis or not tensor.shape:

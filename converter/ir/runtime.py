@@ -34,4 +34,4 @@ def raise_runtime_version(model: Model) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else ()
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d{1,9}(\.\d{1,9})*", version) else ()

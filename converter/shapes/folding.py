@@ -57,7 +57,8 @@ def _settle(value: Array | None, shape: Shape | None, dtype: int) -> Array | Non
     if value is None or target is None or value.shape != shape:
         return None
     if value.dtype != object:
-        return value.astype(target, copy=False) if _fits(value, target) else None
+        with np.errstate(over="ignore"):
+            return value.astype(target, copy=False) if _fits(value, target) else None
     elements = value.ravel().tolist()
     if all(element is None for element in elements):
         return None

@@ -5,6 +5,7 @@ It never asks the interpreter, and never changes the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_opt.shapes import registry
@@ -30,6 +31,9 @@ assert LOADED
 
 _DEEPEST = 64
 """Subgraphs inside subgraphs: more than the reader lets through, fewer than a Python stack holds."""
+
+_MOST_ENTRIES = 64
+"""Ways to enter one subgraph: a file may call each from two places of the one before, with other values each time."""
 
 _CALLEES = (
     "body_subgraph_index",
@@ -81,6 +85,7 @@ class _Derivation:
         self._constants = ConstantValues()
         self._variables = Variables(model)
         self._entered: dict[object, Sequence[Fact]] = {}
+        self._entries: Counter[int] = Counter()
         self._stack: list[int] = []
         self._callers: list[tuple[Subgraph, str]] = []
 
@@ -171,7 +176,10 @@ class _Derivation:
     def _enter(
         self, index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
     ) -> Sequence[Fact] | None:
-        """Walk a subgraph with a caller's inputs; once for equal inputs."""
+        """Walk a subgraph with a caller's inputs; once for equal inputs.
+
+        After many different ones it is entered without their values, in the end not at all: nothing is known then.
+        """
         if not 0 <= index < len(self._model.subgraphs):
             raise ShapeError(f"it enters subgraph {index}: the model has {len(self._model.subgraphs)}")
         subgraph = self._model.subgraphs[index]
@@ -183,9 +191,12 @@ class _Derivation:
             raise ShapeError(
                 f"it enters subgraph '{subgraph.name}', which is entered already, or nested too deep"
             )
+        if self._entries[index] >= _MOST_ENTRIES:
+            values = [None] * len(values)
         key = (index, tuple(map(_shape_key, shapes)), tuple(map(_value_key, values)))
         known = self._entered.get(key)
-        if known is None:
+        if known is None and self._entries[index] < 2 * _MOST_ENTRIES:
+            self._entries[index] += 1
             known = self._entered[key] = self._walk_entered(index, subgraph, shapes, values)
         return known
 

@@ -1,0 +1,382 @@
+"""Attacks by name, on what reads a file: each is refused with one sentence, or does no harm.
+
+Those on the layout of the file are in test_schema_hostile.py, subgraphs that call themselves in test_ir_checks.py.
+"""
+
+import struct
+from typing import Any
+
+import fuzz
+import numpy as np
+import pytest
+from schema_models import everything, pack, tfl
+
+import edge_opt
+from edge_opt.attention.block import find_blocks
+from edge_opt.conversion import convert
+from edge_opt.ir import load
+from edge_opt.ir.text_parser import parse
+from edge_opt.ir.write import to_bytes
+from edge_opt.schema import EdgeOptError, ModelFormatError, Table, model_bytes, new_table, read_model
+
+ADD, CONCATENATION = 0, 2
+
+
+def tensor(name: str = "t", shape: list[int] | None = None, **fields: Any) -> Table:
+    return new_table("Tensor", name=name, shape=[2] if shape is None else shape, **fields)
+
+
+def operator(inputs: list[int], outputs: list[int], code: int = 0) -> Table:
+    return new_table("Operator", opcode_index=code, inputs=inputs, outputs=outputs)
+
+
+def model(tensors: list[Table], operators: list[Table] = [], **fields: Any) -> bytes:  # noqa: B006 - only read
+    """A model of one subgraph whose first tensor is its input; operator code 0 is ADD, 1 CONCATENATION."""
+    graph = new_table("SubGraph", tensors=tensors, inputs=[0], outputs=[0], operators=operators, name="main")
+    codes = [new_table("OperatorCode", builtin_code=code, deprecated_builtin_code=code) for code in (0, 2)]
+    root = {"subgraphs": [graph], "operator_codes": codes, "buffers": [new_table("Buffer")], **fields}
+    return model_bytes(new_table("Model", version=3, **root))
+
+
+def refusal(content: bytes) -> str:
+    """The sentence; within the time that any malformed file may take."""
+    with fuzz.time_limit(), pytest.raises(ModelFormatError) as caught:
+        load(content)
+    return str(caught.value)
+
+
+# The file
+
+
+def test_an_offset_that_leads_to_itself_is_refused() -> None:
+    content = bytearray(pack(everything()))
+    tensors = tfl.Model.GetRootAs(content, 0).Subgraphs(0)._tab
+    struct.pack_into("<I", content, tensors.Vector(tensors.Offset(4)), 0)
+    assert refusal(bytes(content))
+
+
+def test_a_vtable_inside_its_own_table_is_no_way_to_read_twice() -> None:
+    content = bytearray(pack(everything()))
+    position = tfl.Model.GetRootAs(content, 0).Subgraphs(0)._tab.Pos
+    struct.pack_into("<i", content, position, 0)
+    assert "vtable" in refusal(bytes(content)) or "outside its table" in refusal(bytes(content))
+
+
+def test_tables_that_overlap_cannot_multiply_a_file() -> None:
+    """Four thousand buffers one byte apart, all with one vtable of 60,000 bytes."""
+    vtable = struct.pack("<HH", 4, 60_000)
+    count = 4000
+    body = bytearray(struct.pack("<I4s", 0, b"TFL3")) + vtable
+    root_vtable = len(body)
+    body += struct.pack("<HHHHHHH", 14, 8, 0, 0, 0, 0, 4)
+    body += bytes(-len(body) % 4)
+    root = len(body)
+    body += struct.pack("<iI", root - root_vtable, 4) + struct.pack("<I", count)
+    first = len(body) + 4 * count
+    for index in range(count):
+        body += struct.pack("<I", first + 4 * index - len(body))
+    for _ in range(count):
+        body += struct.pack("<i", len(body) - 8)
+    body += bytes(60_000)
+    struct.pack_into("<I", body, 0, root)
+    assert "overlap" in refusal(bytes(body))
+
+
+def test_a_million_tables_are_refused() -> None:
+    shared = new_table("Buffer")
+    assert "more than 500000 tables" in refusal(model([tensor()], buffers=[shared] * 1_000_000))
+
+
+def test_a_vector_that_a_thousand_subgraphs_share_cannot_multiply_a_file() -> None:
+    tensors = [tensor(shape=[1])] * 2000
+    graphs = [new_table("SubGraph", tensors=tensors) for _ in range(1000)]
+    content = model([tensor()], subgraphs=graphs)
+    assert len(content) < 100_000
+    assert "the graphs hold 4000000 tensors, operators and indices" in refusal(content)
+
+
+def test_inputs_that_thousands_of_operators_share_cannot_multiply_it_either() -> None:
+    many = new_table("Operator", opcode_index=1, inputs=[0] * 10_000, outputs=[])
+    assert "the graphs hold" in refusal(model([tensor()], [many] * 10_000))
+
+
+def test_scales_that_thousands_of_tensors_share_are_looked_through_once() -> None:
+    scales = np.ones(1_000_000, np.float32)
+    parameters = [new_table("QuantizationParameters", scale=scales) for _ in range(2000)]
+    tensors = [tensor(shape=[1_000_000], quantization=each) for each in parameters]
+    with fuzz.time_limit():
+        assert len(load(model(tensors)).subgraphs[0].tensors) == 2000
+
+
+@pytest.mark.parametrize("name", ["x", "main", "serving"])
+def test_names_that_are_no_utf8_are_refused_with_their_place(name: str) -> None:
+    signature = new_table("SignatureDef", signature_key="serving", subgraph_index=0)
+    content = model([tensor("x")], signature_defs=[signature])
+    for bad in (b"\xff", b"\xc0", b"\xed"):
+        raw = name.encode()
+        broken = content.replace(raw + b"\0", bad + raw[1:] + b"\0", 1)
+        with pytest.raises(ModelFormatError, match="no valid UTF-8") as caught:
+            load(broken)
+        assert caught.value.offset == content.index(raw + b"\0")
+
+
+# The graph
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [-1],
+        [2, -(2**31)],
+        [2**31 - 1, 2**31 - 1],
+        [2**31 - 1] * 32,
+        [0, 2**31 - 1, 2**31 - 1],
+        [2] * 33,
+        [1] * 100_000,
+    ],
+)
+@pytest.mark.parametrize("field", ["shape", "shape_signature"])
+def test_negative_and_huge_shapes_are_refused(shape: list[int], field: str) -> None:
+    if field == "shape_signature":
+        if shape == [-1]:
+            shape = [-2]
+        made = tensor(shape_signature=shape)
+    else:
+        made = tensor(shape=shape)
+    assert "subgraph 'main', tensor 0 't'" in refusal(model([made]))
+
+
+@pytest.mark.parametrize("index", [-2, 3, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_operator_inputs_and_outputs_out_of_range_are_refused(index: int, side: str) -> None:
+    step = operator([0, index], [1]) if side == "input" else operator([0, 0], [index])
+    found = refusal(model([tensor(), tensor(), tensor()], [step]))
+    assert found == f"subgraph 'main', operator 0 (ADD): {side} tensor {index} does not exist, there are 3"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"inputs": [9]}, "subgraph 'main' inputs: tensor 9 does not exist"),
+        ({"outputs": [-1]}, "subgraph 'main' outputs: tensor -1 does not exist"),
+        ({"tensors": [tensor(buffer=7)]}, "tensor 0 't': buffer 7 does not exist, there are 1"),
+        (
+            {"operators": [operator([0], [0], code=5)]},
+            "operator 0: operator code 5 does not exist, there are 2",
+        ),
+    ],
+)
+def test_other_indices_out_of_range_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    graph = new_table(
+        "SubGraph", **{"tensors": [tensor()], "inputs": [0], "outputs": [0], "name": "main", **fields}
+    )
+    assert sentence in refusal(model([tensor()], subgraphs=[graph]))
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [operator([0, 1], [1])],
+        [operator([0, 2], [1]), operator([1, 1], [2])],
+        [operator([2, 2], [1]), operator([0, 0], [2])],
+        [operator([0, 2], [1])],
+    ],
+    ids=["reads its own result", "cycle of two", "out of order", "nobody defines it"],
+)
+def test_cyclic_and_unordered_graphs_are_refused(operators: list[Table]) -> None:
+    assert "before it is defined" in refusal(model([tensor(), tensor(), tensor()], operators))
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [operator([0, 0], [1]), operator([0, 0], [1])],
+        [operator([0, 0], [0])],
+        [operator([0, 0], [1, 1], code=1)],
+    ],
+    ids=["two operators", "a graph input", "one operator twice"],
+)
+def test_a_tensor_with_two_producers_is_refused(operators: list[Table]) -> None:
+    found = refusal(model([tensor(), tensor()], operators))
+    assert "which is already defined" in found
+
+
+def signature(key: str = "main", **fields: Any) -> Table:
+    return new_table("SignatureDef", signature_key=key, **{"subgraph_index": 0, **fields})
+
+
+def argument(name: str, index: int = 0) -> Table:
+    return new_table("TensorMap", name=name, tensor_index=index)
+
+
+@pytest.mark.parametrize(
+    ("signatures", "sentence"),
+    [
+        ([signature(), signature()], "signature 'main' is there twice"),
+        ([signature(inputs=[argument("x"), argument("x")])], "signature 'main': inputs names 'x' twice"),
+        ([signature(outputs=[argument("y"), argument("y")])], "signature 'main': outputs names 'y' twice"),
+        ([signature(subgraph_index=1)], "signature 'main': subgraph 1 does not exist, there are 1"),
+        ([signature(inputs=[argument("x", 4_000_000_000)])], "tensor 4000000000 does not exist"),
+    ],
+)
+def test_signatures_that_contradict_themselves_are_refused(signatures: list[Table], sentence: str) -> None:
+    assert sentence in refusal(model([tensor()], signature_defs=signatures))
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), float("-inf"), -0.5])
+def test_scales_that_are_no_numbers_are_refused(scale: float) -> None:
+    parameters = new_table("QuantizationParameters", scale=[0.5, scale])
+    found = refusal(model([tensor(quantization=parameters)]))
+    assert found == "subgraph 'main', tensor 0 't': quantization scales must be finite and not negative"
+
+
+def test_constants_of_another_size_than_their_shape_are_refused() -> None:
+    from edge_opt.schema import Data
+
+    for size in (0, 7, 9, 800):
+        buffers = [new_table("Buffer"), new_table("Buffer", data=Data(bytes(size)))]
+        assert f"needs 8 bytes, its buffer 1 holds {size}" in refusal(
+            model([tensor(buffer=1)], buffers=buffers)
+        )
+
+
+# The matcher, and what follows it
+
+_BLOCK = """
+    subgraph main (%q: {type}[1,2,4,8] {q}, %k: {type}[1,2,6,8] {q}, %v: {type}[1,2,6,8] {q}) {{
+      {query}
+      %l: {type}[1,2,4,6] {q} = BATCH_MATMUL({q0}, %k) {{adj_y: true}}
+      {logits}
+      %p: {type}[1,2,4,6] {p} = SOFTMAX({l0})
+      {probabilities}
+      %w: {type}[1,2,4,8] {q} = BATCH_MATMUL({p0}, %v)
+      {tail}
+      %t: {type}[1,4,2,8] {q} = TRANSPOSE({w0}, int32{{0, 2, 1, 3}})
+      %o: {type}[1,4,16] {q} = RESHAPE(%t, int32{{1, 4, 16}})
+      return %o
+    }}
+"""
+
+
+def block(**parts: tuple[str, str]) -> bytes:
+    """A model with one attention block; `parts` are lines to put in a place, and the tensor that they end in."""
+    places = {"query": "%q", "logits": "%l", "probabilities": "%p", "tail": "%w"}
+    names = {"query": "q0", "logits": "l0", "probabilities": "p0", "tail": "w0"}
+    text = {"type": "float32", "q": "", "p": ""}
+    for place, source in places.items():
+        text[place], text[names[place]] = parts.get(place, ("", source))
+    return to_bytes(parse(_BLOCK.format(**text)))
+
+
+_SHAPES = {"query": "[1,2,4,8]", "logits": "[1,2,4,6]", "probabilities": "[1,2,4,6]", "tail": "[1,2,4,8]"}
+_SOURCES = {"query": "%q", "logits": "%l", "probabilities": "%p", "tail": "%w"}
+
+
+def chain(place: str, length: int, step: str) -> tuple[str, str]:
+    """`length` operators after one another; `step` has the operand as {0}."""
+    lines, value = [], _SOURCES[place]
+    for index in range(length):
+        lines.append(f"%c{index}: float32{_SHAPES[place]} = {step.format(value)}")
+        value = f"%c{index}"
+    return "\n".join(lines), value
+
+
+_CHAINS = {
+    "chain of 10,000": (10_000, "NEG({0})"),
+    "chain of 1,500": (1500, "NEG({0})"),
+    "2^60 paths of ADD": (60, "ADD({0}, {0})"),
+    "2^60 paths of MUL": (60, "MUL({0}, {0})"),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("probabilities", kind) for kind in _CHAINS]
+    + [(place, kind) for place in ("query", "logits", "tail") for kind in list(_CHAINS)[1:]],
+)
+def test_long_chains_and_exponential_graphs_take_no_time(place: str, kind: str) -> None:
+    content = block(**{place: chain(place, *_CHAINS[kind])})
+    with fuzz.time_limit(10):
+        found = load(content)
+        assert len(list(find_blocks(found.subgraphs[0]))) == 1
+        convert(found, verify="none", dry_run=True)
+
+
+def test_the_plain_block_is_converted() -> None:
+    assert len(convert(block(), verify="none").converted) == 1
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        ("%r: float32[1,2,4,6] = RESHAPE(%l, int32{1, 2, 4, 7})", "%r"),
+        ("%r: float32[1,4,2,6] = RESHAPE(%l, int32{1, 2, 4, 6})", "%r"),
+        ("%r: float32[1,2,4,6] = RESHAPE(%l, int32{1, 4, 2, 6})", "%r"),
+        ("%r: float32[1,2,4,6] = RESHAPE(%l, int32{-1, -1, 4, 6})", "%r"),
+        ("%r: float32[1,2,4,6] = RESHAPE(%l, int32{0, 2, 4, 6})", "%r"),
+        ("%r: float32[1,2,4,6] = TRANSPOSE(%l, int32{0, 1, 3, 2})", "%r"),
+        ("%r: float32[1,2,4,6] = TRANSPOSE(%l, int32{0, 1, 2, 2})", "%r"),
+        ("%r: float32[1,2,4,6] = TRANSPOSE(%l, int32{0, 1, 2, 9})", "%r"),
+        ("%r: float32[1,2,4,6] = ADD(%l, float32[5,5]{splat 0.0})", "%r"),
+        ("%r: float32[1,2,4,6] = CONCATENATION(%l, %l) {axis: 3}", "%r"),
+        ("%r: float32[1,2,4,6] = CONCATENATION(%l) {axis: 77}", "%r"),
+        ("%r: float32[1,2,4,6] = SLICE(%l, int32{0, 0, 0, 3}, int32{1, 2, 4, 6})", "%r"),
+        ("%r: float32[1,2,4,6] = SLICE(%l, int32{0, 0}, int32{1, 2, 4, 6})", "%r"),
+        ("%r: float32[1,2,4,6] = GATHER(%l, int32{0, 1, 7}) {axis: 9}", "%r"),
+    ],
+    ids=lambda lie: lie[0].partition("= ")[2],
+)
+def test_operators_that_lie_about_their_result_are_left_alone(lie: tuple[str, str]) -> None:
+    result = convert(block(logits=lie), verify="none")
+    assert not result.converted
+    assert all(site.reason for site in result.sites)
+
+
+@pytest.mark.parametrize("place", ["q", "p"])
+def test_zero_scales_do_no_harm(place: str) -> None:
+    """A row of nothing but zeros has scale 0: exporters write that, and nobody may divide by it."""
+    text = _BLOCK.format(
+        type="int16", q="q(0.0, 0)" if place == "q" else "q(0.5, 0)", p="q(0.0, 0)" if place == "p" else "q(0.5, 0)",
+        query="", logits="", probabilities="", tail="", q0="%q", l0="%l", p0="%p", w0="%w",
+    )  # fmt: skip
+    with np.errstate(all="raise"):
+        result = convert(to_bytes(parse(text)), verify="none")
+    assert load(to_bytes(result.model)) if result.model else None
+    assert result.sites
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ("ADD(int32{{3}}, int32{{4}})", "ADD(%x, int32{{{0}}})"),
+        ("PACK(%g, int32(1)) {{values_count: 2}}", "CONCATENATION(%x, %x, int32{{1}})"),
+    ],
+    ids=["other values", "other sizes"],
+)
+def test_subgraphs_that_call_the_next_twice_take_no_time(first: str, other: str) -> None:
+    """2^30 ways to enter the last one, no two alike."""
+    lines = [f"subgraph main (%g: int32[]) {{ %x: int32[?] = {first.format()}"]
+    for index in range(30):
+        call = f"{{name: 'n', decomposition_subgraph_index: {index + 1}}}"
+        lines.append(f"%a: int32[?] = STABLEHLO_COMPOSITE(%x) {call}")
+        lines.append(f"%y: int32[?] = {other.format(1 << index)}")
+        lines.append(f"%b: int32[?] = STABLEHLO_COMPOSITE(%y) {call}")
+        lines.append(f"return %b }} subgraph g{index} (%x: int32[?]) {{")
+    lines.append("%z: int32[?] = NEG(%x) return %z }")
+    with fuzz.time_limit(10):
+        edge_opt.infer_shapes(load(to_bytes(parse("\n".join(lines)))))
+
+
+def test_a_version_of_thousands_of_digits_does_no_harm() -> None:
+    from edge_opt.schema import Data
+
+    content = block()
+    root = read_model(content).root
+    root.fields["buffers"] = [*root.get("buffers"), new_table("Buffer", data=Data(b"9" * 5000))]
+    entry = new_table("Metadata", name="min_runtime_version", buffer=len(root.get("buffers")) - 1)
+    root.fields["metadata"] = [entry]
+    assert convert(model_bytes(root), verify="none").converted
+
+
+def test_every_refusal_is_one_of_ours() -> None:
+    assert issubclass(ModelFormatError, EdgeOptError)
