@@ -295,6 +295,35 @@ def golden_check(
 
 
 @app.command()
+def profile(
+    *,
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL...", help="Models to compile, as before and after.")
+    ],
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="T", help="qualcomm-htp or ethos-u85, or a target file of yours."),
+    ] = "qualcomm-htp",
+    sdk: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT."),
+    ] = None,
+    chip: Annotated[
+        str | None, typer.Option(metavar="C", help="As the compiler calls it: SM8750, ethos-u85-256, ...")
+    ] = None,
+    flag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="F", help="For the compiler, once for each; default: those of the target."),
+    ] = None,
+    as_json: Json = False,
+) -> Action:
+    """Compile models with a target's own compiler, and show what it makes of them."""
+    from edge_opt.cli.profile import run
+
+    return partial(run, models, target, sdk=sdk, chip=chip, flags=flag or None, as_json=as_json)
+
+
+@app.command()
 def passes() -> Action:
     """List the rewrites, in the order in which they run."""
     from edge_opt.cli.listing import passes as run

@@ -24,10 +24,11 @@ ALLOWED = {
     "targets": {"schema", "ir", "attention", "targets"},
     "passes": _CORE,
     "verify": _CORE | {"verify"},
+    "compilers": _CORE | {"compilers"},
     "report": _CORE | {"verify", "report"},
     "integrations": _CORE | {"verify", "report", "integrations", "top"},
     "top": _CORE | {"verify", "report", "integrations", "top"},
-    "cli": _CORE | {"verify", "report", "integrations", "top", "cli"},
+    "cli": _CORE | {"verify", "compilers", "report", "integrations", "top", "cli"},
     "main": {"cli"},
 }
 # package -> where it may be imported from

@@ -1,0 +1,104 @@
+"""Compiles a model for Arm Ethos-U with Vela, one entry point at a time: Vela reads no signatures."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_opt.compilers.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.compilers.ethos_log import read_counts, read_refusals, read_summary
+from edge_opt.compilers.figures import VelaFigures
+from edge_opt.compilers.floor import read_floor
+from edge_opt.ir import load, save
+from edge_opt.ir.cleanup import keep_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.ir import Model
+
+DEFAULT_CHIP = "ethos-u85-512"
+
+
+def find_vela() -> list[str]:
+    """How to start Vela: this interpreter's, else the one on the search path.
+
+    Raises:
+        CompilerMissingError: there is none.
+    """
+    if find_spec("ethosu") is not None:
+        return [sys.executable, "-c", "from ethosu.vela.vela import main; raise SystemExit(main())"]
+    found = shutil.which("vela")
+    if found is None:
+        raise CompilerMissingError("Vela is not installed: `pip install 'edge-opt[vela]'` gets it")
+    return [found]
+
+
+def compile_model(
+    path: Path, model: Model, *, chip: str | None, flags: Sequence[str]
+) -> tuple[list[VelaFigures], dict[str, str]]:
+    """Figures of every entry point of `model`, which `path` holds, and the versions that they were measured with.
+
+    Raises:
+        CompilerMissingError: Vela is not here.
+        CompilerFailedError: Vela ended without a result; operators that it leaves on the CPU are no such failure.
+    """
+    vela = find_vela()
+    found = [
+        _compile(vela, path, name if model.signatures else None, chip or DEFAULT_CHIP, flags)
+        for name, _ in model.entry_points()
+    ]
+    answer = subprocess.run([*vela, "--version"], capture_output=True, text=True, check=False)
+    return found, {"ethos-u-vela": answer.stdout.strip()}
+
+
+def _compile(
+    vela: list[str], path: Path, signature: str | None, chip: str, flags: Sequence[str]
+) -> VelaFigures:
+    # Loaded anew for each: keeping one signature edits the model.
+    model = load(path)
+    if signature is not None:
+        keep_signature(model, signature)
+    name, subgraph = model.entry_points()[0]
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+        single = Path(folder) / "signature.tflite"
+        save(model, single)
+        done = subprocess.run(
+            [*vela, str(single), f"--accelerator-config={chip}", f"--output-dir={folder}", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
+    if done.returncode or not summaries:
+        last = (done.stdout.strip().splitlines() or ["it does not say why"])[-1][:200]
+        raise CompilerFailedError(
+            f"{path.name}: Vela ended with code {done.returncode} on signature '{name}': {last}; see its --help for "
+            f"configurations that it knows"
+        )
+    try:
+        taken, operators = read_counts(done.stdout)
+        summary = read_summary(summaries[0])
+    except ValueError as error:
+        raise CompilerFailedError(f"{path.name}: Vela's output cannot be read: {error}") from error
+    return VelaFigures(
+        signature=name,
+        operators=operators,
+        taken=taken,
+        cycles=summary["cycles_total"],
+        npu_cycles=summary["cycles_npu"],
+        sram=summary["sram_memory_used"],
+        dram=summary["dram_memory_used"],
+        sram_traffic=summary["sram_total_bytes"],
+        dram_traffic=summary["dram_total_bytes"],
+        floor=read_floor(subgraph),
+        on_cpu=read_refusals(done.stdout),
+    )

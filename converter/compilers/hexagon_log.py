@@ -1,0 +1,74 @@
+"""Reads what LiteRT's ahead-of-time tool and the QNN libraries print while they compile; starts nothing.
+
+The tool writes to standard error, the libraries to standard output. Both are buffered apart, so the two texts must be
+taken apart too: in one pipe they cut each other's lines.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PARTITIONED = re.compile(
+    r"Partitioned subgraph<(\d+)>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"
+)
+_FIGURES = {
+    "spill": re.compile(r"\bspill_bytes=(\d+)"),
+    "fill": re.compile(r"\bfill_bytes=(\d+)"),
+    "ddr_read": re.compile(r"\bread_total_bytes=(\d+)"),
+    "ddr_written": re.compile(r"\bwrite_total_bytes=(\d+)"),
+    "run_list": re.compile(r"\bin_runlist=(\d+)"),
+}
+_VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
+_COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
+# The plugin sets an option that is newer than the library; the library ignores it.
+_HARMLESS = "unexpected GraphHtpSettings option"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One subgraph of the file: how much of it was taken, and the sums over its partitions."""
+
+    subgraph: int
+    taken: int
+    operators: int
+    partitions: int
+    figures: dict[str, int]
+
+
+def read_log(output: str, errors: str) -> list[Compiled]:
+    """What was made of each subgraph, in the file's order; the plugin compiles their partitions in the same order.
+
+    Raises:
+        ValueError: a compiled partition has no figures, or there are figures of none.
+    """
+    columns = {name: [int(text) for text in pattern.findall(output)] for name, pattern in _FIGURES.items()}
+    rows = [tuple(int(text) for text in found) for found in _PARTITIONED.findall(errors)]
+    expected = sum(row[3] for row in rows)
+    for name, values in columns.items():
+        if len(values) != expected:
+            raise ValueError(
+                f"{expected} partitions were compiled and {len(values)} have a figure for {name}"
+            )
+    compiled, done = [], 0
+    for subgraph, taken, operators, partitions in rows:
+        sums = {name: sum(values[done : done + partitions]) for name, values in columns.items()}
+        compiled.append(Compiled(subgraph, taken, operators, partitions, sums))
+        done += partitions
+    return compiled
+
+
+def library_version(errors: str) -> str | None:
+    """The QNN interface's version, where the tool names it (it does if it was built for another)."""
+    found = _VERSION.search(errors)
+    return None if found is None else found[1]
+
+
+def first_complaint(output: str, errors: str) -> str | None:
+    """The first thing that the libraries, or else the tool, call an error."""
+    for log in (output, errors):
+        for found in _COMPLAINTS.finditer(log):
+            text = found[1].strip()
+            if text and _HARMLESS not in text:
+                return text[:200]
+    return None

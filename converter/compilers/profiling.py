@@ -1,0 +1,72 @@
+"""Chooses the compiler for a target, runs it on a model, and gives back the figures."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_opt.compilers import ethos, hexagon
+from edge_opt.compilers.figures import Profile
+from edge_opt.ir import load
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.compilers.figures import Figures
+
+COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}
+"""Targets whose compiler can be run here, and the chip that is taken where none is named."""
+
+
+def profile(
+    path: str | os.PathLike[str],
+    target: str = "qualcomm-htp",
+    *,
+    sdk: str | os.PathLike[str] | None = None,
+    chip: str | None = None,
+    flags: Sequence[str] | None = None,
+) -> Profile:
+    """Compile a model for a target, and say what became of every entry point. The file is only read.
+
+    Args:
+        path: a .tflite model.
+        target: one of `COMPILERS`, or a target file whose name is one of them.
+        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
+        chip: the compiler's word for the chip, as `SM8750` or `ethos-u85-256`; None the one of `COMPILERS`.
+        flags: for the compiler, as `--qualcomm_optimization_level=O2`; None takes those of the target.
+
+    Raises:
+        UsageError: there is no compiler for the target.
+        CompilerMissingError: the compiler, or a library that it needs, is not installed.
+        CompilerFailedError: it ended without a result.
+        ModelFormatError: the file is not a model.
+    """
+    facts = load_target(target)
+    if facts.name not in COMPILERS:
+        raise UsageError(
+            f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
+        )
+    chosen = (
+        [f"--{key}={value}" for key, value in facts.compiler_flags.items()] if flags is None else list(flags)
+    )
+    started = time.perf_counter()
+    file = Path(path)
+    model = load(file)
+    figures: Sequence[Figures]
+    if facts.name == "ethos-u85":
+        figures, versions = ethos.compile_model(file, model, chip=chip, flags=chosen)
+    else:
+        figures, versions = hexagon.compile_model(file, model, sdk=sdk, chip=chip, flags=chosen)
+    return Profile(
+        model=os.fspath(path),
+        target=facts.name,
+        chip=chip or COMPILERS[facts.name],
+        flags=tuple(chosen),
+        versions=versions,
+        seconds=time.perf_counter() - started,
+        signatures=tuple(figures),
+    )

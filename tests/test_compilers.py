@@ -1,0 +1,346 @@
+"""Vendors' compilers: their logs are read right, their absence is said, and the floor counts everything once.
+
+The logs here are composed from the format, not copied; the slow tests run the real compilers where they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_runs import NO_ATTENTION, QUANTIZED, run
+
+from edge_opt.compilers import CompilerFailedError, CompilerMissingError, hexagon, profile, read_floor
+from edge_opt.compilers.ethos import find_vela
+from edge_opt.compilers.ethos_log import read_counts, read_refusals, read_summary
+from edge_opt.compilers.hexagon import SDK_VARIABLES, find_libraries
+from edge_opt.compilers.hexagon_log import first_complaint, library_version, read_log
+from edge_opt.ir import save
+from edge_opt.ir.text import parse
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TWO_ERRORS = """\
+INFO: [a.cc:1] Partitioned subgraph<0>, selected 7 ops, from a total of 9 ops. resulted in 2 partitions.
+WARNING: [b.cc:2] Qnn library version 2.40.0 is used. The version LiteRT using is 2.39.0.
+INFO: [a.cc:1] Partitioned subgraph<1>, selected 4 ops, from a total of 4 ops. resulted in 1 partitions.
+"""
+
+
+def partition(spill: int, fill: int, written: int, read: int, steps: int) -> str:
+    return dedent(f"""\
+          0.0ms [ ERROR ]   <E> unexpected GraphHtpSettings option 66
+          0.0ms [  INFO ]  spill_bytes={spill}
+          0.0ms [  INFO ]  fill_bytes={fill}
+          0.0ms [  INFO ]  write_total_bytes={written}
+          0.0ms [  INFO ]  read_total_bytes={read}
+          0.0ms [  INFO ]  finalize_runlist: in_runlist={steps}, runlist = 1 + 2 vec
+        """)
+
+
+TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
+THREE_PARTITIONS = partition(1, 2, 3, 40, 5) + partition(10, 20, 30, 400, 50) + partition(0, 0, 7, 8, 9)
+
+
+@pytest.fixture(autouse=True)
+def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "slow" not in request.keywords:
+        for name in SDK_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.tflite"
+    save(parse(NO_ATTENTION), path)
+    return path
+
+
+@pytest.fixture
+def sdk(tmp_path: Path) -> Path:
+    folder = tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
+    folder.mkdir(parents=True)
+    for name in ("libQnnHtp.so", "libQnnSystem.so"):
+        (folder / name).touch()
+    return tmp_path / "sdk"
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!{sys.executable}\n{dedent(text)}", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def pretend_tool(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    tool = program(folder / "apply_plugin_main", text)
+    monkeypatch.setattr(hexagon, "_find_tool", lambda: (tool, folder))
+
+
+# The Hexagon compiler
+
+
+def test_partitions_are_summed_for_the_subgraph_they_come_from() -> None:
+    first, second = read_log(THREE_PARTITIONS, TWO_ERRORS)
+    assert (first.subgraph, first.taken, first.operators, first.partitions) == (0, 7, 9, 2)
+    assert first.figures == {"spill": 11, "fill": 22, "ddr_written": 33, "ddr_read": 440, "run_list": 55}
+    assert second.figures == {"spill": 0, "fill": 0, "ddr_written": 7, "ddr_read": 8, "run_list": 9}
+
+
+def test_a_lost_figure_is_an_error_and_not_somebody_elses() -> None:
+    with pytest.raises(ValueError, match="3 partitions were compiled and 2 have a figure for fill"):
+        read_log(THREE_PARTITIONS.replace("fill_bytes=20\n", ""), TWO_ERRORS)
+
+
+def test_a_subgraph_that_the_plugin_refuses_has_no_partition() -> None:
+    refused = "Partitioned subgraph<0>, selected 0 ops, from a total of 3 ops. resulted in 0 partitions."
+    (entry,) = read_log("", refused)
+    assert (entry.taken, entry.operators, entry.figures["ddr_read"]) == (0, 3, 0)
+
+
+def test_an_option_that_the_library_ignores_is_no_complaint() -> None:
+    assert first_complaint(THREE_PARTITIONS, TWO_ERRORS) is None
+    failing = THREE_PARTITIONS + "  0.0ms [ ERROR ]  prepare.cc:2::ERROR:could not create op: q::Pad\n"
+    assert first_complaint(failing, TWO_ERRORS) == "could not create op: q::Pad"
+
+
+def test_the_librarys_version_is_read_where_it_is_named() -> None:
+    assert library_version(TWO_ERRORS) == "2.40.0"
+    assert library_version("") is None
+
+
+def test_the_tool_gets_model_chip_flags_and_libraries(
+    model: Path, sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_tool(
+        tmp_path,
+        monkeypatch,
+        f"""
+        import os, pathlib, sys
+        places = os.environ["LD_LIBRARY_PATH"].split(":")
+        assert any((pathlib.Path(place) / "libQnnLpai.so").is_symlink() for place in places), places
+        assert {str(model)!r} in sys.argv[2] and "--soc_model=SM9999" in sys.argv and sys.argv[-1] == "--level=O2"
+        print({TAKEN!r}, file=sys.stderr)
+        print({partition(0, 0, 16, 40, 3)!r})
+        """,
+    )
+    report = profile(model, sdk=sdk, chip="SM9999", flags=["--level=O2"])
+    (figures,) = report.to_dict()["signatures"]
+    assert (figures["signature"], figures["taken"], figures["ddr_read"], figures["run_list"]) == (
+        "main",
+        2,
+        40,
+        3,
+    )
+    assert figures["floor"] == 4 * 4 + 2
+    assert figures["read_ratio"] == pytest.approx(40 / 18)
+    assert report.chip == "SM9999"
+
+
+def test_a_compiler_that_fails_says_why(
+    model: Path, sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_tool(tmp_path, monkeypatch, "print(' 0.0ms [ ERROR ]   <E> no room'); raise SystemExit(6)")
+    with pytest.raises(CompilerFailedError, match=r"model\.tflite: .* ended with code 6: no room"):
+        profile(model, sdk=sdk)
+
+
+def test_a_signature_without_a_word_is_an_error(
+    model: Path, sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_tool(tmp_path, monkeypatch, "pass")
+    with pytest.raises(CompilerFailedError, match="says nothing of signature 'main'"):
+        profile(model, sdk=sdk)
+
+
+def test_without_the_libraries_the_error_says_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(
+        CompilerMissingError, match=r"pip download --no-deps onnxruntime-qnn.*--sdk or in EDGE_OPT_QNN"
+    ):
+        find_libraries(None)
+    with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
+        find_libraries(tmp_path)
+
+
+@pytest.mark.parametrize("variable", SDK_VARIABLES)
+def test_the_libraries_are_found_by_environment(
+    sdk: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(sdk))
+    assert find_libraries(None) == sdk / "lib" / "x86_64-linux-clang"
+
+
+def test_a_target_without_a_compiler_is_a_usage_error(model: Path) -> None:
+    with pytest.raises(
+        UsageError, match="'generic' has no compiler that can be run here; there are: qualcomm-htp"
+    ):
+        profile(model, "generic")
+
+
+# The floor
+
+
+def test_the_floor_counts_what_is_used_once_and_float_weights_as_half() -> None:
+    graph = parse("""
+        signature main = #0 (x=%x, unused=%u) -> (y=%y)
+        subgraph main (%x: float32[1,4], %u: float32[1,1000]) {
+          %a: float32[1,4] = MUL(%x, float32{1, 2, 3, 4})
+          %y: float32[1,4] = ADD(%a, %x)
+          return %y
+        }
+    """)
+    assert read_floor(graph.subgraphs[0]) == 4 * 4 + 4 * 2
+
+
+def test_quantized_weights_count_in_full() -> None:
+    graph = parse("""
+        signature main = #0 (x=%x) -> (y=%y)
+        subgraph main (%x: int32[1,4]) {
+          %y: int32[1,4] = ADD(%x, int32{1, 2, 3, 4})
+          return %y
+        }
+    """)
+    assert read_floor(graph.subgraphs[0]) == 2 * 4 * 4
+
+
+# Vela
+
+VELA = """\
+Warning (supported operators) operator: MUL, ofm: 'a/b'
+Reason: Operation has tensor with unsupported DataType Float32 (a/b)
+Warning (supported operators) operator: MUL, ofm: 'c'
+Reason: Operation has tensor with unsupported DataType Float32 (c)
+Warning (supported operators) operator: None, ofm: 'd'
+Reason: Unsupported opType
+
+CPU operators = 3 (30.0%)
+NPU operators = 7 (70.0%)
+"""
+SUMMARY = """\
+experiment,sram_memory_used,dram_memory_used,sram_total_bytes,dram_total_bytes,cycles_npu,cycles_total
+default,1.5,2,300,400,50,60
+"""
+
+
+def test_velas_counts_and_reasons_are_read() -> None:
+    assert read_counts(VELA) == (7, 10)
+    assert read_refusals(VELA) == {
+        "MUL: Operation has tensor with unsupported DataType Float32": 2,
+        "operator unknown to Vela: Unsupported opType": 1,
+    }
+
+
+def test_velas_memory_is_in_kibibytes() -> None:
+    summary = read_summary(SUMMARY)
+    assert (summary["sram_memory_used"], summary["dram_memory_used"], summary["cycles_total"]) == (
+        1536,
+        2048,
+        60,
+    )
+
+
+def test_a_summary_of_another_format_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no column cycles_total"):
+        read_summary("experiment,cycles\ndefault,1\n")
+
+
+def test_vela_gets_one_signature_at_a_time(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(
+        tmp_path / "vela",
+        f"""
+        import pathlib, sys
+        if sys.argv[1] == "--version":
+            print("9.9")
+        else:
+            folder = pathlib.Path(sys.argv[3].split("=")[1])
+            assert pathlib.Path(sys.argv[1]).stat().st_size and sys.argv[2] == "--accelerator-config=ethos-u85-512"
+            (folder / "signature_summary_x.csv").write_text({SUMMARY!r})
+            print({VELA!r})
+        """,
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("edge_opt.compilers.ethos.find_spec", lambda _: None)
+    report = profile(model, "ethos-u85")
+    (figures,) = report.to_dict()["signatures"]
+    assert (figures["taken"], figures["operators"], figures["cycles"], figures["sram"]) == (7, 10, 60, 1536)
+    assert report.versions == {"ethos-u-vela": "9.9"}
+
+
+def test_without_vela_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setattr("edge_opt.compilers.ethos.find_spec", lambda _: None)
+    with pytest.raises(CompilerMissingError, match=r"pip install 'edge-opt\[vela\]'"):
+        find_vela()
+
+
+# The command
+
+
+def test_profile_prints_one_table_of_all_models(
+    model: Path,
+    sdk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pretend_tool(
+        tmp_path,
+        monkeypatch,
+        f"""
+        import sys
+        print({TAKEN!r}, file=sys.stderr)
+        print({partition(1024, 2048, 16, 36, 3)!r})
+        """,
+    )
+    other = tmp_path / "after.tflite"
+    shutil.copy(model, other)
+    shown = run(capsys, "profile", str(model), str(other), "--sdk", str(sdk))
+    assert shown.code == 0
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("qualcomm-htp: SM8750")
+    assert "spill" in lines[2]
+    assert lines[3].split()[:3] == ["model.tflite", "main", "2/2"]
+    assert lines[4].split()[:3] == ["after.tflite", "main", "2/2"]
+    assert "2.000" in lines[3]
+    assert "1.00 KiB" in lines[3]
+    told = run(capsys, "profile", str(model), "--sdk", str(sdk), "--json")
+    assert json.loads(told.out)["profiles"][0]["signatures"][0]["fill"] == 2048
+
+
+def test_profile_without_the_libraries_is_a_usage_error(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "profile", str(model)).code == UsageError.exit_code
+
+
+# The real ones
+
+
+@pytest.mark.slow
+def test_the_real_hexagon_compiler_takes_the_demo_whole() -> None:
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    for figures in profile(QUANTIZED, sdk=None).to_dict()["signatures"]:
+        assert figures["taken"] == figures["operators"] > 0
+        assert figures["partitions"] == 1
+        assert figures["ddr_read"] >= figures["floor"] > 0
+
+
+@pytest.mark.slow
+def test_the_real_vela_reports_cycles() -> None:
+    try:
+        find_vela()
+    except CompilerMissingError as error:
+        pytest.skip(str(error))
+    for figures in profile(QUANTIZED, "ethos-u85").to_dict()["signatures"]:
+        assert figures["cycles"] > 0
+        assert 0 < figures["taken"] < figures["operators"]
