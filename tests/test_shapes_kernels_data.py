@@ -145,6 +145,11 @@ def test_strings_and_sparse_tensors() -> None:
     assert derived_shapes(one_operator("DENSIFY", [const([[1.0, 0.0]], "FLOAT32")], [T(())])) == [(1, 2)]
 
 
+@pytest.mark.parametrize("value", [[1, 0, 3], [[0, 0], [0, 5]], [0, 0]])
+def test_where_of_constants(value: list[int]) -> None:
+    check("WHERE", [const(value)], None, "INT64", accepted=True)
+
+
 def bounded(derived: object, actual: list[Shape] | None) -> bool:
     """Each derived shape has the actual rank, and -1 or the actual size in every axis."""
     assert isinstance(derived, list)

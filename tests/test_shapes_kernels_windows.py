@@ -135,6 +135,25 @@ def test_transposed_convolutions_in_3d(result: list[int], shape: Shape, accepted
     check("CONV_3D_TRANSPOSE", [const(result), T((2, 2, 2, 5, 3)), T(shape)], options, accepted=accepted)
 
 
+@pytest.mark.parametrize(("bias", "accepted"), [((5,), True), (None, True), ((6,), False)])
+def test_the_bias_of_transposed_convolutions_in_3d(bias: Shape | None, accepted: bool) -> None:
+    options = ("Conv3DOptions", {"strideD": 2, "strideH": 2, "strideW": 2})
+    inputs = [
+        const([1, 4, 8, 8, 5]),
+        T((2, 2, 2, 5, 3)),
+        T((1, 2, 4, 4, 3)),
+        None if bias is None else T(bias),
+    ]
+    check("CONV_3D_TRANSPOSE", inputs, options, accepted=accepted)
+
+
+@pytest.mark.parametrize("field", ["strideH", "dilationHFactor"])
+def test_strides_and_dilations_of_0_are_refused(field: str) -> None:
+    options = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1, field: 0}
+    inputs = [T((2, 5, 5, 4)), T((6, 3, 3, 4)), T((6,))]
+    check("CONV_2D", inputs, ("Conv2DOptions", options), accepted=False)
+
+
 def state(*shape: int) -> T:
     return T(shape, variable=True)
 
