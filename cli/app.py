@@ -184,12 +184,24 @@ def inspect(
     target: Annotated[
         str | None, typer.Option(metavar="T", help="Also say what this target refuses or gets wrong.")
     ] = None,
+    node_data: Annotated[
+        Path | None,
+        typer.Option("--node-data", metavar="OUT.json", help="Write an overlay for Model Explorer."),
+    ] = None,
+    converted: Annotated[
+        Path | None,
+        typer.Option("--converted", metavar="C", help="What FILE became: the overlay is for that model."),
+    ] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> Action:
     """Show signatures, sizes, dtypes, operators and attention blocks; lint for a target."""
-    from edge_opt.cli.inspect import run
+    from edge_opt.cli.inspect import NodeData, run
 
-    return partial(run, file, target, as_json=as_json)
+    if converted is not None and node_data is None:
+        raise typer.BadParameter("--converted needs --node-data")
+    overlay = None if node_data is None else NodeData(node_data, converted, force)
+    return partial(run, file, target, overlay, as_json=as_json)
 
 
 @app.command()

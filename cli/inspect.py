@@ -1,22 +1,48 @@
 """`edge-opt inspect`: prints what the library finds in a model."""
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_opt.cli import output
 from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect_model
+from edge_opt.overlay import node_data, write_node_data
+from edge_opt.schema.atomic import resolve_target
 
 _OPERATORS_NAMED = 12
 
 
-def run(file: Path, target: str | None, *, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class NodeData:
+    """Where an overlay for Model Explorer goes, and for which converted model it is, if for one."""
+
+    output: Path
+    converted: Path | None
+    force: bool
+
+
+def run(file: Path, target: str | None, overlay: NodeData | None, *, as_json: bool) -> int:
     """Look at one model; findings of the lint do not change the exit code."""
     found = inspect_model(file, target=target)
+    if overlay is not None:
+        _write_overlay(file, target, overlay)
     if as_json:
         output.say_json(found.to_dict())
     else:
         _show(found)
     return 0
+
+
+def _write_overlay(file: Path, target: str | None, overlay: NodeData) -> None:
+    inputs = tuple(
+        (status.st_dev, status.st_ino)
+        for path in (file, overlay.converted)
+        if path is not None and path.exists()
+        for status in (path.stat(),)
+    )
+    resolve_target(overlay.output, overwrite=overlay.force, inputs=inputs)
+    data = node_data(file, overlay.converted, target=target or "generic")
+    write_node_data(data, overlay.output, overwrite=overlay.force)
 
 
 def _show(found: Inspection) -> None:

@@ -9,6 +9,7 @@ from edge_opt.container import open_container
 from edge_opt.inspection import example_rewrite
 from edge_opt.report import Report
 from edge_opt.targets import Target, load_target
+from edge_opt.targets.lint import lint as find_lint
 
 if TYPE_CHECKING:
     import os
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from edge_opt.container import Part, Sections
     from edge_opt.conversion import ConversionResult
     from edge_opt.report import Example
+    from edge_opt.targets.lint import Finding
 
 
 def conversion_report(
@@ -25,7 +27,7 @@ def conversion_report(
     *,
     target: str | Target = "generic",
     sections: Sections = "prefill-decode",
-    lint: Sequence[tuple[str, str]] = (),
+    lint: Sequence[tuple[str, str]] | None = None,
 ) -> Report:
     """What `edge_opt.report.write_report` takes.
 
@@ -34,19 +36,26 @@ def conversion_report(
         original: the model as it was, for the picture of one block; without it, the file that `result` names, if any.
         target: as given to `convert`.
         sections: as given to `convert`.
-        lint: (severity, sentence) about the result.
+        lint: (severity, sentence) about the result; without it, what the target's facts say of the model in `result`.
 
     Raises:
         ModelFormatError: the original cannot be read again.
         UsageError: there is no such target.
     """
     source = result.input if original is None else original
+    facts = target if isinstance(target, Target) else load_target(target)
     example = None
     if source is not None and result.converted:
-        facts = target if isinstance(target, Target) else load_target(target)
         parts = open_container(source, sections).parts
         example = next((found for part in parts if (found := _example(result, part, facts))), None)
+    if lint is None:
+        lint = [] if result.model is None else [_sentence(found) for found in find_lint(result.model, facts)]
     return Report(result, version("edge-opt"), example, lint)
+
+
+def _sentence(finding: Finding) -> tuple[str, str]:
+    where = "" if finding.signature is None else f"{finding.signature}: "
+    return finding.severity, f"{where}{finding.message}"
 
 
 def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:
