@@ -17,6 +17,8 @@ from edge_opt import EdgeOptError, convert, load
 from edge_opt.ir import to_bytes
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
+from edge_opt.report import page as page_module
+from edge_opt.report.diagram import can_draw
 from edge_opt.report.document import render
 from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.reporting import conversion_report
@@ -24,6 +26,7 @@ from edge_opt.reporting import conversion_report
 if TYPE_CHECKING:
     from pathlib import Path
 
+needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install 'edge-opt[report]'")
 Captured = pytest.CaptureFixture[str]
 LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
 HOSTILE = (
@@ -147,11 +150,12 @@ def test_the_page_is_well_formed_and_needs_no_network() -> None:
     read = Reader(page)
     assert read.open == []
     assert read.elements["details"] == 1
-    assert read.elements["figure"] == 2
+    assert read.elements["figure"] == 2 * can_draw()
     assert not {"script", "link", "img", "iframe"} & set(read.elements)
     assert not re.search(r"https?:|src=|url\(|@import", page)
 
 
+@needs_igraph
 def test_the_picture_has_every_operator_and_one_head_of_those_that_are_alike() -> None:
     example = report().example
     assert example is not None
@@ -190,6 +194,14 @@ def test_a_model_without_attention_has_a_report_without_a_picture(tmp_path: Path
     assert "No region was run." in render(found, ".md")
 
 
+def test_without_the_layout_library_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "can_draw", lambda: False)
+    page = render(report(), ".html")
+    assert pictures(page) == []
+    assert "Install edge-opt[report] for the picture." in Reader(page).words
+
+
+@needs_igraph
 def test_names_in_a_model_are_text_and_not_html() -> None:
     page = render(hostile(), ".html")
     read = Reader(page)
