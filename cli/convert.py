@@ -1,6 +1,6 @@
 """`edge-opt convert`: calls the library and prints what was done, per signature and per verdict."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge_opt.container import Sections
 
 _SITES_NAMED = 6
+_NOTES_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,18 @@ def verdicts(result: ConversionResult) -> list[str]:
         places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
         more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
         lines.append(f"  {status} {output.many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
-    return lines
+    return [*lines, *_notes(result)]
+
+
+def _notes(result: ConversionResult) -> list[str]:
+    """What is to be known of sites that were converted, said once for all that it is true of."""
+    groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
+    lines = [
+        f"  {output.many(count, 'site')} of {name}: {note}"
+        for (name, note), count in groups.most_common(_NOTES_SHOWN)
+    ]
+    hidden = len(groups) - len(lines)
+    return [*lines, f"  ... {hidden} more such notes (all with --json)"] if hidden else lines
 
 
 def _files(result: ConversionResult, *, folders: bool) -> str:

@@ -11,6 +11,7 @@ from plain_tables import plain, values
 from schema_models import unpack
 
 import edge_opt.testdata
+from edge_opt.cli.convert import verdicts
 from edge_opt.conversion import (
     ConversionResult,
     DifferenceFoundError,
@@ -322,6 +323,15 @@ def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
 
 def test_the_default_output_lies_beside_the_input() -> None:
     assert default_output("a/b.c.tflite") == Path("a/b.c.opt.tflite")
+
+
+def test_what_users_should_know_of_converted_sites_is_said_once(tmp_path: Path) -> None:
+    text = (TESTDATA / "reference_select.txt").read_text()
+    result = convert(to_bytes(parse(text)), tmp_path / "out.tflite", passes=["mask_to_add"], verify="none")
+    assert len({site.note for site in result.converted}) == 1
+    notes = [line for line in verdicts(result) if "mask constant" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("  3 sites of mask_to_add: the mask constant -1e+09 becomes -65472")
 
 
 # Requirements

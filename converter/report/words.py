@@ -61,7 +61,11 @@ def summary(report: Report) -> str:
 
 
 def proof(site: SiteReport) -> str:
-    """What the proof of a site showed."""
+    """What the proof of a site showed, and what else is to be known of the site."""
+    return "; ".join(text for text in (_proof(site), site.note) if text)
+
+
+def _proof(site: SiteReport) -> str:
     if site.proof is None:
         return "not run"
     open_rows = "equal" if not site.proof.max_abs else f"differs by up to {site.proof.max_abs:.3g}"
