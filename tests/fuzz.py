@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,9 +49,9 @@ class TooSlowError(Exception):
 
 
 def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes]:
-    """The name of the seed that mutant `number` of a run is made of, and its bytes."""
+    """The name of the seed that mutant `number` of a run is made of, and its bytes; small seeds have more mutants."""
     chance = Random(f"{run}/{number}")
-    chosen = chance.choice(seeds)
+    (chosen,) = chance.choices(seeds, [1 / (2000 + len(seed.content)) for seed in seeds])
     content = chosen.content
     if chance.random() < 0.65:
         content = _structured(chosen, seeds, chance)
@@ -63,8 +64,14 @@ def examine(content: bytes) -> str:
     """Take a mutant the whole way, file to file, without running it; says how far it got.
 
     Raises:
-        WrongError: a promise is broken. Any other exception breaks one, too.
+        WrongError: a promise is broken. Any other exception breaks one, too, and so does a warning.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return _examine(content)
+
+
+def _examine(content: bytes) -> str:
     try:
         file = read_model(content)
     except ModelFormatError as error:

@@ -110,6 +110,9 @@ def _match_operands(
         return Refusal(
             "logits are neither float nor quantized", select, result, "float32, int16 or int8", found
         )
+    if condition.dtype is not DType.BOOL:
+        found = condition.dtype.name.lower()
+        return Refusal("the condition of a SELECT must be bool", select, condition, "bool", found)
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         return Refusal(
             "SELECT's condition chooses whole rows",
