@@ -55,7 +55,7 @@ def hostile() -> Report:
     result = convert(data, verify="none")
     left = SiteReport("mha_to_sha", result.sites[0].signature, 9, Status.SKIPPED, f"at '{HOSTILE}'")
     result.sites.append(left)
-    result.input = f"/models/{HOSTILE.replace('/', '')}\udc80.tflite"
+    result.input = f"/models/{'long' * 40}{HOSTILE.replace('/', '')}\udc80.tflite"
     return conversion_report(result, data, lint=[("warning", HOSTILE)])
 
 

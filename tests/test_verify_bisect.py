@@ -116,17 +116,19 @@ def test_it_takes_a_logarithmic_number_of_runs(wrong: int, worker: Worker) -> No
     assert len(asked) <= 2 * (1 + 3 + 1)
 
 
-def test_a_branch_that_no_cut_looked_at_is_found_too(worker: Worker) -> None:
+@pytest.mark.parametrize("other", ["ABS(%t39)", "MUL(%t39, %side)"])
+def test_a_branch_that_no_cut_looked_at_is_found_too(other: str, worker: Worker) -> None:
     """A parallel branch differs early, between tensors that are equal: going back from the first finds it."""
 
-    def model(value: str) -> Model:
+    def model(value: str, last: str) -> Model:
         lines = ["  %early: float32[1,8] = MUL(%x, float32(2.0))"]
         lines += [f"  %side: float32[1,8] = ADD(%early, float32({value}))"]
         names = ["early", *(f"t{place}" for place in range(40))]
         lines += [f"  %{after}: float32[1,8] = ABS(%{before})" for before, after in pairwise(names)]
-        return parse(CHAIN.format(lines="\n".join([*lines, "  %y: float32[1,8] = ADD(%t39, %side)"])))
+        lines += [f"  %late: float32[1,8] = {last}", "  %y: float32[1,8] = ADD(%late, %side)"]
+        return parse(CHAIN.format(lines="\n".join(lines)))
 
-    found = located(model("1.0"), model("3.0"), worker)
+    found = located(model("1.0", "ABS(%t39)"), model("3.0", other), worker)
     assert found.tensor == "side"
     assert [found.names[name] for name in found.equal] == ["early"]
 
