@@ -201,17 +201,6 @@ def tells_heads(axis: Iterable[Factor]) -> bool:
     return any(factor.stride and factor.size > 1 for factor in axis)
 
 
-def before_heads(factored: Factored) -> int | None:
-    """Elements in front of the heads, where these lie side by side in order, in row-major order; None elsewhere."""
-    flat = [factor for axis in factored for factor in axis if factor.size > 1]
-    first = next((i for i, factor in enumerate(flat) if factor.stride), len(flat))
-    run = [factor for factor in flat[first:] if factor.stride]
-    if flat[first : first + len(run)] != run:
-        return None
-    ordered = [_size(run[i + 1 :]) for i in range(len(run))]
-    return _size(flat[:first]) if [factor.stride for factor in run] == ordered else None
-
-
 def mixed_index(factors: Sequence[Factor], head: int) -> int:
     """A head's position among the steps that the factors span together."""
     position = 0

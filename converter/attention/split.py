@@ -6,29 +6,26 @@ where the old graph had them side by side.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, HeadBuilder
-from edge_opt.attention.cuts import SPLIT_TYPES, Cut, Cutter, levels
+from edge_opt.attention.cuts import Cut, Cutter, levels
+from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import DEEPEST, output_index
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.ir import Operator, Tensor, topological
 from edge_opt.ir.region import still_needed
-from edge_opt.schema.table import new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from edge_opt.attention.block import Block
     from edge_opt.attention.factors import Factored
     from edge_opt.attention.form import Form
-    from edge_opt.ir import Constants, Model, Shape, Subgraph
+    from edge_opt.ir import Constants, Model, Subgraph
 
 _OPERATOR = 4
 _RESHAPE = 1
@@ -73,42 +70,11 @@ class _Splitter:
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
         heads = [self.piece(output, factored, head) for head in range(self._block.heads)]
-        self._join(heads, output, factored)
+        join_heads(self._assembly, self._form, heads, output, factored)
         assert output.producer is not None
         old = topological(self._old)
         new = self._assembly.finished(output)
         return old, [*still_needed(self._subgraph, old, output.producer, new), *new]
-
-    # Joining
-
-    def _join(self, heads: list[Tensor], output: Tensor, factored: Factored) -> None:
-        """Put the heads side by side where `factored` has them: PACK or CONCATENATION, then a RESHAPE if need be."""
-        front = fx.before_heads(factored)
-        assert front is not None
-        # A reshape of every head is left out: the joined heads are reshaped as one.
-        roots = [self._assembly.source(head) for head in heads]
-        if _boundaries(roots[0].shape, front):
-            heads = roots
-        elif not _boundaries(heads[0].shape, front):
-            flat = (front, heads[0].elements // front)
-            heads = [self._assembly.reshaped(head, flat, f"{head.name}/flat") for head in heads]
-        shape, count = heads[0].shape, len(heads)
-        places = _boundaries(shape, front)
-        packs = self._form.cut == "unpack" and output.dtype in SPLIT_TYPES
-        for axis in places if packs else ():
-            if output.shape == (*shape[:axis], count, *shape[axis:]):
-                options = new_table("PackOptions", values_count=count, axis=axis)
-                self._assembly.emit("PACK", heads, [output], options)
-                return
-        joined = {axis: _times(shape, axis, count) for axis in places if axis < len(shape)}
-        axis = next((axis for axis, sizes in joined.items() if sizes == output.shape), max(joined))
-        options = new_table("ConcatenationOptions", axis=axis)
-        if joined[axis] == output.shape:
-            self._assembly.emit("CONCATENATION", heads, [output], options)
-            return
-        side_by_side = self._assembly.tensor(f"{output.name}/heads", joined[axis], output)
-        self._assembly.emit("CONCATENATION", heads, [side_by_side], options)
-        self._assembly.reshape_to(side_by_side, output)
 
     # Pieces
 
@@ -228,12 +194,3 @@ class _Pieces(Mapping[int, Tensor]):
 
     def __len__(self) -> int:
         return len(self._operands)
-
-
-def _boundaries(shape: Shape, front: int) -> list[int]:
-    """Axes in front of which a shape has `front` elements, i.e. where something can be put side by side."""
-    return [axis for axis in range(len(shape) + 1) if math.prod(shape[:axis]) == front]
-
-
-def _times(shape: Sequence[int], axis: int, count: int) -> Shape:
-    return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])

@@ -1,0 +1,73 @@
+"""What is found of a SOFTMAX: an attention block with several heads, with one, or none. Values, no searching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_opt.attention.factors import Factored
+    from edge_opt.attention.labelling import OperandFactors
+    from edge_opt.attention.refusal import Refusal
+    from edge_opt.ir import Operator, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer's attention, matched.
+
+    `output` is the tensor where the heads stand side by side (factors `factored`, heads N); `core` are the operators
+    from the logits products to it, `logits` (with the factors of their results) and `values` the products themselves.
+    `heads_are_rows` is True where a product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T,
+    `key_lengths` the segments of keys (S, or S and T), `head_size` H.
+    """
+
+    softmax: Operator
+    output: Tensor
+    factored: Factored
+    heads: int
+    kv_heads: int
+    head_size: int
+    query_length: int
+    key_lengths: tuple[int, ...]
+    mask: Tensor | None
+    logits: dict[Operator, Factored]
+    values: tuple[Operator, ...]
+    core: frozenset[Operator]
+    operands: OperandFactors
+    heads_are_rows: bool
+
+    @property
+    def merged(self) -> bool:
+        """True where the heads end beside the head size in one axis, `[.., N*H]`, False for `[.., N, H]`."""
+        return any(factor.stride for factor in self.factored[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class SingleHead:
+    """An attention that has one head (or is one of those that were split already).
+
+    `output` is the (sum of the) value product(s), `[.., T, H]` or `[.., H, T]`; `row_axis` is where T stands.
+    """
+
+    softmax: Operator
+    head_size: int
+    query_length: int
+    key_lengths: tuple[int, ...]
+    mask: Tensor | None
+    output: Tensor
+    row_axis: int
+    products: dict[Operator, int]
+    operands: OperandFactors
+
+
+@dataclass(frozen=True, slots=True)
+class NotABlock:
+    """A SOFTMAX that is no attention, or one that does not match; `reason` says which condition failed."""
+
+    softmax: Operator
+    reason: Refusal
+    is_attention: bool = True
+
+
+Match = Block | SingleHead | NotABlock

@@ -1,0 +1,69 @@
+"""What leads to a SOFTMAX: the products of queries and keys, and the mask. Follows operators, knows no heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.attention.labelling import DEEPEST
+from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, REPEATING, UNARY
+
+if TYPE_CHECKING:
+    from edge_opt.ir import Operator, Tensor
+
+JOINING = frozenset({"CONCATENATION", "PACK"})
+MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
+_FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | JOINING
+
+
+def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator | None]]:
+    """The nearest BATCH_MATMULs on the way up from a SOFTMAX, as they are met, and where the other ways end."""
+    return _products_above(softmax.inputs[0])
+
+
+def _products_above(start: Tensor | None) -> tuple[list[Operator], list[Operator | None]]:
+    found: list[Operator] = []
+    ends: list[Operator | None] = []
+    seen: set[int] = set()
+    frontier = [start]
+    while frontier and len(seen) < DEEPEST:
+        tensor = frontier.pop(0)
+        producer = None if tensor is None else tensor.producer
+        if producer is None:
+            ends.append(None)
+        elif id(producer) in seen:
+            continue
+        elif producer.name == "BATCH_MATMUL":
+            found.append(producer)
+        elif producer.name in _FOLLOWED:
+            frontier.extend(producer.inputs)
+        else:
+            ends.append(producer)
+        seen.add(id(producer))
+    return found, ends
+
+
+def mask_between(softmax: Operator) -> Tensor | None:
+    """What is added to, or selects from, the logits of a single head."""
+    operator = softmax.input(0).producer
+    while operator is not None and operator.name in UNARY | MOVEMENT:
+        operator = operator.input(0).producer
+    if operator is None or operator.name not in MASKING:
+        return None
+    for tensor in operator.inputs:
+        if tensor is not None and tensor.elements > 1 and not _products_above(tensor)[0]:
+            return tensor
+    return None
+
+
+def softmax_behind(product: Operator) -> Operator | None:
+    """The SOFTMAX that a product of queries and keys leads to, the nearest one."""
+    seen: set[int] = set()
+    frontier = [product]
+    while frontier and len(seen) < DEEPEST:
+        for reader in frontier.pop(0).outputs[0].consumers:
+            if reader.name == "SOFTMAX":
+                return reader
+            if id(reader) not in seen and reader.name in _FOLLOWED:
+                seen.add(id(reader))
+                frontier.append(reader)
+    return None

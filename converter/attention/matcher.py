@@ -1,0 +1,296 @@
+"""Matches one attention block: where its heads stand side by side, and from there back to the logits products."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
+from edge_opt.attention.front import JOINING, MASKING, mask_between, softmax_behind
+from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rule import constant_integers
+from edge_opt.attention.rules import MOVEMENT, REPEATING, UNARY
+from edge_opt.attention.tail import Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from edge_opt.ir import Operator, Subgraph, Tensor
+
+_SUMS = frozenset({"SUM", "MEAN"})
+
+
+class Matcher:
+    """The search for one block; `match_other` gives what another SOFTMAX of the graph belongs to."""
+
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        softmax: Operator,
+        products: dict[Operator, tuple[int, int]],
+        logits: list[Operator],
+        operands: OperandFactors,
+        match_other: Callable[[Operator], Match],
+    ) -> None:
+        """`products`: operand that holds the probabilities, and head size; `logits`: the nearest products before."""
+        self._match_other = match_other
+        self._subgraph = subgraph
+        self._softmax = softmax
+        self._products = products
+        self._before = logits
+        self._head_size = next(iter(products.values()))[1]
+        self._operands = operands
+        self._labelling = Labelling({product: side for product, (side, _) in products.items()}, operands)
+        self._tail = Tail(products)
+
+    def match(self) -> Match:
+        """What the SOFTMAX belongs to."""
+        found = self._merged() or self._side_by_side() or self._next_query()
+        if found is None:
+            return self._without_heads()
+        output, factored, heads = found
+        output, factored = self._before_escapes(output, factored)
+        core = self._labelling.core(output, factored)
+        logits = self._labelling.logits
+        reason = self._refusal(heads, core=core)
+        if reason is not None:
+            return NotABlock(self._softmax, reason)
+        product, labelled = next(iter(self._labelling.products.items()))
+        return Block(
+            softmax=self._softmax,
+            output=output,
+            factored=factored,
+            heads=heads,
+            kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
+            head_size=self._head_size,
+            query_length=_plain(labelled[-2 if self._products[product][0] == 0 else -1]),
+            key_lengths=tuple(
+                _plain(f for axis in own for f in axis) // self._rows(own, product, labelled)
+                for own in logits.values()
+            ),
+            mask=self._mask(),
+            logits=dict(logits),
+            values=tuple(self._products),
+            core=frozenset(self._labelling.core_operators),
+            operands=self._operands,
+            heads_are_rows=any(_rows_are_heads(labelled) for labelled in logits.values()),
+        )
+
+    def _refusal(self, heads: int, *, core: bool) -> Refusal | None:
+        """Why labels that reach the tail do not make a block; None where they do."""
+        refusal = self._labelling.first_refusal
+        logits = self._labelling.logits
+        if not core or not logits:
+            return refusal or Refusal("no product of queries and keys carries the heads", self._softmax)
+        for product, labelled in logits.items():
+            count = fx.piece_count(labelled)
+            if count != heads:
+                return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
+        missed = [product for product in self._before if product not in logits]
+        return refusal if missed else None
+
+    # No heads beside the head size
+
+    def _without_heads(self) -> SingleHead | NotABlock:
+        """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
+        for tensor in self._tail.tensors:
+            distrusted = tensor.producer and self._operands.distrusted(tensor.producer)
+            if distrusted:
+                return NotABlock(self._softmax, distrusted)
+        product, (side, _) = next(iter(self._products.items()))
+        shape = product.outputs[0].shape
+        for end in self._tail.ends:
+            if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
+                return NotABlock(
+                    self._softmax, Refusal("heads are summed before they stand side by side", end)
+                )
+        joined = bool(self._tail.ends) and all(end.name in JOINING for end in self._tail.ends)
+        if math.prod(shape[1:-2]) > 1 and not joined:
+            last = self._tail.ends[0] if self._tail.ends else product
+            reason = Refusal(
+                "heads never stand beside the head size",
+                last,
+                None,
+                f"[.., N*{self._head_size}] or [.., N, {self._head_size}]",
+                str(list(self._tail.tensors[-1].shape if self._tail.tensors else shape)),
+            )
+            return NotABlock(self._softmax, reason)
+        rows = shape[-2 if side == 0 else -1]
+        lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
+        return SingleHead(
+            self._softmax,
+            self._head_size,
+            rows,
+            lengths,
+            mask_between(self._softmax),
+            output=self._tail.tensors[0] if self._tail.tensors else product.outputs[0],
+            row_axis=len(shape) - (2 if side == 0 else 1),
+            products={operator: operand for operator, (operand, _) in self._products.items()},
+            operands=self._operands,
+        )
+
+    # Where the heads are
+
+    def _merged(self) -> tuple[Tensor, Factored, int] | None:
+        """Heads beside the head size, in the axis that the output projection contracts: `[.., N*H]`."""
+        size = self._head_size
+        for tensor in self._tail.tensors:
+            width = tensor.shape[-1] if tensor.shape else 0
+            if width <= size or width % size:
+                continue
+            heads = width // size
+            front = fx.plain(tensor.shape[:-1])
+            if self._ends_in_head_size(tensor, (*front, (Factor(heads), Factor(size, 1)))):
+                sequence = self._sequence_among(tensor, (*front, (Factor(heads, 1), Factor(size))))
+                own = (*fx.plain((sequence,))[0], Factor(heads // sequence, 1), Factor(size))
+                return tensor, (*front, own), heads // sequence
+        return None
+
+    def _sequence_among(self, tensor: Tensor, factored: Factored) -> int:
+        """How much of a label left of the head size is the sequence, where a tensor is flattened to `[B, T*N*H]`.
+
+        In a product heads lie in front of the sequence; where the flattened tensor has them the other way round, the
+        sequence is the outer digit of the label.
+        """
+        length = 1
+        for product, own in self._labelling.reach_products(tensor, factored).items():
+            rows = own[-2 if self._products[product][0] == 0 else -1]
+            before = [factor.stride for axis in own[:-2] for factor in axis if factor.stride]
+            outside: list[int] = []
+            for factor in rows:
+                if any(factor.stride > stride for stride in before):
+                    outside.append(factor.size)
+                before.extend([factor.stride] if factor.stride else [])
+            length = max(length, math.prod(outside))
+        return length
+
+    def _side_by_side(self) -> tuple[Tensor, Factored, int] | None:
+        """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
+
+        The nearest tensor that has them all: `[.., K, G, H]` on the way to it has only some.
+        """
+        found: tuple[Tensor, Factored, int] | None = None
+        for tensor in self._tail.tensors:
+            shape = tensor.shape
+            if len(shape) < 3 or shape[-1] != self._head_size or shape[-2] <= (found[2] if found else 1):
+                continue
+            front = fx.plain(shape[:-1])
+            if not self._ends_in_head_size(tensor, (*front, (Factor(shape[-1], 1),))):
+                continue
+            factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
+            reached = self._labelling.reach_products(tensor, factored).items()
+            if reached and all(_heads_apart(own, self._products[product][0]) for product, own in reached):
+                found = tensor, factored, shape[-2]
+        return found
+
+    def _next_query(self) -> tuple[Tensor, Factored, int] | None:
+        """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
+        for end in self._tail.ends:
+            softmax = softmax_behind(end) if end.name == "BATCH_MATMUL" else None
+            block = None if softmax in (None, self._softmax) else self._match_other(softmax)
+            if not isinstance(block, Block) or end not in block.logits:
+                continue
+            operands = self._operands(end, block.logits[end])
+            assert isinstance(operands, dict)
+            for index, factored in operands.items():
+                tensor = end.input(index)
+                held = any(tensor is other for other in self._tail.tensors)
+                if held and fx.piece_count(factored) == block.heads:
+                    return tensor, factored, block.heads
+        return None
+
+    def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
+        """True where the innermost factor of the last axis is the value products' head-size axis."""
+        traced = self._labelling.reach_products(tensor, marked)
+        for product, (side, _) in self._products.items():
+            factored = traced.get(product)
+            if factored is None:
+                return False
+            axis = factored[-1 if side == 0 else -2]
+            if axis != (Factor(self._head_size, 1),) or fx.piece_count(factored) != self._head_size:
+                return False
+        return True
+
+    def _before_escapes(self, output: Tensor, factored: Factored) -> tuple[Tensor, Factored]:
+        """The block may end earlier: where somebody else reads a tensor of the tail too, it ends there.
+
+        Else the operators up to that tensor would stay, beside those of the single heads.
+        """
+        whole = {id(tensor) for tensor in self._tail.tensors}
+        best, tensor, labelled = (output, factored), output, factored
+        while tensor.producer is not None:
+            operator, operands = tensor.producer, self._operands.of(tensor, labelled)
+            if not isinstance(operands, dict):
+                break
+            carriers = [index for index, own in operands.items() if fx.piece_count(own) > 1]
+            if len(carriers) != 1 or id(operator.input(carriers[0])) not in whole:
+                break
+            tensor, labelled = operator.input(carriers[0]), operands[carriers[0]]
+            escapes = len(tensor.consumers) > 1 or self._subgraph.is_output(tensor)
+            if escapes:
+                best = tensor, labelled
+        return best
+
+    # What there is to tell
+
+    def _kv_heads(self, product: Operator, labelled: Factored) -> int:
+        """K: how many different keys and values the heads have, before any repeats them."""
+        operands = self._operands(product, labelled)
+        assert isinstance(operands, dict)
+        side = 1 - self._products[product][0]
+        tensor, factored = product.input(side), operands[side]
+        count = fx.piece_count(factored)
+        for _ in range(DEEPEST):
+            operator, above = tensor.producer, self._operands.of(tensor, factored)
+            if operator is None or not isinstance(above, dict) or not _only_repeats(operator):
+                break
+            tensor, factored = operator.input(0), above[0]
+            count = min(count, fx.piece_count(factored))
+        return count
+
+    def _rows(self, logits: Factored, product: Operator, labelled: Factored) -> int:
+        """B*T of a logits product: its elements without heads and keys."""
+        length = _plain(labelled[-2 if self._products[product][0] == 0 else -1])
+        return length * math.prod(_plain(axis) for axis in logits[:-2])
+
+    def _mask(self) -> Tensor | None:
+        for operator in self._labelling.core_operators:
+            if operator.name in MASKING:
+                for tensor in operator.inputs:
+                    if tensor is not None and not self._labelling.is_core(tensor) and tensor.elements > 1:
+                        return tensor
+        return None
+
+
+def _plain(factors: Iterable[Factor]) -> int:
+    return math.prod(factor.size for factor in factors if not factor.stride)
+
+
+def _rows_are_heads(factored: Factored) -> bool:
+    return any(axis and all(factor.stride for factor in axis) for axis in factored[-2:])
+
+
+def _heads_apart(product: Factored, side: int) -> bool:
+    """True where the label can only be heads: batch axes of a value product, or `(heads)(sequence)` among its rows.
+
+    `(sequence)(x)` may be anything, e.g. rows and columns of an image.
+    """
+    rows, columns = product[-2 if side == 0 else -1], product[-1 if side == 0 else -2]
+    labelled = [factor for factor in rows if factor.stride]
+    apart = not labelled or (len(labelled) < len(rows) and list(rows[: len(labelled)]) == labelled)
+    return apart and not fx.tells_heads(columns)
+
+
+def _only_repeats(operator: Operator) -> bool:
+    same = len({id(tensor) for tensor in operator.inputs}) == 1
+    return operator.name in UNARY | MOVEMENT | REPEATING or (operator.name == "CONCATENATION" and same)
+
+
+def _axes(reduction: Operator) -> list[int]:
+    """Reduced axes, counted from the back."""
+    axes = constant_integers(reduction, 1)
+    rank = len(reduction.input(0).shape)
+    return [] if isinstance(axes, Refusal) else [axis % rank - rank for axis in axes]
