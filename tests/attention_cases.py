@@ -46,6 +46,7 @@ class Case:
     tail_by_reshape: bool
     project: bool
     blocks: int
+    chained: bool
     shared: frozenset[str]
     escapes: frozenset[str]
     order: tuple[int, ...]
@@ -108,10 +109,11 @@ _CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "requantize": st.booleans(),
     "slices": _choice("SLICE", "STRIDED_SLICE", "SPLIT_V", "SPLIT"),
     "cast_probabilities": st.booleans(),
-    "tail": _choice("merged", "rows", "unmerged"),
+    "tail": _choice("merged", "rows", "unmerged", "flat", "flat then mapped"),
     "tail_by_reshape": st.booleans(),
     "project": st.booleans(),
     "blocks": st.sampled_from((1, 1, 1, 2, 3)),
+    "chained": st.booleans(),
     "shared": _some("mask", "keys"),
     "escapes": st.one_of(st.just(frozenset()), _some("kv", "logits", "probabilities", "scaled", "tail")),
     "order": st.one_of(st.just(()), st.lists(st.integers(0, 9), min_size=1, max_size=8).map(tuple)),

@@ -47,6 +47,7 @@ class _Build:
         self.escaped: list[Tensor] = []
         self.masks = MaskBuilder(case, self.g, self.numbers)
         self.keys = KeyBuilder(case, self.g, self.numbers, self.outputs)
+        self.last_product: Tensor | None = None
 
     def build(self) -> Attention:
         case = self.case
@@ -55,6 +56,8 @@ class _Build:
             if "mask" not in case.shared:
                 self.masks.forget()
             hidden = self.block(hidden, index)
+            chains = case.chained and index + 1 < case.blocks
+            self.last_product = hidden if chains else None
         for tensor in self.escaped:
             # One kind of reader is the caller, the other an operator.
             self.outputs.append(tensor if case.quantized else self.g.op("SUM", tensor, self.g.integers(-1)))
@@ -76,16 +79,20 @@ class _Build:
     # One layer
 
     def block(self, hidden: Tensor | None, index: int) -> Tensor:
-        query = self.query(hidden)
         segments = self.keys.segments()
-        logits = self.escape(self.logits(query, [keys for keys, _ in segments]), "logits")
+        if self.last_product is None:
+            query, turned = self.arranged(self.query(hidden)), False
+        else:
+            query, turned = self.scaled_query(self.last_product), self.case.values_first
+        logits = self.escape(self.logits(query, [keys for keys, _ in segments], turned=turned), "logits")
         masked = self.masked(logits, index)
         if self.case.sink:
             masked = self.with_sink(masked)
         probabilities = self.g.op("SOFTMAX", masked, q=self.q("probability"), beta=1.0)
         parts = self.parts(self.escape(probabilities, "probabilities"))
         product = self.weighted(parts, [values for _, values in segments])
-        return self.tail(product)
+        chains = self.case.chained and index + 1 < self.case.blocks
+        return product if chains else self.tail(product)
 
     def query(self, hidden: Tensor | None) -> Tensor:
         """Queries at `[B, N, T, H]`, scaled."""
@@ -153,8 +160,8 @@ class _Build:
             return self.g.reshape(query, b * k * g, t, h)
         return query
 
-    def logits(self, query: Tensor, keys: list[Tensor]) -> Tensor:
-        left, left_turned = self.flipped(self.arranged(query), "query", turned=False)
+    def logits(self, query: Tensor, keys: list[Tensor], *, turned: bool) -> Tensor:
+        left, left_turned = self.flipped(query, "query", turned=turned)
         products = []
         for segment in keys:
             right, right_turned = self.flipped(segment, "key", turned=self.case.key_layout != "KHT")
@@ -304,6 +311,10 @@ class _Build:
         if case.tail == "unmerged":
             self.outputs.append(tensor)
             return tensor
+        if case.tail.startswith("flat"):
+            flat = g.reshape(tensor, b, t * n * h)
+            self.outputs.append(g.op("ABS", flat) if case.tail == "flat then mapped" else flat)
+            return self.outputs[-1]
         merged = g.reshape(tensor, b * t, n * h) if case.tail == "rows" else g.reshape(tensor, b, t, n * h)
         result = self.projected(merged, n * h) if case.project and self.numbers.is_float else merged
         self.outputs.append(result)

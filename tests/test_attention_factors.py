@@ -8,39 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelled_shapes import elements, labelled_shapes
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored, Mismatch
 
 PLAIN = Factor(3)
 quick = settings(max_examples=100, derandomize=True, deadline=None, database=None)
-
-
-def elements(factored: Factored, head: int) -> list[int]:
-    """Positions in row-major order that belong to a head."""
-    flat = [factor for axis in factored for factor in axis]
-    positions = np.arange(math.prod(factor.size for factor in flat)).reshape([f.size for f in flat])
-    index = tuple(f.index(head) if f.stride else slice(None) for f in flat)
-    return [int(position) for position in np.ravel(positions[index])]
-
-
-@st.composite
-def labelled_shapes(draw: st.DrawFn) -> tuple[Factored, int]:
-    """A factored shape and the number of heads; the heads' digits stand anywhere, in any order."""
-    digits = draw(st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3))
-    heads = math.prod(digits)
-    factors: list[Factor] = []
-    stride = heads
-    for size in digits:
-        stride //= size
-        factors.append(Factor(size, stride))
-    factors += [Factor(size) for size in draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), max_size=4))]
-    axes: list[list[Factor]] = [[]]
-    for factor in draw(st.permutations(factors)):
-        if draw(st.booleans()):
-            axes.append([])
-        axes[-1].append(factor)
-    return tuple(tuple(fx.merge_plain(axis)) for axis in axes), heads
 
 
 @st.composite
@@ -143,27 +117,11 @@ def test_operands_of_a_broadcast_still_align_when_head_axes_are_dropped(data: st
     assert all(a in (1, b) for a, b in zip(piece, result, strict=True))
 
 
-@quick
-@given(labelled_shapes())
-def test_heads_lie_in_order_where_their_pieces_can_be_put_side_by_side(case: tuple[Factored, int]) -> None:
-    factored, heads = case
-    front = fx.before_heads(factored)
-    if front is not None:
-        pieces = np.stack([np.reshape(elements(factored, head), (front, -1)) for head in range(heads)], 1)
-        assert pieces.ravel().tolist() == list(range(math.prod(fx.sizes(factored))))
-
-
 def test_sizes_that_share_no_refinement_are_a_mismatch() -> None:
     heads_and_rows: Factored = ((Factor(4, 1), PLAIN),)
     assert fx.regroup(heads_and_rows, (6, 2)) == Mismatch(6, 4)
     assert isinstance(fx.regroup(heads_and_rows, (4, 2)), Mismatch)
     assert isinstance(fx.regroup(heads_and_rows, (4, 3, 2)), Mismatch)
-
-
-def test_heads_out_of_order_or_apart_cannot_be_put_side_by_side() -> None:
-    assert fx.before_heads(((Factor(2, 1), Factor(2, 2)),)) is None
-    assert fx.before_heads(((Factor(2, 2),), (PLAIN,), (Factor(2, 1),))) is None
-    assert fx.before_heads(((PLAIN,), (Factor(2, 2), Factor(2, 1)))) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,293 @@
+"""Each rule on its own: one operator, split by head, gives every head its part of what the operator gives at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from attention_checks import random_inputs
+from hypothesis import given, settings
+from labelled_shapes import labelled_shapes
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly, HeadBuilder
+from edge_opt.attention.cuts import Cutter
+from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.form import FORMS
+from edge_opt.attention.joins import join_heads
+from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rules import RULES
+from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor, to_bytes
+from edge_opt.ir.region import reads
+from edge_opt.ir.text import parse
+from edge_opt.passes.rewrite import shape_violation
+from edge_opt.schema.table import new_table
+from edge_opt.verify.native import run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One operator, how result `output` is labelled, and how many operators a head keeps (None: it doesn't matter).
+
+    Inputs are `x 2,3` (float32) or `c bool 2,3`; the label is written `1, 2@2 2@1 3, 5`: axes by comma, factors by
+    blank, `size@stride` where they hold heads.
+    """
+
+    inputs: str
+    line: str
+    label: str
+    left: int | None = None
+    output: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.line} as [{self.label}]"
+
+    def factored(self) -> Factored:
+        axes = []
+        for axis in self.label.split(","):
+            pairs = [(*map(int, word.split("@")), 0)[:2] for word in axis.split()]
+            axes.append(tuple(Factor(size, stride) for size, stride in pairs if size > 1 or stride))
+        return tuple(axes)
+
+    def model(self) -> Model:
+        inputs = []
+        for entry in self.inputs.split("; "):
+            name, *dtype, shape = entry.split()
+            inputs.append(f"%{name}: {dtype[0] if dtype else 'float32'}[{shape}]")
+        results = ", ".join(re.findall(r"%\w+", self.line.split(" = ")[0]))
+        model = parse(f"subgraph main ({', '.join(inputs)}) {{ {self.line} return {results} }}")
+        for code in model.operator_codes:
+            code.version = 2 if code.name == "BROADCAST_TO" else 1
+        return model
+
+
+def part(values: Array, factored: Factored, head: int, *, keep: bool) -> Array:
+    """One head's part of an array, by numpy alone."""
+    flat = [factor for axis in factored for factor in axis]
+    index = tuple(f.index(head) if f.stride else slice(None) for f in flat)
+    taken = np.ascontiguousarray(values.reshape([f.size for f in flat])[index])
+    return taken.reshape(fx.piece_shape(factored, keep=keep))
+
+
+def computed(graph: Subgraph, model: Model, inputs: dict[str, Array]) -> list[Array]:
+    """What the runtime makes of the only subgraph."""
+    named = {f"out_{i}": tensor for i, tensor in enumerate(graph.outputs)}
+    model.subgraphs = [graph]
+    model.signatures = [Signature("main", graph, {t.name: t for t in graph.inputs}, named)]
+    results = next(iter(run(to_bytes(model), "reference", None, [lambda: inputs])))
+    return [results[name] for name in named]
+
+
+def for_one_head(
+    operator: Operator, example: Example, head: int, values: dict[str, Array], *, keep: bool
+) -> tuple[Array, list[Operator]]:
+    """The operator's result for one head, from that head's parts of the operands, and the operators it took."""
+    model = Model()
+    assembly = Assembly(model, Constants(model))
+    of = Labelled(operator, example.factored(), example.output)
+    operands = RULES[operator.name].operands(of)
+    assert not isinstance(operands, Refusal), str(operands)
+    pieces: dict[int, Tensor] = {}
+    # A rule may read the whole of an operand that all heads share.
+    fed = {id(operator.input(index)): operator.input(index) for index in operands}
+    numbers = {key: values.get(tensor.name) for key, tensor in fed.items()}
+    for index, own in operands.items():
+        whole = pieces[index] = operator.input(index)
+        if not whole.is_constant:
+            numbers_of_head = part(values[whole.name], own, head, keep=keep)
+            piece = pieces[index] = Tensor(f"{whole.name}/head", tuple(numbers_of_head.shape), whole.dtype)
+            fed[id(piece)], numbers[id(piece)] = piece, numbers_of_head
+    builder = HeadBuilder(assembly, of, head, fx.piece_count(of.factored), keep_axes=keep)
+    result = RULES[operator.name].emit(builder, of, head, pieces)
+    made = assembly.finished(result)
+    if not made:
+        return numbers[id(result)], made
+    assert shape_violation(made) is None
+    graph = Subgraph("main")
+    for new in made:
+        graph.append(Operator(new.code, new.inputs, new.outputs, new.options))
+    graph.inputs = [tensor for tensor in reads(made) if not tensor.is_constant]
+    graph.outputs = [result]
+    model.operator_codes = [new.code for new in made]
+    return computed(graph, model, {tensor.name: numbers[id(tensor)] for tensor in graph.inputs})[0], made
+
+
+E = Example
+EXAMPLES = [
+    E("x 1,2,6,5", "%y: float32[1,4,3,5] = RESHAPE(%x, int32{1, 4, 3, 5})", "1, 4@1, 3, 5", 0),
+    E("x 4,3,5", "%y: float32[1,4,3,5] = RESHAPE(%x, int32{1, 4, 3, 5})", "1, 2@2 2@1, 3, 5", 1),
+    E("x 1,12,5", "%y: float32[1,4,3,5] = RESHAPE(%x, int32{1, 4, 3, 5})", "1, 2@1 2, 3, 5", 1),
+    E("x 2,1,3", "%y: float32[2,3] = SQUEEZE(%x) {squeeze_dims: [1]}", "2@1, 3"),
+    E("x 2,3", "%y: float32[2,1,3] = EXPAND_DIMS(%x, int32(1))", "2@1, 1, 3"),
+    E("x 1,4,3,5", "%y: float32[1,3,4,5] = TRANSPOSE(%x, int32{0, 2, 1, 3})", "1, 3, 4@1, 5", 1),
+    E("x 1,4,1,5", "%y: float32[1,1,4,5] = TRANSPOSE(%x, int32{0, 2, 1, 3})", "1, 1, 4@1, 5", 0),
+    E("x 1,4,3,5", "%y: float32[1,4,5,3] = TRANSPOSE(%x, int32{0, 1, 3, 2})", "1, 4@1, 5, 3", 1),
+    E("x 2,4,3,5", "%y: float32[2,5,4,3] = TRANSPOSE(%x, int32{0, 3, 1, 2})", "2, 5, 2@2 2@1, 3", 2),
+    E("x 2,4,3,5", "%y: float32[5,4,3,2] = TRANSPOSE(%x, int32{3, 1, 2, 0})", "5, 4@1, 3, 2", 1),
+    E("x 2,4,3; m 1,3", "%y: float32[2,4,3] = ADD(%x, %m)", "2, 4@1, 3", 1),
+    E("x 2,4,6; m 2,1,6", "%y: float32[2,4,6] = SUB(%m, %x)", "2, 4@1, 6", 1),
+    E("x 2,8,3; m 2,1,3", "%y: float32[2,8,3] = MUL(%m, %x)", "2, 4@1 2, 3", 1),
+    E("x 2,3,4; m 3,4", "%y: float32[2,3,4] = ADD(%m, %x)", "2@1, 3, 4", 1),
+    E("x 4,3,2; m 1,3,2", "%y: float32[4,3,2] = ADD(%x, %m)", "4@1, 3, 2", 1),
+    E("x 2,4; z 2,4; c bool 2,4", "%y: float32[2,4] = SELECT(%c, %x, %z)", "2, 4@1", 1),
+    E("x 2,4; c bool 1,4", "%y: float32[2,4] = SELECT_V2(%c, %x, float32(0.0))", "2@1, 4", 1),
+    E("a 2,3,5; b 2,4,5", "%y: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "2@1, 3, 4", 1),
+    E("a 2,5,3; b 2,5,4", "%y: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}", "2@1, 3, 4", 1),
+    E("a 6,5; b 2,5,4", "%y: float32[2,6,4] = BATCH_MATMUL(%a, %b)", "2@1, 6, 4", 1),
+    E("a 1,6,5; b 2,4,5", "%y: float32[2,6,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "2, 2@1 3, 4", 1),
+    E("a 2,5,6; b 5,4", "%y: float32[2,6,4] = BATCH_MATMUL(%a, %b) {adj_x: true}", "2, 6, 2@1 2", 1),
+    E("a 3,2,6,5; b 1,2,4,5", "%y: float32[3,2,6,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "3, 2@2, 2@1 3, 4", 1),
+    E("x 2,3,4", "%y: float32[2,3,4] = SOFTMAX(%x) {beta: 1.0}", "2@1, 3, 4", 1),
+    E("x 2,6,4", "%y: float32[2,6,4] = LOG_SOFTMAX(%x)", "2, 3@1 2, 4", 1),
+    E("x 2,12,5", "%y: float32[2,5] = SUM(%x, int32{1})", "2@1, 5", 1),
+    E("x 2,12,5", "%y: float32[2,1,5] = MEAN(%x, int32{-2}) {keep_dims: true}", "2@1, 1, 5", 1),
+    E("x 2,12,5", "%y: float32[1,12,1] = REDUCE_MAX(%x, int32{2, 0}) {keep_dims: true}", "1, 4@1 3, 1", 1),
+    E("x 2,12,5", "%y: float32[12] = REDUCE_MIN(%x, int32{2, 0})", "12@1"),
+    E("x 2,3; z 2,1", "%y: float32[2,4] = CONCATENATION(%x, %z) {axis: -1}", "2@1, 4", 1),
+    E("x 1,3; z 1,3", "%y: float32[2,3] = CONCATENATION(%x, %z) {axis: 0}", "2@1, 3", 0),
+    E("x 6,2; z 6,2", "%y: float32[12,2] = CONCATENATION(%x, %z) {axis: 0}", "2@1 6, 2", 0),
+    E("x 6,2; z 6,2", "%y: float32[12,2] = CONCATENATION(%x, %z) {axis: 0}", "2@2 2@1 3, 2"),
+    E("x 2,3", "%y: float32[2,3] = CONCATENATION(%x) {axis: 1}", "2@1, 3"),
+    E("x 2,3; z 2,3", "%y: float32[2,2,3] = PACK(%x, %z) {values_count: 2, axis: 1}", "2, 2@1, 3", 1),
+    E("x 2,3; z 2,3", "%y: float32[2,2,3] = PACK(%x, %z) {values_count: 2, axis: 1}", "2@1, 2, 3", 1),
+    E("x 2,3; z 2,3", "%y: float32[2,3,2] = PACK(%x, %z) {values_count: 2, axis: -1}", "2, 3@1, 2", 1),
+    E("x 2,3", "%y: float32[1,2,3] = PACK(%x) {values_count: 1}", "1, 2@1, 3", 1),
+    E("x 2,2,4", "%y: float32[2,4], %z: float32[2,4] = UNPACK(%x) {num: 2, axis: 1}", "2@1, 4", 1, output=1),
+    E("x 2,1,4", "%y: float32[2,4] = UNPACK(%x) {num: 1, axis: -2}", "2@1, 4", 1),
+    E("x 2,6", "%y: float32[2,3], %z: float32[2,3] = SPLIT(int32(1), %x) {num_splits: 2}", "2@1, 3", 1, output=1),
+    E("x 2,6", "%y: float32[2,6] = SPLIT(int32(-1), %x) {num_splits: 1}", "2, 2@1 3", 0),
+    E("x 2,6", "%y: float32[2,1], %z: float32[2,5] = SPLIT_V(%x, int32{1, 5}, int32(-1)) {num_splits: 2}",
+      "2@1, 5", 1, output=1),
+    E("x 2,4,6", "%y: float32[2,4,3] = SLICE(%x, int32{0, 0, 2}, int32{2, -1, 3})", "2, 4@1, 3", 1),
+    E("x 2,3,6", "%y: float32[2,1,6] = SLICE(%x, int32{0, 2, 0}, int32{2, 1, 6})", "2@1, 1, 6", 1),
+    E("x 2,4,6", "%y: float32[2,4,2] = STRIDED_SLICE(%x, int32{0, 1, -4}, int32{1, 0, -2}, int32{1, 1, 1})"
+      " {begin_mask: 3, end_mask: 3}", "2, 4@1, 2", 1),
+    E("x 1,1,3", "%y: float32[1,4,3] = TILE(%x, int32{1, 4, 1})", "1, 4@1, 3", 0),
+    E("x 1,1,3", "%y: float32[2,4,3] = TILE(%x, int32{2, 4, 1})", "2, 4@1, 3", 1),
+    E("x 1,2,3", "%y: float32[1,8,3] = TILE(%x, int32{1, 4, 1})", "1, 4@1 2, 3", 0),
+    E("x 1,2,3", "%y: float32[1,8,3] = TILE(%x, int32{1, 4, 1})", "1, 4@2 2@1, 3", 0),
+    E("x 1,2,3", "%y: float32[1,8,3] = TILE(%x, int32{1, 4, 1})", "1, 2@1 4, 3", 1),
+    E("x 2,6", "%y: float32[2,18] = TILE(%x, int32{1, 3})", "2@1, 18", 1),
+    E("x 3,1,5", "%y: float32[3,8,5] = BROADCAST_TO(%x, int32{3, 8, 5})", "3, 4@1 2, 5", 1),
+    E("x 3,1,5", "%y: float32[3,4,5] = BROADCAST_TO(%x, int32{3, 4, 5})", "3, 4@1, 5", 0),
+    E("x 3,1", "%y: float32[2,3,5] = BROADCAST_TO(%x, int32{2, 3, 5})", "2@1, 3, 5", 1),
+    E("x 3,1", "%y: float32[2,3,5] = BROADCAST_TO(%x, int32{2, 3, 5})", "2, 3@1, 5", 1),
+    E("x 2,3", "%y: float32[4,2,3] = BROADCAST_TO(%x, int32{4, 2, 3})", "4@1, 2, 3", 1),
+    E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2 2@1, 5", 0),
+    E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 1, 2, 0, 1, 2}) {axis: -2}", "2, 2@1 3, 5", 0),
+    E("x 2,3,5", "%y: float32[2,3,2,5] = GATHER(%x, int32[3,2]{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2, 2@1, 5"),
+    E("x 1,5", "%y: float32[3,5] = GATHER(%x, int32{0, 0, 0})", "3@1, 5", 0),
+    E("x 2,3,5", "%y: float32[2,4,5] = GATHER(%x, int32{2, 0, 1, 1}) {axis: 1}", "2@1, 4, 5", 1),
+    E("x 2,3,5", "%y: float32[2,3] = GATHER(%x, int32(4)) {axis: 2}", "2, 3@1", 1),
+    E("x 2,3,5", "%y: float32[2,2,2,5] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1}", "2@1, 2, 2, 5", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
+    model = example.model()
+    (operator,) = model.subgraphs[0].operators
+    names = {tensor.name: tensor for tensor in model.subgraphs[0].inputs}
+    model.signatures = [Signature("main", model.subgraphs[0], names, {})]
+    values = random_inputs(model)
+    whole = computed(model.subgraphs[0], model, values)[example.output]
+    factored = example.factored()
+    assert fx.sizes(factored) == whole.shape
+    for keep in (True, False):
+        for head in range(fx.piece_count(factored)):
+            result, made = for_one_head(operator, example, head, values, keep=keep)
+            np.testing.assert_array_equal(result, part(whole, factored, head, keep=keep))
+            assert example.left is None or not keep or len(made) == example.left
+
+
+REFUSED = [
+    (E("x 2,3", "%y: float32[2,3] = SOFTMAX(%x) {beta: 1.0}", "2, 3@1"), "the heads lie on the axis of the softmax"),
+    (E("x 6,2", "%y: float32[4,3] = RESHAPE(%x, int32{4, 3})", "4@1, 3"), "the head axis is cut through the middle"),
+    (E("x 3; z 3", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0}", "3@1 2"), "the parts of a concatenation"),
+    (E("x 2; z 4", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0}", "3@1 2"), "the parts of a concatenation"),
+    (E("x 6", "%y: float32[4] = SLICE(%x, int32{1}, int32{4})", "4@1"), "a slice cuts through the heads"),
+    (E("x 6", "%y: float32[3], %z: float32[3] = SPLIT(int32(0), %x) {num_splits: 2}", "3@1"), "a split cuts through"),
+    (E("x 3", "%y: float32[6] = TILE(%x, int32{2})", "3@1 2"), "a repeat cuts through the heads"),
+    (E("x 3", "%y: float32[3] = GATHER(%x, int32{2, 1, 0})", "3@1"), "a GATHER does not repeat its operand"),
+    (E("x 3", "%y: float32[6] = GATHER(%x, int32{0, 1, 2, 0, 1, 2})", "2 3@1"), "a GATHER does not repeat"),
+    (E("x 3; i int32 3", "%y: float32[3] = GATHER(%x, %i)", "3@1"), "an operand that steers the operator"),
+    (E("x 2,3; i int32 2,3", "%y: float32[2,3] = GATHER(%x, %i) {axis: 1, batch_dims: 1}", "2@1, 3"),
+     "a GATHER with batch axes"),
+    (E("x 2,3; c bool 2", "%y: float32[2,3] = SELECT(%c, %x, %x)", "2@1, 3"), "SELECT's condition must have"),
+    (E("x 2,3", "%y: float32[3] = STRIDED_SLICE(%x, int32{0, 0}, int32{1, 3}, int32{1, 1}) {shrink_axis_mask: 1}",
+       "3@1"), "a slice must keep the rank"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("example", "reason"), REFUSED, ids=str)
+def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
+    (operator,) = example.model().subgraphs[0].operators
+    operands = RULES[operator.name].operands(Labelled(operator, example.factored()))
+    assert isinstance(operands, Refusal)
+    assert str(operands).startswith(reason)
+
+
+@pytest.mark.parametrize("form", ["split", "unpack"])
+@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@given(case=labelled_shapes())
+def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: str) -> None:
+    factored, heads = case
+    whole = np.arange(np.prod(fx.sizes(factored)), dtype=np.float32).reshape(fx.sizes(factored))
+    if not 0 < len(whole.shape) <= 5:
+        return
+    model = Model()
+    assembly, graph = Assembly(model, Constants(model)), Subgraph("main")
+    fed = {f"head_{n}": part(whole, factored, n, keep=form == "split") for n in range(heads)}
+    graph.inputs = [Tensor(name, tuple(values.shape), DType.FLOAT32) for name, values in fed.items()]
+    output = Tensor("whole", tuple(whole.shape), DType.FLOAT32)
+    join_heads(assembly, FORMS[form], list(graph.inputs), output, factored)
+    for made in assembly.finished(output):
+        graph.append(made)
+    assert shape_violation(graph.operators) is None
+    graph.outputs = [output]
+    np.testing.assert_array_equal(computed(graph, model, fed)[0], whole)
+
+
+TWO_HEADS: Factored = ((), (Factor(2, 1), Factor(2)), (Factor(3),))
+FOUR_HEADS: Factored = ((), (Factor(4, 1),), (Factor(3),))
+
+
+@pytest.mark.parametrize(
+    ("form", "factored", "axis", "kept", "dimension"),
+    [
+        ("split", TWO_HEADS, 1, slice(2, 4), 1),
+        ("split", TWO_HEADS, 2, slice(0, 3), 2),
+        ("split", FOUR_HEADS, 1, slice(1, 2), 1),
+        ("unpack", FOUR_HEADS, 1, slice(1, 2), 0),
+        ("unpack", FOUR_HEADS, 2, slice(0, 3), 1),
+    ],
+)
+def test_a_part_of_a_constant_keeps_its_part_of_the_scales(
+    form: str, factored: Factored, axis: int, kept: slice, dimension: int
+) -> None:
+    model = Model()
+    shape = (1, 4, 3)
+    table = new_table(
+        "QuantizationParameters",
+        scale=np.arange(1, 1 + shape[axis], dtype=np.float32),
+        zero_point=np.zeros(shape[axis], np.int64),
+        quantized_dimension=axis,
+    )
+    values = np.arange(12, dtype=np.int8).reshape(shape)
+    tensor = Constants(model).make("k", values, DType.INT8, Quantization(table))
+    assembly = Assembly(model, Constants(model))
+    piece = Cutter(Subgraph(), OperandFactors(), FORMS[form], assembly, heads=4).piece(tensor, factored, 1)
+    np.testing.assert_array_equal(piece.array(), part(values, factored, 1, keep=form == "split"))
+    assert piece.quantization is not None
+    np.testing.assert_array_equal(piece.quantization.scale, table.get("scale")[kept])
+    assert piece.quantization.dimension == dimension
