@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.tail import value_products
 from edge_opt.ir import Operator, Tensor, same_quantization
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 class InlineComposites(Pass):
     """A composite stands for its decomposition, but a runtime may compute it in a way of its own.
 
-    So both are run: the body must give what the composite gives, to 1e-6. Only composites whose body is attention are
-    opened, unless the target (or `--inline-composites`) asks for all.
+    So both are run: the body must give what the composite gives, to 1e-6. Only composites that multiply
+    activations are opened, as attention does, unless the target (or `--inline-composites`) asks for all.
     """
 
     name: ClassVar[str] = "inline_composites"
@@ -34,7 +33,7 @@ class InlineComposites(Pass):
             if operator.name != "STABLEHLO_COMPOSITE":
                 continue
             body = decomposition(context.model, operator)
-            if context.target.inline_composites or is_attention(body):
+            if context.target.inline_composites or multiplies_activations(body):
                 yield Site(operator, partial(_build, context, operator, body))
 
 
@@ -43,10 +42,10 @@ def decomposition(model: Model, composite: Operator) -> Subgraph:
     return model.subgraphs[int(composite.option("decomposition_subgraph_index"))]
 
 
-def is_attention(body: Subgraph) -> bool:
-    """True where a SOFTMAX's probabilities are multiplied with values somewhere in the body."""
+def multiplies_activations(body: Subgraph) -> bool:
+    """True where the body multiplies two matrices that are no weights: attention, or one of its products."""
     return any(
-        operator.name == "SOFTMAX" and not isinstance(value_products(operator), Refusal)
+        operator.name == "BATCH_MATMUL" and not any(t is None or t.is_constant for t in operator.inputs)
         for operator in body.operators
     )
 
