@@ -311,15 +311,36 @@ def test_cleanup_drops_a_buffer_with_its_last_reader_and_the_others_move_up() ->
     assert (idle.name, idle.array().tolist()) == ("idle", [9])
 
 
-def test_cleanup_keeps_what_a_signature_names() -> None:
-    """Even a tensor that the subgraph itself has no use for."""
+def test_cleanup_keeps_what_only_a_signature_still_names() -> None:
     model = load(sample())
     graph = model.subgraphs[0]
-    odd = graph.add_tensor(Tensor("odd", (4,), DType.FLOAT32))
-    model.signatures[1].outputs["odd"] = odd
+    weight = graph.tensors[1]
+    model.signatures[1].outputs["weight"] = weight
     usage = Usage.of(model)
+    (add,) = graph.operators
+    graph.set_input(add, 1, graph.inputs[0])
     remove_unused(model, usage)
-    assert odd in graph.tensors
+    assert weight in graph.tensors
+    del model.signatures[1].outputs["weight"]
+    remove_unused(model, usage)
+    assert weight not in graph.tensors
+
+
+@pytest.mark.parametrize("field", ["metadata", "metadata_buffers"])
+def test_cleanup_keeps_the_bytes_that_only_metadata_still_needs(field: str) -> None:
+    model = load(sample())
+    weight = model.subgraphs[0].tensors[1].buffer
+    assert weight is not None
+    model.metadata[0].buffer = weight if field == "metadata" else model.metadata[0].buffer
+    model.metadata_buffers[0] = weight if field == "metadata_buffers" else model.metadata_buffers[0]
+    usage = Usage.of(model)
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            inside = [index for index, tensor in enumerate(operator.inputs) if tensor is graph.tensors[1]]
+            graph.set_input(operator, inside[0], graph.inputs[0])
+    remove_unused(model, usage)
+    assert weight in model.buffers
+    assert [len(graph.tensors) for graph in model.subgraphs] == [2, 2]
 
 
 def test_cleanup_of_a_model_that_nobody_changed_changes_nothing() -> None:
