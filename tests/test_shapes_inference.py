@@ -249,6 +249,16 @@ def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     assert second.reason.endswith("it follows from tensor 't0'")
 
 
+def test_a_composite_that_is_entered_with_an_unranked_tensor_uses_its_recorded_inputs() -> None:
+    model = ir.load(composite(branch("body", (2, 3), "RELU"), (2, 3), (2, 3)))
+    x, y = model.subgraphs[0].inputs[0], model.subgraphs[0].outputs[0]
+    x.shape = ()
+    assert y.table is not None
+    y.table.set("has_rank", True)
+    assert infer_shapes(model) == []
+    assert derive(model).shapes[y] == (2, 3)
+
+
 def test_case_enters_every_branch() -> None:
     graph = Graph()
     index, x = graph.tensor(T((), "INT32"), is_input=True), graph.tensor(T((2, 6)), is_input=True)

@@ -90,6 +90,23 @@ def test_inner_sizes_that_differ_are_named_with_their_axes() -> None:
         matmul((7, 2), (5, 3), transpose_a=True, transpose_b=True)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "axes"),
+    [
+        ((2, 3), (4, 5), (1, 0)),
+        ((3,), (4, 5), (0, 0)),
+        ((2, 3), (4,), (1, 0)),
+        ((7, 2, 3), (7, 4, 5), (2, 1)),
+    ],
+)
+def test_inner_sizes_that_differ_are_named_with_the_axes_of_their_own_operand(
+    a: Shape, b: Shape, axes: tuple[int, int]
+) -> None:
+    named = rf"3 in operand 0 \(axis {axes[0]}\), 4 in operand 1 \(axis {axes[1]}\)"
+    with pytest.raises(ShapeError, match=named):
+        matmul(a, b)
+
+
 def test_batch_sizes_that_differ_are_named_with_their_axes() -> None:
     with pytest.raises(ShapeError, match=r"2 in operand 0 \(axis 1\), 3 in operand 1 \(axis 0\)"):
         matmul((9, 2, 4, 4), (3, 4, 4))

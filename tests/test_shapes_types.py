@@ -44,6 +44,36 @@ def test_a_result_of_another_type_than_the_kernel_writes_is_found(
     assert found(name, inputs, [T(shape, derived)], options) == []
 
 
+@pytest.mark.parametrize(("name", "inputs", "shape", "options"), [
+    ("TRANSPOSE_CONV", [const([1, 4, 4, 5]), T((5, 3, 3, 4)), T((1, 2, 2, 4))], (1, 4, 4, 5),
+     ("TransposeConvOptions", {"strideH": 2, "strideW": 2})),
+    ("RANGE", [const(0.0, "FLOAT32"), const(2.0, "FLOAT32"), const(1.0, "FLOAT32")], (2,), ("RangeOptions", {})),
+    ("PADV2", [X, const([[0, 0], [0, 0]]), const(0.0, "FLOAT32")], (2, 3), ("PadV2Options", {})),
+    ("FILL", [const([2]), const(0.0, "FLOAT32")], (2,), ("FillOptions", {})),
+    ("SCATTER_ND", [const([[0]]), T((1,)), const([2])], (2,), ("ScatterNdOptions", {})),
+    ("ONE_HOT", [const([0, 1]), const(2), const(1.0, "FLOAT32"), const(0.0, "FLOAT32")], (2, 2),
+     ("OneHotOptions", {"axis": -1})),
+    ("SPARSE_TO_DENSE", [const([0]), const([2]), T((1,)), const(0.0, "FLOAT32")], (2,), ("SparseToDenseOptions", {})),
+])  # fmt: skip
+def test_the_type_comes_from_the_operand_that_holds_the_values(
+    name: str, inputs: list[T | None], shape: tuple[int, ...], options: Options
+) -> None:
+    assert found(name, inputs, [T(shape)], options) == []
+    (wrong,) = found(name, inputs, [T(shape, "INT32")], options)
+    assert (wrong.recorded, wrong.derived) == ("INT32", "FLOAT32")
+
+
+def test_the_types_of_several_results() -> None:
+    shapes = [T((2, 1)), T((2, 1), "INT32")]
+    assert found("TOPK_V2", [X, const(1)], shapes) == []
+    (wrong,) = found("TOPK_V2", [X, const(1)], [T((2, 1), "INT8"), T((2, 1), "INT32")])
+    assert (wrong.tensor, wrong.derived) == ("t2", "FLOAT32")
+    (wrong,) = found(
+        "SPLIT", [const(0), X], [T((1, 3)), T((1, 3), "INT32")], ("SplitOptions", {"numSplits": 2})
+    )
+    assert (wrong.tensor, wrong.derived) == ("t3", "FLOAT32")
+
+
 def test_operands_of_different_types_are_found() -> None:
     inputs: list[T | None] = [T((2, 3)), T((2, 3), "INT32")]
     assert not accepted("ADD", inputs, [T((2, 3))], ("AddOptions", {}))
@@ -71,6 +101,9 @@ FIXED: list[tuple[str, str, float, int]] = [
     ("TANH", "INT16", 1 / 32768, 0),
     ("LOG_SOFTMAX", "INT8", 16 / 256, 127),
     ("L2_NORMALIZATION", "INT8", 1 / 128, 0),
+    ("LOG_SOFTMAX", "UINT8", 16 / 256, 255),
+    ("LOGISTIC", "UINT8", 1 / 256, 0),
+    ("L2_NORMALIZATION", "UINT8", 1 / 128, 128),
 ]
 OPTIONS: dict[str, Any] = {
     "SOFTMAX": ("SoftmaxOptions", {"beta": 1.0}),

@@ -103,18 +103,6 @@ def add_sizes(dims: Iterable[int]) -> int:
     return dynamic[0] if total == 0 and len(dynamic) == 1 else DYNAMIC
 
 
-def merge_dimensions(left: int, right: int) -> int:
-    """The more specific of two dimensions that are known to describe the same axis.
-
-    The caller has checked `may_be_equal`.
-    """
-    if left >= 0:
-        return left
-    if right >= 0 or isinstance(right, Dim):
-        return right if right >= 0 or not isinstance(left, Dim) else left
-    return left
-
-
 def normalize_axis(axis: int, rank: int) -> int | None:
     """The axis counted from the front; None where it lies outside [-rank, rank)."""
     if -rank <= axis < rank:
