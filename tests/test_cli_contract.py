@@ -265,7 +265,7 @@ def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> No
 
 
 def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(inspect, "inspect_model", interrupted)
@@ -277,7 +277,7 @@ def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, 
 def test_a_bug_is_one_sentence_that_says_how_to_see_more(
     wants: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    def broken(_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("seven\nby zero")
 
     monkeypatch.setattr(inspect, "inspect_model", broken)
