@@ -1,0 +1,332 @@
+"""Whatever interrupts a conversion, the output is absent or whole, the input as it was, and the next run cleans up."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cli_runs import DEMO, run_apart, state
+from schema_models import names
+
+from edge_opt.conversion import convert
+from edge_opt.ir import load
+from edge_opt.schema import ModelFormatError, OutputError, UsageError, reader
+from edge_opt.schema.transfer import _STEPS
+
+TESTS = Path(__file__).parent
+
+# Runs `convert`; argument 3 says in which call (function, how many before it) the process kills itself.
+_DYING = """
+import os, signal, sys
+from pathlib import Path
+from edge_opt.cli import main
+source, target, (owner, name, left) = sys.argv[1], sys.argv[2], sys.argv[3].split()
+owner, left = {"os": os, "path": Path}[owner], [int(left)]
+function = getattr(owner, name)
+def dying(*arguments, **options):
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    return function(*arguments, **options)
+setattr(owner, name, dying)
+sys.exit(main(["convert", source, "-o", target, "--verify", "none", "-q", "--force"]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a copy of the demo model."""
+    (tmp_path / "in.tflite").write_bytes(DEMO.read_bytes())
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a conversion that nobody interrupts writes."""
+    path = tmp_path_factory.mktemp("whole") / "out.tflite"
+    convert(DEMO, path, verify="none")
+    return path.read_bytes()
+
+
+def temporaries(folder: Path) -> list[str]:
+    return [name for name in names(folder) if name.endswith(".edge-opt-tmp")]
+
+
+def check_left_behind(folder: Path, whole: bytes, before: bytes | None = None) -> None:
+    """The input is as it was; the output absent (or as before), or whole."""
+    assert (folder / "in.tflite").read_bytes() == DEMO.read_bytes()
+    output = folder / "out.tflite"
+    found = output.read_bytes() if output.exists() else None
+    assert found in (before, whole)
+
+
+@pytest.mark.parametrize(
+    ("step", "existing"),
+    [
+        ("os ftruncate 0", False),
+        ("os pwrite 0", True),
+        ("os copy_file_range 1", False),
+        ("os fsync 0", True),
+        ("path rename 0", False),
+        ("path rename 0", True),
+        ("os fsync 1", True),
+    ],
+)
+def test_killed_at_any_step_of_writing(folder: Path, whole: bytes, step: str, existing: bool) -> None:
+    before = b"an older model" if existing else None
+    if before is not None:
+        (folder / "out.tflite").write_bytes(before)
+    done = subprocess.run(
+        [sys.executable, "-c", _DYING, folder / "in.tflite", folder / "out.tflite", step],
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+    check_left_behind(folder, whole, before)
+    assert len(temporaries(folder)) == (0 if step == "os fsync 1" else 1)
+    convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
+    assert names(folder) == ["in.tflite", "out.tflite"]
+    assert (folder / "out.tflite").read_bytes() == whole
+
+
+def convert_command(folder: Path, *options: str) -> list[str | Path]:
+    output = ["-o", folder / "out.tflite"]
+    return [sys.executable, "-m", "edge_opt", "convert", folder / "in.tflite", *output, "-q", *options]
+
+
+def kill_after(folder: Path, seconds: float) -> bool:
+    """Start a conversion and kill it after that time; whether it was still running."""
+    with subprocess.Popen(convert_command(folder, "--force")) as process:
+        time.sleep(seconds)
+        running = process.poll() is None
+        process.kill()
+    return running
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(3, id="3"), pytest.param(200, id="200", marks=pytest.mark.slow)]
+)
+def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> None:
+    chance = random.Random(kills)
+    started = time.perf_counter()
+    subprocess.run(convert_command(folder), check=True, timeout=120)
+    length = time.perf_counter() - started
+    running = 0
+    for _ in range(kills):
+        running += kill_after(folder, chance.uniform(0, 1.1 * length))
+        check_left_behind(folder, whole, whole)
+        if chance.random() < 0.5:
+            (folder / "out.tflite").unlink(missing_ok=True)
+        assert len(temporaries(folder)) <= 1, "each run removes what the one before left"
+    assert running > kills // 3
+    convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
+    assert names(folder) == ["in.tflite", "out.tflite"]
+
+
+_PROVING = """
+import sys
+sys.path.insert(0, {tests!r})
+import verify_models
+from edge_opt.cli import main
+from edge_opt.verify import regions, runner
+regions.to_bytes = lambda _: verify_models.endless()
+ready = runner.ChildProcess.wait_until_ready
+def announced(process):
+    ready(process)
+    print(process.pid, flush=True)
+runner.ChildProcess.wait_until_ready = announced
+sys.exit(main(["convert", {source!r}, "-o", {target!r}, "-q"]))
+"""
+
+
+def ended(pid: int, seconds: float = 10) -> bool:
+    """Whether the process goes away within that time (a zombie has)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the worker up in /proc")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> None:
+    script = _PROVING.format(
+        tests=str(TESTS), source=str(folder / "in.tflite"), target=str(folder / "out.tflite")
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        worker = int(process.stdout.readline())
+        time.sleep(0.2)
+        process.send_signal(sign)
+        said = process.stderr.read()
+    if sign is signal.SIGINT:
+        assert (process.returncode, said) == (130, "edge-opt: interrupted\n")
+    assert ended(worker)
+    assert names(folder) == ["in.tflite"]
+
+
+# The input
+
+
+def test_an_input_shortened_before_its_tables_are_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
+    read = reader.Reader.model
+
+    def shortened(self: reader.Reader) -> reader.ModelFile:
+        os.truncate(folder / "in.tflite", 100)
+        return read(self)
+
+    monkeypatch.setattr(reader.Reader, "model", shortened)
+    with pytest.raises(ModelFormatError, match="bytes too short: read it again"):
+        convert(folder / "in.tflite", verify="none")
+    assert names(folder) == ["in.tflite"]
+
+
+def test_an_input_shortened_before_a_constant_is_read_is_refused(folder: Path) -> None:
+    model = load(folder / "in.tflite")
+    constants = [tensor for graph in model.subgraphs for tensor in graph.tensors if tensor.is_constant]
+    os.truncate(folder / "in.tflite", 100)
+    with pytest.raises(ModelFormatError, match="bytes too short"):
+        constants[-1].array()
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [("shortened", "too short: read it"), ("changed", "changed while it was in use: read it")],
+)
+def test_an_input_that_changes_while_its_weights_are_copied_is_refused(
+    folder: Path, how: str, sentence: str
+) -> None:
+    path = folder / "in.tflite"
+
+    def spoil(stage: str, done: int, _: int) -> None:
+        if stage == "writing" and done and path.stat().st_size == DEMO.stat().st_size:
+            os.truncate(path, 100_000) if how == "shortened" else path.open("ab").write(b"more")
+
+    with pytest.raises(ModelFormatError, match=sentence):
+        convert(path, folder / "out.tflite", verify="none", progress=spoil)
+    assert names(folder) == ["in.tflite"]
+
+
+def test_a_pipe_as_input_is_refused_at_once(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.tflite")
+    before = names(folder)
+    assert "is a pipe, not a file" in run_apart("convert", folder / "pipe.tflite").failed_in_one_sentence(3)
+    assert names(folder) == before
+
+
+# The output
+
+
+@contextmanager
+def other_filesystem(folder: Path) -> Iterator[Path]:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == folder.stat().st_dev:
+        pytest.skip("needs /dev/shm as a file system of its own")
+    other = memory / f"edge-opt-test-{os.getpid()}"
+    other.mkdir()
+    try:
+        yield other
+    finally:
+        for path in other.iterdir():
+            path.unlink()
+        other.rmdir()
+
+
+def test_an_output_on_another_file_system_is_the_same(folder: Path, whole: bytes) -> None:
+    with other_filesystem(folder) as other:
+        convert(folder / "in.tflite", other / "out.tflite", verify="none")
+        assert (other / "out.tflite").read_bytes() == whole
+        assert names(other) == ["out.tflite"]
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3])
+def test_every_way_to_copy_gives_the_same_bytes(
+    folder: Path, whole: bytes, ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel cannot share or copy between two files, the next way is taken quietly."""
+    monkeypatch.setattr("edge_opt.schema.transfer._STEPS", _STEPS[-ways:])
+    convert(folder / "in.tflite", folder / "out.tflite", verify="none")
+    assert (folder / "out.tflite").read_bytes() == whole
+
+
+def test_a_file_system_that_takes_nothing_is_an_output_error(folder: Path) -> None:
+    """Where nobody may write, not even a superuser."""
+    before = state(folder)
+    with pytest.raises(OutputError, match=r"/proc/out\.tflite cannot be written"):
+        convert(folder / "in.tflite", "/proc/out.tflite", verify="none")
+    assert state(folder) == before
+
+
+def test_a_symlink_as_output_is_followed_and_one_to_the_input_refused(folder: Path, whole: bytes) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "out.tflite").symlink_to(folder / "elsewhere" / "real.tflite")
+    convert(folder / "in.tflite", folder / "out.tflite", verify="none")
+    assert (folder / "out.tflite").is_symlink()
+    assert (folder / "elsewhere" / "real.tflite").read_bytes() == whole
+    (folder / "input").symlink_to("in.tflite")
+    with pytest.raises(UsageError, match="is the input itself"):
+        convert(folder / "in.tflite", folder / "input", verify="none", overwrite=True)
+    check_left_behind(folder, whole)
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"]
+)
+def test_a_pipe_or_device_as_output_is_refused_at_once(folder: Path, make: Callable[[Path], None]) -> None:
+    make(folder / "out.tflite")
+    with pytest.raises(OutputError, match="it is a folder, pipe or device"):
+        convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
+
+
+def test_two_runs_to_one_output_leave_one_whole_file(folder: Path, whole: bytes) -> None:
+    command = convert_command(folder, "--verify", "none")
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [(process.communicate(timeout=60)[1], process.returncode) for process in running]
+    assert min(code for _, code in ended) == 0
+    for said, code in ended:
+        assert code in (0, 2)
+        assert code == 0 or "out.tflite exists" in said or "made by somebody else meanwhile" in said
+    assert names(folder) == ["in.tflite", "out.tflite"]
+    assert (folder / "out.tflite").read_bytes() == whole
+
+
+def test_two_runs_that_may_replace_the_output_leave_one_whole_file(folder: Path, whole: bytes) -> None:
+    """In one process: the second begins to write while the first one's file is there, locked."""
+    waiting, errors = threading.Barrier(2, timeout=60), []
+
+    def meet(stage: str, done: int, total: int) -> None:
+        if stage == "writing" and done == total:
+            waiting.wait()
+
+    def run() -> None:
+        try:
+            convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True, progress=meet)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert names(folder) == ["in.tflite", "out.tflite"]
+    assert (folder / "out.tflite").read_bytes() == whole
