@@ -118,7 +118,8 @@ class SiteReport:
 class Site:
     """A place that matched; `build` makes the rewrite aside, or says why it cannot.
 
-    `demand`: other than the pass's. `note`: what to tell of it once it is converted.
+    `demand`: other than the pass's. `note`: what to tell of it once it is converted. `unproved`: why no runtime can
+    prove it; it is converted without a proof, and that is told.
     """
 
     operator: Operator
@@ -127,6 +128,7 @@ class Site:
     kv_heads: int | None = None
     demand: Demand | None = None
     note: str = ""
+    unproved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
     if violation is not None:
         report.status, report.reason = Status.ROLLED_BACK, violation
         return
-    if context.prover is not None:
+    if context.prover is not None and not site.unproved:
         report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
         if not report.proof.holds:
             report.status, report.reason = Status.ROLLED_BACK, report.proof.reason
@@ -252,4 +254,5 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
         context.frame.allow(rewrite)
     context.sharing.extend(commit(rewrite))
     context.added.extend(rewrite.added())
-    report.status, report.note = Status.CONVERTED, site.note
+    report.status = Status.CONVERTED
+    report.note = "; ".join(text for text in (site.unproved, site.note) if text)

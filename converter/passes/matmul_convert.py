@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _INTEGERS = frozenset({DType.INT8, DType.INT16})
+_UNPROVED = (
+    "not proved: no runtime here computes a product of another type than its operands', but the target does"
+)
 
 
 class MatMulConvert(Pass):
     """Rounding once instead of twice: `q2(q1(A B)) ~ q2(A B)`, at most one step of the larger of the two scales apart.
 
     Legal where the output type equals both operand types (int16 with zero point 0): the interpreter accepts int16
-    operands with int8 output and the reverse, and computes garbage.
+    operands with int8 output and the reverse, and computes garbage. A target may say that it takes other types.
     """
 
     name: ClassVar[str] = "matmul_convert"
@@ -47,7 +50,8 @@ class MatMulConvert(Pass):
             assert after is not None
             note = _note(operator, saturation(operator))
             build = partial(_build, context, product, operator)
-            yield Site(operator, build, demand=_demand(before, after), note=note)
+            unproved = _UNPROVED if _changes_type(product, operator) else ""
+            yield Site(operator, build, demand=_demand(before, after), note=note, unproved=unproved)
 
 
 def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal | None:
@@ -55,8 +59,9 @@ def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal 
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
         return Refusal("the product is read elsewhere too, in its own quantization", product, between)
     operands = [product.input(0), product.input(1)]
-    types = {tensor.dtype for tensor in operands}
-    if types != {result.dtype} or result.dtype not in _INTEGERS:
+    types = {tensor.dtype for tensor in (*operands, result)}
+    changes = _changes_type(product, convert) and not context.target.converting_matmul
+    if changes or not types <= _INTEGERS:
         found = ", ".join(tensor.dtype.name.lower() for tensor in operands)
         return Refusal(
             "the product must write its operands' type", convert, result, found, result.dtype.name.lower()
@@ -74,6 +79,10 @@ def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal 
         if tensor.dtype is DType.INT16 and zero_point:
             return Refusal("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
     return None
+
+
+def _changes_type(product: Operator, convert: Operator) -> bool:
+    return {product.input(0).dtype, product.input(1).dtype} != {convert.outputs[0].dtype}
 
 
 def _demand(before: Quantization, after: Quantization) -> Demand:

@@ -30,6 +30,7 @@ class Target:
         largest_mask_bytes: of one head's mask operand, else its rows are cut too.
         mask_constant: lowest value of an additive mask; lower ones, and -inf, are raised to it.
         inline_composites: open every composite, not only attention.
+        converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
         refused_operators, largest_rank.
@@ -47,6 +48,7 @@ class Target:
     largest_mask_bytes: int | None = None
     mask_constant: float = -65472.0
     inline_composites: bool = False
+    converting_matmul: bool = False
     refused_operators: tuple[str, ...] = ()
     largest_rank: int | None = None
     int64: bool | None = None
@@ -105,7 +107,9 @@ def load_target(name: str) -> Target:
 _TEXTS = frozenset({"name", "summary", "form"})
 _LISTS = frozenset({"split_signatures", "refused_operators"})
 _COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank"})
-_FLAGS = frozenset({"inline_composites", "int64", "dynamic_shapes", "composites", "signatures"})
+_FLAGS = frozenset(
+    {"inline_composites", "converting_matmul", "int64", "dynamic_shapes", "composites", "signatures"}
+)
 _TABLES = frozenset({"compiler_flags", "sources", "versions"})
 
 
