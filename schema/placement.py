@@ -5,7 +5,7 @@ It must not read or write a byte of the weights.
     [tables][length, weights inside the flatbuffer]...[weights after it]...
 
 Within each part, weights of the same old file keep their order, and neighbours keep their distance, so that
-they go over in one copy; new weights follow. The bytes of every weight are 16-byte aligned.
+they go over in one copy; new weights follow. The bytes of every weight are 16-byte aligned, or as they were.
 """
 
 from collections.abc import Iterable
@@ -155,6 +155,9 @@ def _prefix(at: int, data: Data) -> Piece:
 
 
 def _aligned(end: int, run: _Run) -> int:
-    if run.source is None or run.stop - run.start < _PAGED_SIZE or run.start % ALIGNMENT:
+    """The first place from `end` on that is aligned at least as the stretch was, up to a page."""
+    if run.source is None or run.start % ALIGNMENT:
         return end + -end % ALIGNMENT
-    return end + (run.start - end) % _PAGE
+    if run.stop - run.start >= _PAGED_SIZE:
+        return end + (run.start - end) % _PAGE
+    return end + -end % min(run.start & -run.start, _PAGE)
