@@ -10,6 +10,7 @@ from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.tile_rows import TileRows
 from edge_opt.targets import Target
 from edge_opt.verify.native import run
 
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def convert(model: Model, form: str) -> list[SiteReport]:
-    """Split every block of the model by head."""
+def convert(model: Model, form: str, *, rows_per_tile: int | None = None) -> list[SiteReport]:
+    """Split every block of the model by head, and the heads by rows where asked to; the reports of the last pass."""
     usage = Usage.of(model)
     reports: list[SiteReport] = []
+    target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
     for key, graph in model.entry_points():
-        context = Context(model, graph, key, Target(form, form, form=form), Constants(model))
-        reports += run_pass(MhaToSha(), context)
+        context = Context(model, graph, key, target, Constants(model))
+        split = run_pass(MhaToSha(), context)
+        reports += split if rows_per_tile is None else run_pass(TileRows(), context)
     remove_unused(model, usage)
     return reports
 

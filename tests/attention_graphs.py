@@ -166,8 +166,7 @@ class _Build:
         for segment in keys:
             right, right_turned = self.flipped(segment, "key", turned=self.case.key_layout != "KHT")
             if self.case.keys_first:
-                turned = (not right_turned, not left_turned)
-                product = self.g.swap(self.product(right, left, turned))
+                product = self.g.swap(self.product(right, left, (not right_turned, not left_turned)))
             else:
                 product = self.product(left, right, (left_turned, right_turned))
             products.append(product)

@@ -35,4 +35,4 @@ def labelled_shapes(draw: st.DrawFn) -> tuple[Factored, int]:
         if draw(st.booleans()):
             axes.append([])
         axes[-1].append(factor)
-    return tuple(tuple(fx.merge_plain(axis)) for axis in axes), heads
+    return tuple(tuple(fx.merge_neighbours(axis)) for axis in axes), heads

@@ -20,7 +20,7 @@ EXAMPLES = int(os.environ.get("EDGE_OPT_ATTENTION_GRAPHS", "0"))
 """How many graphs to try, drawn anew each time; 0 tries a fixed moderate number of fixed ones."""
 
 graphs = settings(
-    max_examples=EXAMPLES or 120,
+    max_examples=EXAMPLES or 100,
     derandomize=not EXAMPLES,
     deadline=None,
     database=None,
@@ -84,3 +84,16 @@ def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
     form: str, case: Case, reference: bool
 ) -> None:
     check(case, form, reference=reference)
+
+
+@pytest.mark.parametrize("form", ["split", "unpack"])
+@settings(graphs, max_examples=EXAMPLES or 25)
+@given(cases(length=4), st.sampled_from((1, 2)))
+def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: int) -> None:
+    attention = build(case)
+    before = to_bytes(attention.model)
+    model = load(before)
+    reports = convert(model, form, rows_per_tile=rows)
+    assert [report.status for report in reports] == [Status.CONVERTED] * (case.heads * case.blocks), reports
+    inputs = random_inputs(model)
+    assert_same_bits(before, to_bytes(model), inputs, "xnnpack")

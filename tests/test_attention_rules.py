@@ -100,7 +100,7 @@ def for_one_head(
     pieces: dict[int, Tensor] = {}
     # A rule may read the whole of an operand that all heads share.
     fed = {id(operator.input(index)): operator.input(index) for index in operands}
-    numbers = {key: values.get(tensor.name) for key, tensor in fed.items()}
+    numbers = {key: values[tensor.name] for key, tensor in fed.items() if not tensor.is_constant}
     for index, own in operands.items():
         whole = pieces[index] = operator.input(index)
         if not whole.is_constant:

@@ -96,14 +96,17 @@ def piece_shape_on(factored: Factored, axes: Iterable[int]) -> Shape:
     return tuple(_size(f for f in factored[i] if not f.stride) for i in axes)
 
 
-def merge_plain(factors: Iterable[Factor]) -> list[Factor]:
-    """Neighbouring plain factors as one; factors of size 1 say nothing and go."""
+def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:
+    """Neighbours that are one factor cut in two, as one: plain ones, and digits of the head that follow each other.
+
+    Factors of size 1 say nothing and go.
+    """
     merged: list[Factor] = []
     for factor in factors:
         if factor.size == 1:
             continue
-        if merged and not merged[-1].stride and not factor.stride:
-            merged[-1] = Factor(merged[-1].size * factor.size)
+        if merged and merged[-1].stride == factor.size * factor.stride:
+            merged[-1] = Factor(merged[-1].size * factor.size, factor.stride)
         else:
             merged.append(factor)
     return merged
@@ -120,7 +123,7 @@ def regroup(factored: Factored, shape: Shape) -> Factored | Mismatch:
 
     Both sides are cut into their coarsest common factors; labels stay on their factors.
     """
-    pending = merge_plain(factor for axis in factored for factor in axis)
+    pending = merge_neighbours(factor for axis in factored for factor in axis)
     pending.reverse()
     axes: list[Axis] = []
     for size in shape:
@@ -140,7 +143,7 @@ def regroup(factored: Factored, shape: Shape) -> Factored | Mismatch:
                 rest = 1
             else:
                 return Mismatch(size, factor.size)
-        axes.append(tuple(merge_plain(taken)))
+        axes.append(tuple(merge_neighbours(taken)))
     return Mismatch(1, pending[-1].size) if pending else tuple(axes)
 
 

@@ -12,11 +12,12 @@ class Form:
 
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis, `[B,T,N,H]` -> N x
     `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead there; "far" cuts
-    first and rearranges each head. `sink` moves multiplications by a scalar below the cut, into each head.
+    first and rearranges each head; "above" cuts as far up as every head can be computed on its own, above RoPE.
+    `sink` moves multiplications by a scalar below the cut, into each head.
     """
 
     cut: Literal["split", "unpack"] = "split"
-    position: Literal["near", "far"] = "near"
+    position: Literal["near", "far", "above"] = "near"
     sink: bool = True
 
     @property
@@ -27,7 +28,8 @@ class Form:
 
 SPLIT = Form()
 UNPACK = Form(cut="unpack", position="far")
-FORMS = {"split": SPLIT, "unpack": UNPACK}
+ABOVE = Form(position="above")
+FORMS = {"split": SPLIT, "unpack": UNPACK, "split-above-rope": ABOVE}
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
 `[.., N, H]` are unpacked and packed. This is what the reference graphs do."""

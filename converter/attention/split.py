@@ -115,7 +115,18 @@ class _Splitter:
         operator = tensor.producer
         if operator in self._block.core:
             return True
-        return depth < DEEPEST and self._pass_cost(tensor, factored, depth) < self._cut_cost(tensor, factored)
+        if depth >= DEEPEST:
+            return False
+        cost = self._pass_cost(tensor, factored, depth)
+        if self._form.position == "above" and cost < _NEVER and self._is_ours(tensor, factored):
+            return True
+        return cost < self._cut_cost(tensor, factored)
+
+    def _is_ours(self, tensor: Tensor, factored: Factored) -> bool:
+        """True where heads differ in the tensor and only operators that are being replaced read it."""
+        readers = {*self._block.core, *self._old}
+        theirs = self._subgraph.is_output(tensor) or any(reader not in readers for reader in tensor.consumers)
+        return fx.piece_count(factored) > 1 and not theirs
 
     def _cut(self, tensor: Tensor, factored: Factored) -> Cut:
         key = (id(tensor), factored)
