@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import generation_models as models
 import numpy as np
 import pytest
+from bundles import bundle, model_part
 from cli_runs import DEMO, run, state
 from generation_models import ROWS, export
 
@@ -151,6 +152,32 @@ def test_models_in_memory_generate_too(folder: Path, worker: Worker) -> None:
     assert generated(a, b, worker).equal
     helpers = {name: (folder / f"{name}.tflite").read_bytes() for name in ("embedder", "auxiliary")}
     assert generated((folder / "model.tflite").read_bytes(), folder / "model.tflite", worker, **helpers).equal
+
+
+def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path, worker: Worker) -> None:
+    sections = {"prefill_decode": "model", "embedder": "embedder", "aux": "auxiliary"}
+
+    def made(name: str, **other: str) -> Path:
+        files = {**sections, **other}
+        parts = [
+            model_part(kind, (folder / f"{file}.tflite").read_bytes()) for kind, file in files.items() if file
+        ]
+        path = tmp_path / f"{name}.litertlm"
+        path.write_bytes(bundle(parts))
+        return path
+
+    whole = made("whole")
+    report = compare(whole, folder / "model.tflite", generate=8, worker=worker)
+    assert report.bitwise
+    assert report.a == str(whole)
+    assert report.generation is not None
+    assert report.generation.equal
+    assert not generated(whole, made("other", prefill_decode="other"), worker).equal
+    bare = made("bare", embedder="", aux="")
+    with pytest.raises(UsageError, match="comes from the embedder model"):
+        generated(bare, bare, worker)
+    with pytest.raises(UsageError, match="has no prefill/decode model"):
+        generated(made("empty", prefill_decode=""), whole, worker)
 
 
 def test_a_model_that_the_runtime_refuses_is_named(folder: Path, tmp_path: Path, worker: Worker) -> None:

@@ -18,10 +18,11 @@ from edge_opt.verify.bisect import Probe, first_difference
 from edge_opt.verify.comparison import (
     ComparisonReport,
     FirstDifference,
+    GenerationComparison,
     OutputComparison,
     SignatureComparison,
 )
-from edge_opt.verify.generate import compare_generation, find_models, with_helpers
+from edge_opt.verify.generate import Models, compare_generation, find_models, with_helpers
 from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.runner import Worker
@@ -85,9 +86,6 @@ def compare(
         RuntimeFailed: the runtime refused, crashed on or did not finish a model; names model and signature.
     """
     _check(backend, runs, atol, rtol)
-    sets: list[tuple[Kind, int]] = [("realistic", run) for run in range(runs)]
-    if hostile:
-        sets += [(kind, runs + place) for place, kind in enumerate(HOSTILE)]
     with ExitStack() as stack:
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         running.start()
@@ -95,19 +93,19 @@ def compare(
         first = stack.enter_context(Source(models[0].main, "a"))
         second = stack.enter_context(Source(models[1].main, "b"))
         first.name, second.name = _name(a, first), _name(b, second)
-        job = _Job(running, first, second, sets, seed, atol, rtol, progress)
-        generation = None
-        if generate is not None:
-            # First: what is missing for it is found before the long work.
-            job.tell("generating")
-            generation = compare_generation(
-                running, *with_helpers(*models), count=generate, seed=seed, kernels=_kernels(backend)[0]
-            )
+        job = _Job(running, first, second, _input_sets(runs, hostile=hostile), seed, atol, rtol, progress)
+        # First: what is missing for it is found before the long work.
+        generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
         found = job.signatures(signatures, _kernels(backend))
         place = job.first_difference(found) if locate else None
     return ComparisonReport(
         first.name, second.name, backend, seed, runs, hostile, atol, rtol, tuple(found), place, generation
     )
+
+
+def _input_sets(runs: int, *, hostile: bool) -> list[tuple[Kind, int]]:
+    sets: list[tuple[Kind, int]] = [("realistic", run) for run in range(runs)]
+    return sets + [(kind, runs + place) for place, kind in enumerate(HOSTILE)] if hostile else sets
 
 
 def _name(given: ModelLike, source: Source) -> str:
@@ -167,6 +165,12 @@ class _Job:
     described: tuple[dict[str, SignatureInfo], dict[str, SignatureInfo]] = field(default=({}, {}), init=False)
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
+
+    def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
+        """Both models drive the loop of prefill and decode."""
+        self.tell("generating")
+        a, b = with_helpers(*models)
+        return compare_generation(self.worker, a, b, count=count, seed=self.seed, kernels=kernels)
 
     def signatures(
         self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
