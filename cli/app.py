@@ -344,11 +344,11 @@ def passes() -> Action:
 
 
 @app.command()
-def targets() -> Action:
-    """List the bundled targets."""
+def targets(*, as_json: Json = False) -> Action:
+    """List the bundled targets; with --json every fact of each, its source, and the compiler flags that go with it."""
     from edge_opt.cli.listing import targets as run
 
-    return run
+    return partial(run, as_json=as_json)
 
 
 @app.command()

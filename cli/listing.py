@@ -13,9 +13,12 @@ def passes() -> int:
     return 0
 
 
-def targets() -> int:
-    """One line for each bundled target."""
+def targets(*, as_json: bool) -> int:
+    """One line for each bundled target, or every fact of each."""
     known = [load_target(name) for name in target_names()]
+    if as_json:
+        output.say_json({"targets": [target.to_dict() for target in known]})
+        return 0
     rows = [("target", "form", "what it is")]
     rows += [(target.name, target.form, target.summary) for target in known]
     output.say(output.table(rows, left=3))

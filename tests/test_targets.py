@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from edge_opt.conversion import convert
+from edge_opt.ir import load
 from edge_opt.ir.text import parse
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, lint, load_target, target_names
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
-PLAIN = {"name", "summary", "form", "sources", "versions"}
+PLAIN = {"name", "summary", "sources", "versions"}
 
 
 def attention(heads: int = 2, rows: int = 8, keys: int = 16, mask: str = "%mask") -> str:
@@ -41,6 +42,12 @@ def test_every_fact_of_a_bundled_target_has_a_source(name: str) -> None:
     blank = Target("", "")
     stated = {f.name for f in fields(Target) if getattr(target, f.name) != getattr(blank, f.name)} - PLAIN
     assert stated == set(target.sources)
+
+
+def test_flags_for_quantized_models_are_not_given_to_float_ones() -> None:
+    target = load_target("qualcomm-htp")
+    assert target.flags(load(TESTDATA / "demo_gemma3.tflite")) == []
+    assert target.flags(load(TESTDATA / "demo_gemma3_a16w8.tflite")) == ["--qualcomm_optimization_level=O2"]
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:

@@ -50,12 +50,10 @@ def profile(
         raise UsageError(
             f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
         )
-    chosen = (
-        [f"--{key}={value}" for key, value in facts.compiler_flags.items()] if flags is None else list(flags)
-    )
     started = time.perf_counter()
     file = Path(path)
     model = load(file)
+    chosen = facts.flags(model) if flags is None else list(flags)
     figures: Sequence[Figures]
     if facts.name == "ethos-u85":
         figures, versions = ethos.compile_model(file, model, chip=chip, flags=chosen)

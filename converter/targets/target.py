@@ -16,7 +16,7 @@ from edge_opt.schema.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from edge_opt.ir import Operator
+    from edge_opt.ir import Model, Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Target:
         int64, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
 
-    And: compiler_flags that go with it, sources (of each fact), versions it was measured with.
+    And: compiler_flags that go with it (quantized_compiler_flags for quantized models only), sources (of each fact),
+    versions it was measured with.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Target:
     composites: bool | None = None
     signatures: bool | None = None
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
+    quantized_compiler_flags: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -63,6 +65,22 @@ class Target:
         """True where the target gains from splitting this entry point."""
         name = signature.rsplit("/", 1)[-1]
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
+
+    def flags(self, model: Model) -> list[str]:
+        """What to tell the compiler for this model, as `--name=value`."""
+        quantized = any(
+            tensor.is_quantized
+            for _, graph in model.entry_points()
+            for operator in graph.operators
+            for tensor in operator.outputs
+        )
+        chosen = {**self.compiler_flags, **(self.quantized_compiler_flags if quantized else {})}
+        return [f"--{name}={value}" for name, value in chosen.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every fact that is known, as JSON values."""
+        known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value for name, value in known.items() if value is not None}
 
     def violation(self, operators: Iterable[Operator]) -> str | None:
         """Why the target cannot take these operators; None where it can."""
@@ -110,7 +128,7 @@ _COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank"})
 _FLAGS = frozenset(
     {"inline_composites", "converting_matmul", "int64", "dynamic_shapes", "composites", "signatures"}
 )
-_TABLES = frozenset({"compiler_flags", "sources", "versions"})
+_TABLES = frozenset({"compiler_flags", "quantized_compiler_flags", "sources", "versions"})
 
 
 def _parse(text: str, source: str) -> Target:
