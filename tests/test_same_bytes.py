@@ -92,7 +92,9 @@ def test_what_nobody_changed_stays_as_it_was(tmp_path: Path, content: bytes | Pa
     assert same(old.root, new.root)
     before, after = stored(old), stored(new)
     assert [data.external for data in before] == [data.external for data in after]
-    assert new.size == max(new.flatbuffer_size, after[-1].offset + after[-1].length), "and nothing behind them"
+    assert new.size == max(new.flatbuffer_size, after[-1].offset + after[-1].length), (
+        "and nothing behind them"
+    )
     for one, other in zip(before, after, strict=True):
         assert np.array_equal(one.view(), other.view()), "in the same order"
         assert alignment(other.offset) >= alignment(one.offset)
