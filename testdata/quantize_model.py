@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import subprocess
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,21 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class NpuRecipe:
-    """A choice in litert-torch's recipe for NPUs: activation bits, norms in float, bits inside attention."""
+    """A choice in litert-torch's recipe for NPUs: activation bits, norms in float, bits of the products."""
 
     wide: bool
     float_norms: bool = True
-    attention_bits: int = 0
+    product_bits: int = 0
 
 
-# `-int` quantizes the norms too; `-attnN` gives attention other bits, which puts QUANTIZEs into it.
+# `-int` quantizes the norms too; `-bmmN` gives BATCH_MATMUL other bits, which puts a QUANTIZE on either side of it.
 NPU_RECIPES = {
     "a16w8": NpuRecipe(wide=True),
     "a8w8": NpuRecipe(wide=False),
     "a16w8-int": NpuRecipe(wide=True, float_norms=False),
     "a8w8-int": NpuRecipe(wide=False, float_norms=False),
-    "a16w8-attn8": NpuRecipe(wide=True, attention_bits=8),
-    "a8w8-attn16": NpuRecipe(wide=False, attention_bits=16),
+    "a16w8-bmm8": NpuRecipe(wide=True, product_bits=8),
+    "a8w8-bmm16": NpuRecipe(wide=False, product_bits=16),
 }
 # names in ai_edge_quantizer.recipe
 LIBRARY_RECIPES = {
@@ -120,11 +120,31 @@ def quantize(model: Path, out: Path, recipe: str, samples: int = 1) -> None:
             quantizer,
             allow_float_operations=npu.float_norms,
             a16w8=npu.wide,
-            attn_bits=npu.attention_bits,
         )
+        if npu.product_bits:
+            quantizer.add_static_config(
+                regex=".*",
+                operation_name=lib("ai_edge_quantizer.qtyping").TFLOperationName.BATCH_MATMUL,
+                activation_num_bits=npu.product_bits,
+                weight_num_bits=8,
+            )
         statistics = quantizer.calibrate(calibration_data(model, samples))
         calibration.align_kv_cache_params(statistics, str(model), *CACHES)
     quantizer.quantize(statistics).export_model(str(out), overwrite=True)
+
+
+def quantize_in_child(model: Path, out: Path, recipe: str, samples: int) -> bool:
+    """Quantize in a process of its own, for calibration runs the model and may crash; True if it was written."""
+    command = [sys.executable, str(Path(__file__).resolve()), recipe, str(model), "--out", str(out.parent)]
+    result = subprocess.run(
+        [*command, "--samples", str(samples)], capture_output=True, text=True, errors="replace", check=False
+    )
+    if result.returncode == 0:
+        print(f"{model.name}: {out.name}, {out.stat().st_size:,} bytes", flush=True)
+        return True
+    reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
+    print(f"{model.name}: FAILED with exit code {result.returncode}: {reason}", flush=True)
+    return False
 
 
 def main() -> int:
@@ -137,18 +157,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the results; default: beside each model")
     parser.add_argument("--samples", type=int, default=1)
     arguments = parser.parse_args()
-    failed = 0
-    for model in arguments.models:
-        out = (arguments.out or model.parent) / f"{model.stem}.{arguments.recipe}.tflite"
-        try:
-            quantize(model, out, arguments.recipe, arguments.samples)
-        except Exception:  # one model that the quantizer cannot take must not hide the others
-            traceback.print_exc()
-            print(f"{model.name}: FAILED", flush=True)
-            failed += 1
-        else:
-            print(f"{model.name}: {out.name}, {out.stat().st_size:,} bytes", flush=True)
-    return 1 if failed else 0
+    jobs = [
+        (model, (arguments.out or model.parent) / f"{model.stem}.{arguments.recipe}.tflite")
+        for model in arguments.models
+    ]
+    if len(jobs) == 1:
+        quantize(*jobs[0], arguments.recipe, arguments.samples)
+        return 0
+    made = [quantize_in_child(model, out, arguments.recipe, arguments.samples) for model, out in jobs]
+    return 0 if all(made) else 1
 
 
 if __name__ == "__main__":
