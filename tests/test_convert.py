@@ -179,6 +179,25 @@ def test_no_operator_code_is_merely_listed(done: tuple[Path, ConversionResult]) 
     assert len(set(keys)) == len(keys)
 
 
+def test_nothing_is_left_that_only_the_old_blocks_needed(done: tuple[Path, ConversionResult]) -> None:
+    path, result = done
+    before, after = unpack(path.read_bytes()), unpack(output_of(result).read_bytes())
+    for old, new in zip(before.subgraphs, after.subgraphs, strict=True):
+        assert idle(new) <= idle(old)
+    used = {t.buffer for graph in after.subgraphs for t in graph.tensors} | {e.buffer for e in after.metadata}
+    idle_before = len(before.buffers) - len({t.buffer for graph in before.subgraphs for t in graph.tensors})
+    assert len(after.buffers) - len(used) <= idle_before
+
+
+def idle(graph: Any) -> set[str]:
+    """Tensors that nobody reads or defines."""
+    used = {int(i) for op in graph.operators for i in (*op.inputs, *op.outputs)} | {
+        *graph.inputs,
+        *graph.outputs,
+    }
+    return {tensor.name for index, tensor in enumerate(graph.tensors) if index not in used}
+
+
 def test_new_operators_have_the_versions_that_their_types_need(done: tuple[Path, ConversionResult]) -> None:
     path, result = done
     model = load(output_of(result))

@@ -211,6 +211,53 @@ def test_the_passes_are_named_as_their_table_says() -> None:
     assert all(chosen.summary and not chosen.summary.endswith(".") for chosen in PASSES.values())
 
 
+SHARED = """\
+subgraph main (%x: float32[4]) {
+  %a: float32[4] = ABS(%x)
+  %b: float32[4] = NEG(%a)
+  %c: float32[4] = ADD(%a, %x)
+  return %b, %c
+}
+"""
+
+
+class Dropping(Pass):
+    """Test pass: NEG keeps the ABS that ADD still reads; ADD, if asked for, then reads it no more."""
+
+    name = "dropping"
+    summary = "for tests"
+
+    def __init__(self, *wanted: str) -> None:
+        self._wanted = wanted
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        for last in context.subgraph.operators:
+            if last.name in self._wanted:
+                yield Site(last, lambda last=last: self._build(context, last))  # type: ignore[misc]
+
+    @staticmethod
+    def _build(context: Context, last: Operator) -> Rewrite:
+        (x,) = context.subgraph.inputs
+        made = op(context.model, "EXP", [x], last.output)
+        first = last.input(0).producer
+        assert first is not None
+        if last.name == "NEG":
+            return Rewrite(context.subgraph, (first, last), (first, made), last)
+        return Rewrite(context.subgraph, (last,), (made,), last)
+
+
+def test_what_stayed_for_another_site_goes_when_that_one_is_done() -> None:
+    model, reports = convert_text(SHARED, Dropping("NEG", "ADD"))
+    assert statuses(reports) == ["converted", "converted"]
+    assert [each.name for each in model.subgraphs[0].operators] == ["EXP", "EXP"]
+
+
+def test_what_stayed_for_another_site_stays_while_that_one_needs_it() -> None:
+    model, reports = convert_text(SHARED, Dropping("NEG"))
+    assert statuses(reports) == ["converted"]
+    assert [each.name for each in model.subgraphs[0].operators] == ["ABS", "EXP", "ADD"]
+
+
 # The frame rule
 
 
