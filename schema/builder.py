@@ -184,7 +184,7 @@ class _TableBuilder:
 
     def _vector(self, field: FieldSpec, value: Any) -> int:
         if field.kind == "scalars":
-            return int(self._builder.CreateNumpyVector(_numbers(field, value)))
+            return self._scalars(_numbers(field, value))
         write = self._child if field.kind == "tables" else self._string
         targets = [write(field, item) for item in value]
         builder = self._builder
@@ -194,6 +194,14 @@ class _TableBuilder:
         offsets = [first - 4 * index - target for index, target in enumerate(targets)]
         builder.head -= 4 * len(targets)
         struct.pack_into(f"<{len(targets)}I", builder.Bytes, builder.head, *offsets)
+        return int(builder.EndVector())
+
+    def _scalars(self, numbers: np.ndarray[Any, Any]) -> int:
+        content = numbers.tobytes()
+        builder = self._builder
+        builder.StartVector(numbers.itemsize, len(numbers), numbers.itemsize)
+        builder.head -= len(content)
+        builder.Bytes[builder.head : builder.head + len(content)] = content
         return int(builder.EndVector())
 
 

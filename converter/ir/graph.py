@@ -240,6 +240,7 @@ class Subgraph:
         self._last: Operator | None = None
         self._count = 0
         self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
+        self._given: tuple[list[Tensor], set[int]] = ([], set())
 
     def __len__(self) -> int:
         return self._count
@@ -255,7 +256,12 @@ class Subgraph:
 
     def is_output(self, tensor: Tensor) -> bool:
         """True where the subgraph gives the tensor to its caller."""
-        return any(tensor is output for output in self.outputs)
+        known, ids = self._given
+        # Lists of the same objects compare by identity alone: far less work than looking for the tensor.
+        if known != self.outputs:
+            ids = {id(output) for output in self.outputs}
+            self._given = (list(self.outputs), ids)
+        return id(tensor) in ids
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """List a tensor; operators may only use listed ones when the model is written."""

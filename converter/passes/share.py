@@ -66,5 +66,5 @@ def _options_key(table: Table | None) -> Hashable:
 
 def _value_key(value: object) -> Hashable:
     if isinstance(value, np.ndarray):
-        return (value.tobytes(), str(value.dtype))
+        return (value.tobytes(), value.dtype.str)
     return value if isinstance(value, int | float | bool | str) else id(value)
