@@ -117,6 +117,22 @@ def test_operands_of_a_broadcast_still_align_when_head_axes_are_dropped(data: st
     assert all(a in (1, b) for a, b in zip(piece, result, strict=True))
 
 
+@quick
+@given(st.data())
+def test_plain_sizes_always_share_a_refinement(data: st.DataObject) -> None:
+    count = data.draw(st.sampled_from((12, 24, 36)))
+    shape, other = data.draw(shapes_of(count)), data.draw(shapes_of(count))
+    assert fx.regroup(fx.plain(shape), other) == fx.plain(other)
+
+
+def test_neighbours_that_are_one_factor_cut_in_two_become_one() -> None:
+    assert fx.merge_neighbours([Factor(2), Factor(1), PLAIN]) == [Factor(6)]
+    assert fx.merge_neighbours([Factor(2, 6), Factor(3, 2), Factor(2, 1)]) == [Factor(12, 1)]
+    interleaved = [Factor(3, 1), Factor(2, 3)]
+    assert fx.merge_neighbours(interleaved) == interleaved
+    assert fx.merge_neighbours([Factor(2, 1), PLAIN]) == [Factor(2, 1), PLAIN]
+
+
 def test_sizes_that_share_no_refinement_are_a_mismatch() -> None:
     heads_and_rows: Factored = ((Factor(4, 1), PLAIN),)
     assert fx.regroup(heads_and_rows, (6, 2)) == Mismatch(6, 4)

@@ -90,6 +90,20 @@ EXAMPLES = (
     ),
     _one(
         """
+        subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
+          %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[1,4,6,8] = SOFTMAX(%l)
+          %s: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}
+          %o: float32[1,4,6,5] = CUSTOM 'product' (%p, %v)
+          return %o, %s
+        }
+        """,
+        "the probabilities go into an operator that nothing is known of, at CUSTOM",
+        "probabilities that an operator takes which nobody can look into",
+        settled=False,
+    ),
+    _one(
+        """
         subgraph main (%x: float32[1,4,6,8], %v: float32[1,4,8,5]) {
           %g: float32[1,4,6,8] = CUSTOM 'scores' (%x)
           %p: float32[1,4,6,8] = SOFTMAX(%g)

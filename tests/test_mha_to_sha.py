@@ -84,3 +84,49 @@ def test_one_scale_is_multiplied_into_each_head_and_the_unscaled_query_is_split(
     (split,) = [op for op in model.subgraphs[0].operators if op.name == "SPLIT"]
     assert split.input(1).shape == (1, 1, 512, 256)
     assert [op.name for op in split.outputs[0].consumers] == ["MUL"]
+
+
+SCALED = """
+subgraph main (%q: float32[1,6,4,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {{
+  %s: float32[1,6,4,5] = MUL(%q, float32(0.5))
+  {also}
+  %t: float32[1,4,6,5] = TRANSPOSE(%s, int32{{0, 2, 1, 3}})
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%t, %k) {{adj_y: true}}
+  %p: float32[1,4,6,8] = SOFTMAX(%l) {{beta: 1.0}}
+  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+  %u: float32[1,6,4,5] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
+  %r: float32[1,6,20] = RESHAPE(%u, int32{{1, 6, 20}})
+  return %r{returned}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("also", "returned"), [("", ", %s"), ("%n: float32[1,6,4,5] = NEG(%s)", ", %n"), ("", "")]
+)
+@pytest.mark.parametrize("form", ["split", "unpack"])
+def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(
+    also: str, returned: str, form: str
+) -> None:
+    model = parse(SCALED.format(also=also, returned=returned))
+    assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
+    assert kinds(model)["MUL"] == (1 if returned else 4)
+
+
+def test_heads_that_others_read_end_the_block_and_nothing_is_computed_twice() -> None:
+    model = parse(SCALED.format(also="", returned=", %o"))
+    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
+    counted = kinds(model)
+    assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["CONCATENATION"]) == (4, 8, 1)
+    (join,) = [op for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
+    assert join.outputs[0].name == "o"
+    assert join.option("axis") == 1
+
+
+def test_probabilities_that_others_read_stay_as_they_are_beside_the_heads() -> None:
+    model = parse(SCALED.format(also="", returned=", %p"))
+    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
+    counted = kinds(model)
+    assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["MUL"]) == (5, 9, 1)
+    again = convert(model, "split")
+    assert all(report.settled for report in again)

@@ -17,7 +17,7 @@ from edge_opt.attention.rule import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_opt.attention.factors import Axis, Factored
+    from edge_opt.attention.factors import Axis
     from edge_opt.ir import Shape, Tensor
 
 
@@ -43,14 +43,13 @@ class Elementwise(Rule):
         for index, own in self.known_operands(of).items():
             whole = of.input(index)
             wanted = fx.piece_shape(own, keep=build.keep_axes)
-            inputs[index] = whole if _fits_as_it_is(own, whole.shape, wanted, shape) else pieces[index]
+            inputs[index] = whole if _fits_as_it_is(whole.shape, wanted, shape) else pieces[index]
         return build.clone(of, inputs, shape)
 
 
-def _fits_as_it_is(own: Factored, whole: Shape, wanted: Shape, result: Shape) -> bool:
-    """True where an operand that all heads share needs no RESHAPE: it only has other leading ones."""
-    shared = fx.piece_count(own) == 1 and len(whole) <= len(result)
-    return shared and _without_leading_ones(whole) == _without_leading_ones(wanted)
+def _fits_as_it_is(whole: Shape, wanted: Shape, result: Shape) -> bool:
+    """True where an operand needs no RESHAPE, because it only has other leading ones: then all heads share it."""
+    return len(whole) <= len(result) and _without_leading_ones(whole) == _without_leading_ones(wanted)
 
 
 def _without_leading_ones(shape: Shape) -> Shape:

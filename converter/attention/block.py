@@ -15,7 +15,7 @@ from edge_opt.attention.front import products_before
 from edge_opt.attention.labelling import Labelling, OperandFactors
 from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.tail import value_products
+from edge_opt.attention.tail import OPAQUE, value_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,12 @@ _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     """One match for every SOFTMAX of the subgraph, in execution order."""
     finder = _Finder(subgraph, OperandFactors())
-    for operator in subgraph.operators:
-        if operator.name == "SOFTMAX":
-            yield finder.match(operator)
+    softmaxes = [operator for operator in subgraph.operators if operator.name == "SOFTMAX"]
+    # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
+    for softmax in reversed(softmaxes):
+        finder.match(softmax)
+    for softmax in softmaxes:
+        yield finder.match(softmax)
 
 
 def match_block(subgraph: Subgraph, softmax: Operator, operands: OperandFactors | None = None) -> Match:
@@ -57,8 +60,11 @@ class _Finder:
     def _match(self, softmax: Operator) -> Match:
         products = value_products(softmax)
         if isinstance(products, Refusal):
-            return NotABlock(softmax, products, is_attention=False)
+            opaque = products.operator is not None and products.operator.name in OPAQUE
+            return NotABlock(softmax, products, is_attention=opaque)
         sizes = {head_size for _, head_size in products.values()}
+        if 0 in sizes:
+            return NotABlock(softmax, Refusal("an empty tensor", next(iter(products))))
         if len(sizes) != 1:
             return NotABlock(
                 softmax, Refusal("value products differ in head size", actual=str(sorted(sizes)))

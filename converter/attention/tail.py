@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
+OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
+"""Operators that may do anything, a value product for instance."""
 _SUMS = frozenset({"ADD", "ADD_N"})
 
 
@@ -36,10 +38,12 @@ def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refus
                 found[operator] = (side, shape[-1] if side == 0 else shape[-2])
             elif _maps(operator, tensor, _PROBABILITY_PATH):
                 frontier.extend(operator.outputs)
-            else:
+            elif blocked is None or operator.name in OPAQUE:
                 blocked = operator
     if found:
         return found
+    if blocked is not None and blocked.name in OPAQUE:
+        return Refusal("the probabilities go into an operator that nothing is known of", blocked)
     return Refusal("no value product behind this SOFTMAX: not attention", blocked)
 
 
