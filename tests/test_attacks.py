@@ -95,6 +95,11 @@ def test_a_vector_that_a_thousand_subgraphs_share_cannot_multiply_a_file() -> No
     assert "the graphs hold 4000000 tensors, operators and indices" in refusal(content)
 
 
+def test_a_subgraph_that_is_listed_thousands_of_times_cannot_either() -> None:
+    graph = new_table("SubGraph", tensors=[tensor(), tensor()], operators=[operator([0, 0], [1])], inputs=[0])
+    assert "the graphs hold 45000 tensors" in refusal(model([tensor()], subgraphs=[graph] * 5000))
+
+
 def test_inputs_that_thousands_of_operators_share_cannot_multiply_it_either() -> None:
     many = new_table("Operator", opcode_index=1, inputs=[0] * 10_000, outputs=[])
     assert "the graphs hold" in refusal(model([tensor()], [many] * 10_000))
@@ -185,6 +190,16 @@ def test_other_indices_out_of_range_are_refused(fields: dict[str, Any], sentence
 )
 def test_cyclic_and_unordered_graphs_are_refused(operators: list[Table]) -> None:
     assert "before it is defined" in refusal(model([tensor(), tensor(), tensor()], operators))
+
+
+def test_what_a_custom_operator_reads_is_its_own_affair() -> None:
+    """Compilers for microcontrollers hand their operator scratch memory as an input that nobody defines."""
+    codes = [new_table("OperatorCode", builtin_code=32, custom_code="ethos-u")]
+    load(model([tensor(), tensor("scratch"), tensor()], [operator([0, 1], [2])], operator_codes=codes))
+    cycle = [operator([0, 2], [1]), operator([0, 1], [2])]
+    assert "before it is defined" in refusal(
+        model([tensor(), tensor(), tensor()], cycle, operator_codes=codes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,6 +315,47 @@ def test_long_chains_and_exponential_graphs_take_no_time(place: str, kind: str) 
         found = load(content)
         assert len(list(find_blocks(found.subgraphs[0]))) == 1
         convert(found, verify="none", dry_run=True)
+
+
+def test_attention_that_feeds_attention_a_thousand_times_takes_no_stack() -> None:
+    """Each block's heads are the queries of the next, with nothing between that would tell where they are."""
+    lines, query = [], "%q"
+    for index in range(400):
+        lines.append(f"%l{index}: float32[1,2,4,6] = BATCH_MATMUL({query}, %k) {{adj_y: true}}")
+        lines.append(f"%p{index}: float32[1,2,4,6] = SOFTMAX(%l{index})")
+        lines.append(f"%w{index}: float32[1,2,4,8] = BATCH_MATMUL(%p{index}, %v)")
+        query = f"%w{index}"
+    inputs = "%q: float32[1,2,4,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]"
+    end = f"%t: float32[1,4,2,8] = TRANSPOSE({query}, int32{{0, 2, 1, 3}})"
+    last = "%o: float32[1,4,16] = RESHAPE(%t, int32{1, 4, 16})"
+    text = "\n".join([f"subgraph main ({inputs}) {{", *lines, end, last, "return %o }"])
+    with fuzz.time_limit(10):
+        assert len(convert(to_bytes(parse(text)), verify="none", passes=["mha_to_sha"]).sites) == 400
+
+
+def test_a_head_size_of_zero_is_no_division() -> None:
+    text = _BLOCK.format(
+        type="float32",
+        q="",
+        p="",
+        query="",
+        logits="",
+        probabilities="",
+        tail="",
+        q0="%q",
+        l0="%l",
+        p0="%p",
+        w0="%w",
+    )
+    content = to_bytes(
+        parse(
+            text.replace("%v: float32[1,2,6,8]", "%v: float32[1,2,6,0]").replace(
+                "%w: float32[1,2,4,8]", "%w: float32[1,2,4,0]"
+            )
+        )
+    )
+    (match,) = find_blocks(load(content).subgraphs[0])
+    assert "an empty tensor" in str(match)
 
 
 def test_the_plain_block_is_converted() -> None:

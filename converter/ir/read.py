@@ -90,6 +90,7 @@ class _SubgraphReader:
         self._name = table.get("name") or f"#{index}"
         self._graph = Subgraph(table.get("name") or "", table)
         self._defined: set[int] = set()
+        self._scratch: list[tuple[str, Tensor]] = []
 
     def read(self) -> Subgraph:
         graph, table = self._graph, self._table
@@ -174,6 +175,9 @@ class _SubgraphReader:
         self._defined.update(id(tensor) for tensor in self._graph.inputs)
         for position, table in enumerate(self._table.get("operators") or []):
             self._read_operator(table, position)
+        for where, tensor in self._scratch:
+            if id(tensor) in self._defined:
+                raise self._too_early(where, tensor)
 
     def _read_operator(self, table: Table, position: int) -> None:
         code: OperatorCode = _at(
@@ -193,10 +197,12 @@ class _SubgraphReader:
             _at(tensors, index, lambda: place, "output tensor") for index in _integers(table.get("outputs"))
         ]
         for tensor in inputs:
-            if tensor is not None and id(tensor) not in self._defined and not _stands_alone(tensor):
-                raise self._fail(
-                    f"{where}: reads '{tensor.name}' before it is defined (cyclic, out of order, or by nobody)"
-                )
+            if tensor is None or id(tensor) in self._defined or _stands_alone(tensor):
+                continue
+            if code.name != "CUSTOM":
+                raise self._too_early(where, tensor)
+            # What nobody defines later on either is scratch memory that a custom operator asks for.
+            self._scratch.append((where, tensor))
         for output in outputs:
             if id(output) in self._defined or output.is_constant:
                 raise self._fail(f"{where}: defines '{output.name}', which is already defined")
@@ -210,6 +216,10 @@ class _SubgraphReader:
             raise self._fail(f"{where}: {reason}")
         options = self._options(table, code, where)
         self._graph.append(Operator(code, inputs, outputs, options, table, intermediates))
+
+    def _too_early(self, where: str, tensor: Tensor) -> ModelFormatError:
+        why = "cyclic, out of order, or by nobody"
+        return self._fail(f"{where}: reads '{tensor.name}' before it is defined ({why})")
 
     def _options(self, table: Table, code: OperatorCode, where: str) -> Table | None:
         """Options of another operator are refused: the runtime would not look at them, or take them for its own."""
