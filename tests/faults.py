@@ -1,4 +1,4 @@
-"""Ways to corrupt a rewrite, and what must catch each. `python tests/faults.py` prints docs/faults.md."""
+"""Ways to corrupt a rewrite, and what must catch each; `fault_page` makes docs/faults.md of them."""
 
 from __future__ import annotations
 
@@ -497,37 +497,3 @@ def _(e: Edit) -> None:
 def _(e: Edit) -> None:
     adds = [op for op in e.new if op.name == "ADD"]
     e.read(adds[0], 1, adds[1].input(1))
-
-
-def page() -> str:
-    """docs/faults.md."""
-    lines = [
-        "# The prover, lied to",
-        "",
-        "Each line is a way to corrupt a rewrite that a test applies between building and checking it. The second",
-        "column is the check that stops it before anything is written. Then the same corrupted model is written",
-        "without any check, and `edge-opt compare` must tell it from the original: it finds different numbers, or",
-        "refuses the model. Realistic masks leave every query a key and hide the others altogether, so what only shows",
-        "elsewhere needs hostile inputs; and what changes no number cannot be found by running, which the last column",
-        "says.",
-        "",
-        "This page is generated: `python tests/faults.py > docs/faults.md`.",
-        "",
-        *(f"- **{check}**: {what}." for check, what in CHECKS.items()),
-        "",
-    ]
-    for pass_name in dict.fromkeys(each.pass_name for each in FAULTS):
-        own = [each for each in FAULTS if each.pass_name == pass_name]
-        lines += [f"## {pass_name}", "", "| corruption | on | stopped by | compare |", "|---|---|---|---|"]
-        for each in own:
-            where = ", ".join(graph.removeprefix("attention ") for graph in each.graphs)
-            lines.append(f"| {each.name} | {where} | {each.caught} | {each.compare} |")
-        lines.append("")
-    lines.append(
-        f"{len(FAULTS)} corruptions, {sum(len(each.graphs) for each in FAULTS)} with their element types."
-    )
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

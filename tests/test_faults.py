@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import faults
+import fault_page
 import pytest
 from fault_graphs import GRAPHS, Edit, force
 from faults import EQUAL, FAULTS, FOUND, FRAME, GRAPH, PROOF, SHAPES, VERSION, Fault
@@ -166,4 +166,4 @@ def test_there_are_enough_of_them_and_each_check_is_needed() -> None:
 
 def test_the_page_says_what_the_tests_do() -> None:
     page = Path(__file__).parent.parent / "docs" / "faults.md"
-    assert page.read_text() == faults.page(), "run: python tests/faults.py > docs/faults.md"
+    assert page.read_text() == fault_page.page(), "run: python tests/fault_page.py > docs/faults.md"

@@ -1,0 +1,245 @@
+"""The frame rule: what a rewrite must leave alone, and that a pass which changes the graph by the way is stopped."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+from pass_runs import Says, convert_text, run
+from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
+
+from edge_opt.attention.refusal import Refusal
+from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor
+from edge_opt.ir.graph import Buffer
+from edge_opt.ir.text import parse, to_text
+from edge_opt.passes import Context, Pass
+from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
+from edge_opt.passes.frame import frame_violation
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.schema.table import new_table
+
+# The frame rule
+
+
+def rewrite_of(change: Callable[[Model, dict[str, Tensor], dict[str, Operator]], Rewrite]) -> str | None:
+    model, tensors, operators = graph_of(CHAIN)
+    before = to_text(model)
+    violation = frame_violation(change(model, tensors, operators))
+    assert to_text(model) == before
+    return violation
+
+
+def test_a_rewrite_within_its_frame() -> None:
+    assert rewrite_of(lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], t["b"]))) is None
+
+
+def test_a_rewrite_may_read_new_constants() -> None:
+    def change(model: Model, t: dict[str, Tensor], o: dict[str, Operator]) -> Rewrite:
+        two = Constants(model).make("two", np.array(2, np.float32), DType.FLOAT32)
+        return replacing(model, [o["a"], o["b"]], op(model, "MUL", [t["x"], two], t["b"]))
+
+    assert rewrite_of(change) is None
+
+
+def test_a_rewrite_may_keep_old_operators() -> None:
+    def change(model: Model, t: dict[str, Tensor], o: dict[str, Operator]) -> Rewrite:
+        return replacing(model, [o["a"], o["b"]], o["a"], op(model, "NEG", [t["a"]], t["b"]))
+
+    assert rewrite_of(change) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["o"]], t["b"])),
+            "the new region reads 'o', which the old one did not",
+            id="reads another input",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["c"]], t["b"])),
+            "the new region reads 'c', which the old one did not",
+            id="reads a later tensor",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["a"]], t["b"])),
+            "the new region reads 'a', which the old one did not",
+            id="reads what it removes",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], fresh("b"))),
+            "the new region leaves 'b' undefined",
+            id="defines another tensor of that name",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["c"], o["y"]]),
+            "the new region leaves 'y' undefined",
+            id="drops a graph output",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(
+                m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], t["b"]), op(m, "ABS", [t["x"]], t["b"])
+            ),
+            "the new region defines 'b' twice",
+            id="defines twice",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(
+                m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], t["b"]), op(m, "ABS", [t["x"]], t["other"])
+            ),
+            "the new region defines 'other', which is not the old one's",
+            id="defines somebody else's",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(
+                m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], t["b"]), op(m, "ABS", [t["x"]], t["o"])
+            ),
+            "the new region defines 'o', which is not the old one's",
+            id="defines a graph input",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(
+                m, [o["a"], o["b"]], op(m, "ABS", [late := fresh("late")], t["b"]), op(m, "NEG", [t["x"]], late)
+            ),
+            "the new region reads 'late' before defining it",
+            id="out of order",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(
+                m, [o["a"], o["b"]], op(m, "ABS", [loop := fresh("loop")], t["b"]), op(m, "NEG", [t["b"]], loop)
+            ),
+            "the new region reads 'loop' before defining it",
+            id="cyclic",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], t["b"]), anchor=o["other"]),
+            "the new region is to stand at 'EXP', which is not part of the old one",
+            id="stands elsewhere",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [o["a"], o["b"]], op(m, "NEG", [t["x"]], t["b"]), anchor=o["a"]),
+            "the old region goes on behind 'a', where the new one is to stand",
+            id="stands too early",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(
+                m, [o["b"], o["c"], o["y"]], op(m, "ABS", [t["a"]], t["y"]), o["other"]
+            ),
+            "the operator EXP that defines 'other' belongs to the graph already",
+            id="takes in an operator of others",
+        ),
+        pytest.param(
+            lambda m, t, o: replacing(m, [op(m, "ABS", [t["x"]], fresh("n")), o["b"]], op(m, "NEG", [t["x"]], t["b"])),
+            "the operator ABS that defines 'n' is not in the graph any more",
+            id="replaces what is gone",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rewrite_outside_its_frame(
+    change: Callable[[Model, dict[str, Tensor], dict[str, Operator]], Rewrite], reason: str
+) -> None:
+    assert rewrite_of(change) == reason
+
+
+def test_a_result_that_others_read_before_the_anchor_must_stay_where_it_is() -> None:
+    model, t, o = graph_of(TWO_RESULTS)
+    new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "NEG", [t["a"]], t["b"]))
+    moved = replacing(model, [o["a"], o["b"]], *new)
+    assert frame_violation(moved) == "the new region defines 'a' behind operators that may read it"
+    kept = replacing(model, [o["a"], o["b"]], o["a"], new[1])
+    assert frame_violation(kept) is None
+
+
+def test_an_operator_that_stays_cannot_read_what_is_new() -> None:
+    model, t, o = graph_of(TWO_RESULTS)
+    text = TWO_RESULTS.replace("return %reader, %b", "return %reader, %b, %a")
+    model, t, o = graph_of(text)
+    renewed = op(model, "SQUARE", [t["x"]], t["a"])
+    listed_first = replacing(
+        model, [o["a"], o["reader"], o["b"]], renewed, o["reader"], op(model, "NEG", [t["a"]], t["b"])
+    )
+    assert frame_violation(listed_first) == "the new region defines 'a' behind operators that may read it"
+
+
+def test_a_constant_is_defined_by_nobody() -> None:
+    def change(model: Model, t: dict[str, Tensor], o: dict[str, Operator]) -> Rewrite:
+        two = Constants(model).make("two", np.array(2, np.float32), DType.FLOAT32)
+        defining = op(model, "ABS", [t["x"]], two)
+        return replacing(model, [o["a"], o["b"]], defining, op(model, "MUL", [t["x"], two], t["b"]))
+
+    assert rewrite_of(change) == "the new region defines the constant 'two'"
+
+
+# Changes outside a rewrite
+
+
+@pytest.mark.parametrize(
+    ("harm", "found"),
+    [
+        (lambda c, f, s: setattr(s.output, "name", "renamed"), "the tensor 'renamed' has another name"),
+        (lambda c, f, s: setattr(f.input(0), "quantization", Quantization.affine(1.0)), "the tensor 'x' has another"),
+        (lambda c, f, s: setattr(c.subgraph.tensors[1], "shape", (2, 2)), "the tensor 'o' has another"),
+        (lambda c, f, s: setattr(c.subgraph.tensors[1], "dtype", DType.INT32), "the tensor 'o' has another"),
+        (lambda c, f, s: setattr(c.subgraph.tensors[1], "buffer", Buffer()), "the tensor 'o' has another"),
+        (lambda c, f, s: c.subgraph.outputs.reverse(), "the graph's inputs, outputs or signatures are others"),
+        (lambda c, f, s: c.subgraph.inputs.pop(), "the graph's inputs, outputs or signatures are others"),
+        (lambda c, f, s: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), "ABS that defines 'a' has other inputs"),
+        (lambda c, f, s: c.subgraph.remove(list(c.subgraph.operators)[2]), "EXP that defines 'other' is gone"),
+        (lambda c, f, s: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), "that defines 'n' is new"),
+        (lambda c, f, s: setattr(f, "options", new_table("AbsOptions")), "ABS that defines 'a' has other"),
+    ],
+    ids=[
+        "name", "quantization", "shape", "type", "bytes", "outputs", "inputs", "operand", "removed", "added", "options",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
+    harm: Callable[[Context, Operator, Operator], object], found: str, holds: bool
+) -> None:
+    """The proof cannot see it: it runs both regions as they then are."""
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite | Refusal:
+        if first.output.name != "a":
+            return Refusal("only the first")
+        rewrite = Double._replace(context, first, last)
+        harm(context, first, last)
+        return rewrite
+
+    with pytest.raises(BrokenFrameError, match=found) as caught:
+        convert_text(CHAIN, Double(make), prover=Says(holds))
+    assert "--skip double" in str(caught.value)
+
+
+def test_options_that_old_and_new_operators_share_may_not_be_edited() -> None:
+    text = CHAIN.replace("NEG(%c)", "SOFTMAX(%c) {beta: 1.0}")
+
+    class Sharp(Pass):
+        name = "sharp"
+        summary = "for tests"
+
+        def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+            for operator in context.subgraph.operators:
+                if operator.name == "SOFTMAX":
+                    yield Site(operator, lambda operator=operator: self._build(context, operator))  # type: ignore[misc]
+
+        @staticmethod
+        def _build(context: Context, operator: Operator) -> Rewrite:
+            assert operator.options is not None
+            operator.options.set("beta", 2.0)
+            new = Operator(operator.code, operator.inputs, operator.outputs, operator.options)
+            return Rewrite(context.subgraph, (operator,), (new,), operator)
+
+    with pytest.raises(
+        BrokenFrameError, match="SOFTMAX that defines 'y' has other inputs, outputs or options"
+    ):
+        convert_text(text, Sharp())
+
+
+def test_signatures_may_not_be_edited() -> None:
+    model = parse("signature run = #0 (x=%x, o=%o) -> (y=%y, other=%other)\n" + CHAIN)
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        context.model.signatures[0].outputs.popitem()
+        return Double._replace(context, first, last)
+
+    with pytest.raises(BrokenFrameError, match="signatures are others"):
+        run(model, Double(make))
