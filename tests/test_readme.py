@@ -12,7 +12,6 @@ from cli_runs import DEMO, run
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-INDENTED = [line[4:] for line in README.splitlines() if line.startswith("    ")]
 
 
 def section(title: str) -> str:
@@ -34,10 +33,21 @@ def test_the_commands_for_ci_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     record = re.search(r"`edge-opt (golden\s+record[^`]+)`", README)
     assert record is not None
     assert run(capsys, *record[1].split()).code == 0
-    commands = [line for line in INDENTED if line.startswith("edge-opt ")]
+    commands = [line for line in section("In CI").splitlines() if line.startswith("edge-opt ")]
     assert len(commands) == 2
     for command in commands:
         assert run(capsys, *command.split(">")[0].split()[1:]).code == 0
+
+
+def test_the_commands_for_an_npu_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    shutil.copy(DEMO, tmp_path / "gemma.tflite")
+    monkeypatch.chdir(tmp_path)
+    commands = [line for line in section("For an NPU").splitlines() if line.startswith("edge-opt ")]
+    assert len(commands) == 2
+    for command in commands:
+        assert run(capsys, *command.split()[1:]).code == 0
 
 
 def test_the_two_commands_are_what_ci_runs() -> None:
@@ -54,7 +64,7 @@ def test_contributing_names_the_same_command() -> None:
 
 
 def test_every_option_that_is_mentioned_exists(capsys: Captured) -> None:
-    commands = ("convert", "compare", "inspect", "explain", "shapes", "demo", "golden")
+    commands = ("convert", "compare", "inspect", "explain", "shapes", "demo", "golden", "profile", "targets")
     known = "".join(run(capsys, command, "--help").out for command in commands)
     for option in set(re.findall(r"--[a-z]+(?:-[a-z]+)*", README)):
         assert f"{option} " in known or f"{option}\n" in known, option
