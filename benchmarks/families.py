@@ -98,17 +98,21 @@ def _compared(before: Path, after: Path, backend: Literal["xnnpack", "reference"
     try:
         report = compare(before, after, backend=backend)
     except EdgeOptError as error:
-        return f"not run ({str(error)[:100]})"
+        return f"not run ({_without_folder(error, before)[:100]})"
     if report.bitwise:
         return "bit for bit"
     reasons = [signature.reason for signature in report.signatures if signature.reason]
     if reasons:
-        return f"not run ({reasons[0][:100]})"
+        return f"not run ({_without_folder(reasons[0], before)[:100]})"
     outputs = [output for signature in report.signatures for output in signature.outputs]
     worst = max(
         (output.difference.max_rel for output in outputs if output.difference is not None), default=0.0
     )
     return f"{worst:.1e} relative"
+
+
+def _without_folder(message: object, path: Path) -> str:
+    return str(message).replace(f"{path.parent}/", "")
 
 
 def main() -> int:
