@@ -130,3 +130,31 @@ def test_probabilities_that_others_read_stay_as_they_are_beside_the_heads() -> N
     assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["MUL"]) == (5, 9, 1)
     again = convert(model, "split")
     assert all(report.settled for report in again)
+
+
+def test_a_gate_made_of_the_heads_alone_is_part_of_each_head() -> None:
+    gate = "%o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v) %g: float32[1,4,6,5] = LOGISTIC(%o)"
+    text = SCALED.replace("%o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)", gate)
+    text = text.replace("TRANSPOSE(%o,", "TRANSPOSE(%m,").replace(
+        "  %u:", "  %m: float32[1,4,6,5] = MUL(%g, %o)\n  %u:"
+    )
+    model = parse(text.format(also="", returned=""))
+    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
+    assert kinds(model)["LOGISTIC"] == 4
+
+
+def test_all_heads_count_where_only_some_stand_beside_the_head_size_at_first() -> None:
+    model = parse(
+        """
+        subgraph main (%q: float32[1,2,2,1,5], %k: float32[1,2,1,8,5], %v: float32[1,2,1,8,5]) {
+          %l: float32[1,2,2,1,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[1,2,2,1,8] = SOFTMAX(%l) {beta: 1.0}
+          %o: float32[1,2,2,1,5] = BATCH_MATMUL(%p, %v)
+          %some: float32[1,2,2,5] = RESHAPE(%o, int32{1, 2, 2, 5})
+          %all: float32[1,1,4,5] = RESHAPE(%some, int32{1, 1, 4, 5})
+          return %all
+        }
+        """
+    )
+    (report,) = convert(model, "split")
+    assert (report.status, report.heads, report.kv_heads) == (Status.CONVERTED, 4, 2)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import CUTTING, MOVEMENT, UNARY, data_input
+from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, UNARY, data_input
 
 if TYPE_CHECKING:
     from edge_opt.ir import Operator, Tensor
@@ -15,7 +15,6 @@ _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
 OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
 """Operators that may do anything, a value product for instance."""
-_SUMS = frozenset({"ADD", "ADD_N"})
 
 
 def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refusal:
@@ -77,9 +76,8 @@ class Tail:
             if whole:
                 self.tensors.append(tensor)
             for operator in tensor.consumers:
-                if self._sums(operator) or (
-                    _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
-                ):
+                maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
+                if maps or self._combines(operator):
                     self._enter(operator, frontier)
                 elif whole:
                     self.ends.append(operator)
@@ -87,11 +85,9 @@ class Tail:
     def _held(self, operator: Operator) -> list[frozenset[Operator]]:
         return [self._parts[id(t)] for t in operator.inputs if t is not None and id(t) in self._parts]
 
-    def _sums(self, operator: Operator) -> bool:
-        """True where an ADD joins segments of keys, each of which it holds once."""
-        held = self._held(operator)
-        apart = sum(map(len, held)) == len(frozenset().union(*held))
-        return operator.name in _SUMS and len(held) == len(operator.inputs) and apart
+    def _combines(self, operator: Operator) -> bool:
+        """True where nothing else goes into an elementwise operator: the ADD of two segments of keys, or a gate."""
+        return operator.name in ELEMENTWISE and len(self._held(operator)) == len(operator.inputs)
 
     def _enter(self, operator: Operator, frontier: list[Tensor]) -> None:
         result = operator.outputs[0]
