@@ -9,6 +9,7 @@ operators around their SOFTMAXes. A mutant may take 1 s of processor time (10 s 
 """
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -41,7 +42,8 @@ def main() -> int:
     if options.only is not None:
         return _again(options)
     run = Run(options)
-    run.go()
+    with contextlib.suppress(KeyboardInterrupt):
+        run.go()
     print(run.summary())
     return 1 if run.findings else 0
 
@@ -74,19 +76,18 @@ class Run:
     growth: int = 0
     seeds: int = 0
     seconds: float = 0.0
+    started: float = field(default_factory=time.monotonic)
 
     def go(self) -> None:
         """Until all mutants are examined or the time is up."""
-        started = time.monotonic()
         following, end = self.options.first, self.options.first + self.options.count
         with tempfile.NamedTemporaryFile() as file:
             file.write(bytes(8))
             file.flush()
             position = mmap.mmap(file.fileno(), 8)
-            while following < end and time.monotonic() - started < self.options.seconds:
-                deadline = started + self.options.seconds
+            deadline = self.started + self.options.seconds
+            while following < end and time.monotonic() < deadline:
                 following = self._one_child(file.name, position, following, end, deadline)
-        self.seconds = time.monotonic() - started
 
     def _one_child(self, name: str, position: mmap.mmap, first: int, end: int, deadline: float) -> int:
         """Feed one child; returns the number of the mutant to go on with."""
@@ -107,7 +108,10 @@ class Run:
         with subprocess.Popen([*command], stdout=write) as child, os.fdopen(read, "rb") as lines:
             os.close(write)
             os.set_blocking(read, False)
-            ending = self._watch(child, lines, position, deadline)
+            try:
+                ending = self._watch(child, lines, position, deadline)
+            finally:
+                child.kill()
         reached = int.from_bytes(position[:], "little")
         if ending is None:
             return reached if time.monotonic() > deadline else end
@@ -121,6 +125,7 @@ class Run:
         last, since, used, rest = b"", time.monotonic(), 0.0, b""
         while True:
             ended = child.poll() is not None
+            self.seconds = time.monotonic() - self.started
             rest = self._take(rest + (lines.read() or b""))
             if ended:
                 return None if child.returncode == 0 else f"the process ended with status {child.returncode}"

@@ -8,6 +8,7 @@ Source of the format: the PyPI package litert-lm-builder (litertlm_core, litertl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -30,6 +31,11 @@ ALIGNMENT: Final = 16 << 10
 _MAJOR_VERSION: Final = 1
 _HEADER_BEGIN: Final = 32
 _LARGEST_HEADER: Final = 16 << 20
+
+# Sections, their items and the bytes of their texts; a real header has some tens of sections. Entries may be shared,
+# so the header's size bounds neither their number nor the length of what they say.
+_MOST_READ: Final = 1 << 18
+_ENTRY_COST: Final = 16
 _TFLITE_MODEL: Final = 3
 _STRING_VALUE: Final = 9
 
@@ -105,8 +111,10 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
 class _Header:
     """Bounded reading of the header's flatbuffer."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, size: int | None = None) -> None:
+        """`size` is that of the whole file, where `source` is only its beginning."""
         self._source = source
+        self._size = source.size if size is None else size
         begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
         if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
             raise self._fail("this is no LiteRT-LM bundle")
@@ -119,6 +127,12 @@ class _Header:
         if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
             raise self._fail(f"the header ends at byte {end}, of {source.size}")
         self._bytes = bytes(source.view(0, end))
+        self._left = _MOST_READ
+
+    def _spend(self, amount: int) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise self._fail("the header's entries overlap, or there are far too many of them")
 
     def _fail(self, message: str) -> ModelFormatError:
         return ModelFormatError(f"{self._source.name}: {message}")
@@ -152,6 +166,7 @@ class _Header:
         count = self._unpack("<I", at)
         if count > (len(self._bytes) - at) // 4:
             raise self._fail(f"the header lists {count} entries, more than it has room for")
+        self._spend(count * _ENTRY_COST)
         return [self._follow(at + 4 + 4 * index) for index in range(count)]
 
     def _string(self, at: int) -> str:
@@ -159,9 +174,14 @@ class _Header:
         text = self._bytes[at + 4 : at + 4 + length]
         if len(text) < length:
             raise self._fail(f"a text of {length} bytes reaches outside the header")
+        self._spend(length)
         return text.decode("utf-8", "replace")
 
     def bundle(self) -> Bundle:
+        return Bundle(self._source, self._bytes, self.sections())
+
+    def sections(self) -> list[Section]:
+        """Where the sections lie, checked to be inside the file and apart."""
         root = self._follow(_HEADER_BEGIN)
         metadata = self._child(root, _SECTION_METADATA)
         objects = [] if metadata is None else self._vector(metadata, _OBJECTS)
@@ -169,15 +189,15 @@ class _Header:
         if not sections:
             raise self._fail("the bundle has no sections")
         self._check_order(sections)
-        return Bundle(self._source, self._bytes, sections)
+        return sections
 
     def _section(self, table: int, index: int) -> Section:
         begin_at, end_at = self._field(table, _BEGIN), self._field(table, _END)
         if begin_at is None or end_at is None:
             raise self._fail(f"section {index} has no position")
         begin, end = self._unpack("<Q", begin_at), self._unpack("<Q", end_at)
-        if not len(self._bytes) <= begin <= end <= self._source.size:
-            raise self._fail(f"section {index} lies at bytes {begin} to {end}, of {self._source.size}")
+        if not len(self._bytes) <= begin <= end <= self._size:
+            raise self._fail(f"section {index} lies at bytes {begin} to {end}, of {self._size}")
         type_at = self._field(table, _TYPE)
         data_type = 0 if type_at is None else self._unpack("<B", type_at)
         items = dict(filter(None, (self._item(item) for item in self._vector(table, _ITEMS))))
@@ -238,6 +258,7 @@ def write_bundle(
         struct.pack_into("<Q", header, section.end_at, place.begin + place.size)
     size = max(place.begin + place.size for place in places)
     distinct = list({place.begin: place for place in places}.values())
+    _check_header(bundle, bytes(header), size, places)
     total = len(header) + sum(place.size for place in distinct)
     advance = counter(total, progress)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
@@ -248,6 +269,18 @@ def write_bundle(
         bundle.source.check_unchanged()
     tables = sum(len(place.placement.tables) for place in distinct if place.placement is not None)
     return WriteStats(str(path), size, size, tables, size - tables - len(header), len(distinct))
+
+
+def _check_header(bundle: Bundle, header: bytes, size: int, places: list[_Place]) -> None:
+    """Positions may be stored in bytes that mean something else too; then writing one of them spoils the header."""
+    again: list[Section] = []
+    with contextlib.suppress(ModelFormatError):
+        again = _Header(Source(header), size).sections()
+    expected = [(place.begin, place.begin + place.size, *place.section[2:4]) for place in places]
+    if [section[:4] for section in again] != expected:
+        raise ModelFormatError(
+            f"{bundle.source.name}: the header's tables overlap, so that no section can be moved: make the bundle anew"
+        )
 
 
 def _lay_out(bundle: Bundle, models: Mapping[int, Table]) -> list[_Place]:

@@ -8,10 +8,12 @@ import random
 import re
 import signal
 import struct
+import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,20 @@ from fuzz_seeds import Seed
 
 import edge_opt
 from edge_opt.attention.block import find_blocks
+from edge_opt.container import open_container
 from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, load, to_bytes
-from edge_opt.schema import Data, ModelFormatError, Table, model_bytes, new_table, read_model
+from edge_opt.schema import (
+    Data,
+    EdgeOptError,
+    ModelFormatError,
+    Table,
+    UsageError,
+    model_bytes,
+    new_table,
+    read_model,
+)
+from edge_opt.schema.litertlm import MAGIC
 from edge_opt.schema.spec import FieldSpec
 from edge_opt.schema.table import NUMPY_TYPES
 from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
@@ -30,6 +43,7 @@ SECONDS = 1.0
 """Processor time that a mutant may take."""
 
 _SOME = 4
+_BUNDLE_HEADER = 700
 _EDGES = (0, 1, 2, 3, 4, 7, 8, 16, 31, 64, 127, 128, 255, 256, 1000, 32767, 32768, 65535, 65536, 1 << 24)
 _BIG = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**48, 2**63 - 1, 2**64 - 1)
 INTEGERS = (*_EDGES, *(-edge for edge in _EDGES), *_BIG, -(2**31), -(2**63))
@@ -53,8 +67,8 @@ def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes
     chance = Random(f"{run}/{number}")
     (chosen,) = chance.choices(seeds, [1 / (2000 + len(seed.content)) for seed in seeds])
     content = chosen.content
-    if chance.random() < 0.65:
-        content = _structured(chosen, seeds, chance)
+    if chosen.root is not None and chance.random() < 0.65:
+        content = _structured(chosen.root, content, seeds, chance)
     if content is chosen.content or chance.random() < 0.1:
         content = _raw(content, seeds, chance)
     return chosen.name, content
@@ -68,7 +82,29 @@ def examine(content: bytes) -> str:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return _examine(content)
+        return _examine_bundle(content) if content.startswith(MAGIC) else _examine(content)
+
+
+def _examine_bundle(content: bytes) -> str:
+    """Bundles are read from files only."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "in.litertlm", Path(folder) / "out.litertlm"
+        source.write_bytes(content)
+        try:
+            open_container(source, "all")
+        except (ModelFormatError, UsageError) as error:
+            if not str(error).startswith(str(source)):
+                _check_sentence(error)
+            return "refused by the reader"
+        try:
+            result = convert(source, target, verify="none", sections="all")
+        except ModelFormatError as error:
+            if "so that no section can be moved" not in str(error):
+                raise
+            return "refused by the writer"
+        if len(open_container(target, "all").parts) != len(open_container(source, "all").parts):
+            raise WrongError("another number of models was written than read")
+        return "converted" if result.converted else "accepted"
 
 
 def _examine(content: bytes) -> str:
@@ -102,8 +138,8 @@ def _check_copy(root: Table) -> None:
         raise WrongError("what was read and written does not read and write the same")
 
 
-def _check_sentence(error: ModelFormatError) -> None:
-    if error.table is None and not _PLACE.search(str(error)):
+def _check_sentence(error: EdgeOptError) -> None:
+    if getattr(error, "table", None) is None and not _PLACE.search(str(error)):
         raise WrongError(f"the error names no place: {error}")
 
 
@@ -126,19 +162,20 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
 # Structured mutants
 
 
-def _structured(chosen: Seed, seeds: Sequence[Seed], chance: Random) -> bytes:
-    """Change fields in place, write the file, and change them back."""
+def _structured(root: Table, content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
+    """Change fields in place, write the file, and change them back; `content` where the format cannot say it."""
     undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    by_type = _by_type(chosen.root)
-    other = _by_type(chance.choice(seeds).root) if chance.random() < 0.1 else by_type
+    by_type = _by_type(root)
+    donor = chance.choice(seeds).root if chance.random() < 0.1 else root
+    other = by_type if donor is None or donor is root else _by_type(donor)
     try:
         for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
             table = chance.choice(by_type[chance.choice(sorted(by_type))])
             undo.append((table.fields, dict(table.fields)))
             _change(table, by_type, other, chance)
-        return model_bytes(chosen.root)
+        return model_bytes(root)
     except (ModelFormatError, OverflowError):
-        return chosen.content  # the format cannot say this
+        return content
     finally:
         for fields, kept in reversed(undo):
             fields.clear()
@@ -324,7 +361,9 @@ assert {field.kind for spec in TABLES.values() for field in spec.fields} <= set(
 
 
 def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
-    changed = bytearray(content)
+    # Of a bundle, only the header is not in some model's mutants too.
+    first = _BUNDLE_HEADER if content.startswith(MAGIC) and chance.random() < 0.8 else len(content)
+    changed = bytearray(content[:first])
     for _ in range(chance.choice((1, 1, 1, 2, 2, 4, 16))):
         if len(changed) < 16:
             break
@@ -335,7 +374,7 @@ def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
         piece = other[start : start + chance.choice((4, 16, 256, 4096))]
         at = chance.randrange(len(changed) + 1)
         changed[at : at + chance.choice((0, len(piece)))] = piece
-    return bytes(changed)
+    return bytes(changed) + content[first:]
 
 
 def _flip(changed: bytearray, chance: Random) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from bundles import GENERIC, bundle, model_part
 from schema_models import everything, pack, with_data_after, with_options_after
 
 from edge_opt import testdata
@@ -103,7 +104,7 @@ class Seed:
 
     name: str
     content: bytes
-    root: Table
+    root: Table | None
 
 
 def seed(name: str, content: bytes) -> Seed:
@@ -123,6 +124,8 @@ def handmade() -> list[Seed]:
     made.append(seed("odd tensors", to_bytes(_odd_tensors())))
     for path in sorted(BUNDLED.glob("*.tflite")):
         made += list(cuts(path))[:1]
+    parts = [model_part("prefill_decode", made[0].content), (GENERIC, {"name": "words"}, b"text" * 9)]
+    made.append(Seed("bundle", bundle([*parts, model_part("embedder", made[1].content)]), None))
     return made
 
 

@@ -4,12 +4,14 @@ Those on the layout of the file are in test_schema_hostile.py, subgraphs that ca
 """
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import fuzz
 import numpy as np
 import pytest
-from schema_models import everything, pack, tfl
+from bundles import GENERIC, bundle, model_part
+from schema_models import everything, names, pack, tfl
 
 import edge_opt
 from edge_opt.attention.block import find_blocks
@@ -18,6 +20,7 @@ from edge_opt.ir import load
 from edge_opt.ir.text_parser import parse
 from edge_opt.ir.write import to_bytes
 from edge_opt.schema import EdgeOptError, ModelFormatError, Table, model_bytes, new_table, read_model
+from edge_opt.schema.litertlm import read_bundle, write_bundle
 
 ADD, CONCATENATION = 0, 2
 
@@ -123,6 +126,50 @@ def test_names_that_are_no_utf8_are_refused_with_their_place(name: str) -> None:
         with pytest.raises(ModelFormatError, match="no valid UTF-8") as caught:
             load(broken)
         assert caught.value.offset == content.index(raw + b"\0")
+
+
+# Bundles
+
+
+def tiny_bundle() -> bytes:
+    return bundle([model_part("prefill_decode", block()), (GENERIC, {"name": "words"}, b"text")])
+
+
+def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(tmp_path: Path) -> None:
+    """Sixty thousand sections that are one table, with sixty thousand items that are one item."""
+    count = 60_000
+    header = bytearray(struct.pack("<IHHIHHI", 12, 8, 8, 0, 6, 8, 0))
+    del header[4:]
+    header += struct.pack("<HHHHHH", 8, 12, 0, 4, 0, 0)  # vtable of the root: slot 1 at 4
+    root = len(header)
+    header += struct.pack("<iII", root - 4, 8, 0)
+    vtable = len(header)
+    header += struct.pack("<HHH", 6, 8, 4) + bytes(2)  # of the list: slot 0 at 4
+    metadata = len(header)
+    struct.pack_into("<I", header, root + 4, metadata - root - 4)
+    header += struct.pack("<iI", metadata - vtable, 4)
+    objects = len(header)
+    section = objects + 4 + 4 * count
+    header += struct.pack("<I", count)
+    for index in range(count):
+        header += struct.pack("<I", section - objects - 4 - 4 * index)
+    header += bytes(64)
+    struct.pack_into("<I", header, 0, root)
+    start = struct.pack("<8sIIIIQ", b"LITERTLM", 1, 7, 0, 0, 32 + len(header))
+    (tmp_path / "b.litertlm").write_bytes(start + header)
+    with fuzz.time_limit(), pytest.raises(ModelFormatError, match="far too many of them"):
+        read_bundle(tmp_path / "b.litertlm")
+
+
+def test_a_bundle_whose_positions_are_stored_in_one_place_is_not_rewritten(tmp_path: Path) -> None:
+    """Tables that overlap may share the bytes of a position; writing the second spoils the first."""
+    (tmp_path / "b.litertlm").write_bytes(tiny_bundle())
+    opened = read_bundle(tmp_path / "b.litertlm")
+    first, second = opened.sections
+    opened.sections[1] = second._replace(begin_at=first.begin_at, end_at=first.end_at)
+    with pytest.raises(ModelFormatError, match="so that no section can be moved"):
+        write_bundle(opened, {}, tmp_path / "out.litertlm")
+    assert names(tmp_path) == ["b.litertlm"]
 
 
 # The graph
