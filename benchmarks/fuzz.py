@@ -10,10 +10,12 @@ operators around their SOFTMAXes. A mutant may take 1 s of processor time (10 s 
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import mmap
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -135,9 +137,12 @@ class Run:
                 return None
             if position[:] != last or not self.seeds:
                 last, since, used = position[:], now, _processor_seconds(child.pid)
-            elif _processor_seconds(child.pid) - used > _STUCK_SECONDS or now - since > _ASLEEP_SECONDS:
+            spent = _processor_seconds(child.pid) - used
+            if spent > _STUCK_SECONDS or now - since > _ASLEEP_SECONDS:
+                child.send_signal(signal.SIGUSR1)  # it prints where it is
+                time.sleep(1)
                 child.kill()
-                return "hang"
+                return f"no end in sight after {spent:.0f} s of processor time, {now - since:.0f} s in all"
             time.sleep(0.2)
 
     def _take(self, content: bytes) -> bytes:
@@ -185,6 +190,7 @@ def _serve(options: argparse.Namespace) -> None:
     """The child: examine one mutant after the other, report in batches."""
     import fuzz  # noqa: PLC0415
 
+    faulthandler.register(signal.SIGUSR1)
     seeds = _seeds(options)
     with Path(options.child).open("r+b") as file:
         position = mmap.mmap(file.fileno(), 8)
