@@ -158,3 +158,45 @@ def test_all_heads_count_where_only_some_stand_beside_the_head_size_at_first() -
     )
     (report,) = convert(model, "split")
     assert (report.status, report.heads, report.kv_heads) == (Status.CONVERTED, 4, 2)
+
+
+UNMERGED = """
+subgraph main (%x: {query}, %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {{
+  {leads}
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %p: float32[1,4,6,8] = SOFTMAX(%l) {{beta: 1.0}}
+  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+  %r: float32[1,6,5] = SUM(%o, int32{{1}})
+  return %r
+}}
+"""
+TRANSPOSED = "%q: float32[1,4,6,5] = TRANSPOSE({}, int32{{0, 2, 1, 3}})"
+
+
+@pytest.mark.parametrize(
+    ("query", "leads"),
+    [
+        ("float32[1,6,4,5]", TRANSPOSED.format("%x")),
+        ("float32[6,20]", "%h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5}) " + TRANSPOSED.format("%h")),
+    ],
+)
+def test_heads_that_nothing_merges_are_known_by_where_the_queries_have_them(query: str, leads: str) -> None:
+    model = parse(UNMERGED.format(query=query, leads=leads))
+    (report,) = convert(model, "split")
+    assert (report.status, report.heads) == (Status.CONVERTED, 4)
+    (join,) = [op for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
+    assert join.outputs[0].name == "o"
+
+
+@pytest.mark.parametrize(
+    ("query", "leads"),
+    [
+        # Nothing stands beside anything.
+        ("float32[1,4,6,5]", "%q: float32[1,4,6,5] = ABS(%x)"),
+        # Heads beside the sequence: this may be a batch of pictures just as well.
+        ("float32[1,4,30]", "%q: float32[1,4,6,5] = RESHAPE(%x, int32{1, 4, 6, 5})"),
+    ],
+)
+def test_heads_that_nothing_tells_stay(query: str, leads: str) -> None:
+    (report,) = convert(parse(UNMERGED.format(query=query, leads=leads)), "split")
+    assert report.reason == "heads are summed before they stand side by side, at SUM"
