@@ -109,7 +109,7 @@ _CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "requantize": st.booleans(),
     "slices": _choice("SLICE", "STRIDED_SLICE", "SPLIT_V", "SPLIT"),
     "cast_probabilities": st.booleans(),
-    "tail": _choice("merged", "rows", "unmerged", "flat", "flat then mapped"),
+    "tail": _choice("merged", "rows", "unmerged", "flat", "flat then mapped", "heads"),
     "tail_by_reshape": st.booleans(),
     "project": st.booleans(),
     "blocks": st.sampled_from((1, 1, 1, 2, 3)),
@@ -143,6 +143,13 @@ def possible(case: Case) -> Case:
         case = replace(case, tail="merged")
     if case.product in ("fold", "five"):
         case = replace(case, interleaved=False)
+    apart = case.length == 1 and case.query in ("BTNH", "TNH")
+    if case.tail == "heads" and (apart or case.query == "BNTH"):
+        # Nor do queries that come as `[B, N, T, H]` say where they come from.
+        case = replace(case, tail="merged")
+    if case.tail == "heads":
+        # The queries of an attention that is chained to another come from that.
+        case = replace(case, chained=False)
     if case.query == "TNH":
         case = replace(case, batch=1)
     return case

@@ -58,6 +58,7 @@ class _Build:
             hidden = self.block(hidden, index)
             chains = case.chained and index + 1 < case.blocks
             self.last_product = hidden if chains else None
+            hidden = None if case.tail == "heads" else hidden
         for tensor in self.escaped:
             # One kind of reader is the caller, the other an operator.
             self.outputs.append(tensor if case.quantized else self.g.op("SUM", tensor, self.g.integers(-1)))
@@ -288,6 +289,10 @@ class _Build:
     def tail(self, product: Tensor) -> Tensor:
         case, g = self.case, self.g
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
+        if case.tail == "heads":
+            rows = g.swap(product) if case.values_first else product
+            self.outputs.append(rows if rows.shape == (b, n, t, h) else g.reshape(rows, b, n, t, h))
+            return self.outputs[-1]
         if case.values_first:
             whole = product.shape == (b, n, h, t)
             if whole and case.tail_by_reshape:

@@ -10,6 +10,7 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
 from edge_opt.attention.front import JOINING, MASKING, mask_between, softmax_behind
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.origins import labelling_by_origin
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import constant_integers
 from edge_opt.attention.rules import MOVEMENT, REPEATING, UNARY
@@ -48,7 +49,7 @@ class Matcher:
 
     def match(self) -> Match:
         """What the SOFTMAX belongs to."""
-        found = self._merged() or self._side_by_side() or self._next_query()
+        found = self._merged() or self._side_by_side() or self._next_query() or self._by_origin()
         if found is None:
             return self._without_heads()
         output, factored, heads = found
@@ -201,6 +202,18 @@ class Matcher:
                 if held and fx.piece_count(factored) == block.heads:
                     return tensor, factored, block.heads
         return None
+
+    def _by_origin(self) -> tuple[Tensor, Factored, int] | None:
+        """As the queries have them, where nothing that follows tells: the label goes forward instead of back."""
+        if not self._tail.tensors:
+            return None
+        output = self._tail.tensors[0]
+        values = {product: side for product, (side, _) in self._products.items()}
+        told = labelling_by_origin(output, values, self._before, self._operands)
+        if told is None:
+            return None
+        self._labelling, factored, heads = told
+        return output, factored, heads
 
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""

@@ -1,0 +1,139 @@
+"""Which axes of an attention hold its heads, by where its queries come from: for heads that nothing merges afterwards.
+
+Heads come from where queries have them beside the head size: `[.., N*H]`, or `[.., T, N, H]`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Axis, Factor, Factored
+from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.rules import MOVEMENT, UNARY, data_input
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_opt.ir import Operator, Shape, Tensor
+
+
+def labelling_by_origin(
+    output: Tensor, values: dict[Operator, int], logits: Iterable[Operator], operands: OperandFactors
+) -> tuple[Labelling, Factored, int] | None:
+    """How the heads lie in `output`, the (sum of the) value product(s), and how many there are; None if nothing tells.
+
+    `values`: the value products, and which of their operands holds the probabilities.
+    """
+    side = next(iter(values.values()))
+    rows = len(output.shape) - (2 if side == 0 else 1)
+    for heads in sorted(_head_counts(logits), reverse=True):
+        factored = _placement(output.shape, rows, heads)
+        if factored is None:
+            continue
+        labelling = Labelling(values, operands)
+        labelling.core(output, factored)
+        found = labelling.logits
+        everywhere = found and all(fx.piece_count(own) == heads for own in found.values())
+        only_rows = bool(factored[rows]) and all(factor.stride for factor in factored[rows])
+        if everywhere and _told(labelling, operands, heads, merged=only_rows):
+            return labelling, factored, heads
+    return None
+
+
+def _head_counts(logits: Iterable[Operator]) -> set[int]:
+    """Numbers of heads that some tensor above the queries or keys may have, going by its shape."""
+    counts: set[int] = set()
+    for product in logits:
+        for index in (0, 1):
+            size = _contracted(product)
+            tensor: Tensor | None = product.input(index)
+            for _ in range(DEEPEST):
+                if tensor is None:
+                    break
+                shape = tensor.shape
+                if shape and shape[-1] > size and shape[-1] % size == 0:
+                    counts.add(shape[-1] // size)
+                elif len(shape) > 2 and shape[-1] == size and min(shape[-3:-1]) > 1:
+                    counts.add(shape[-2])
+                tensor = _above(tensor)
+    return counts
+
+
+def _contracted(product: Operator) -> int:
+    shape = product.input(0).shape
+    return shape[-2 if product.option("adj_x") else -1]
+
+
+def _above(tensor: Tensor) -> Tensor | None:
+    """What a tensor is a rearrangement or scaling of."""
+    operator = tensor.producer
+    if operator is None:
+        return None
+    alone = operator.name in ("PACK", "UNPACK") and len(operator.inputs) == len(operator.outputs) == 1
+    if alone or operator.name in UNARY | MOVEMENT:
+        return data_input(operator)
+    varying = [t for t in operator.inputs if t is not None and not t.is_constant]
+    return varying[0] if operator.name in ("MUL", "DIV") and len(varying) == 1 else None
+
+
+def _placement(shape: Shape, rows: int, heads: int) -> Factored | None:
+    """Where that many heads may lie in a product: in its batch axes behind the first, and outermost in its rows.
+
+    In three axes `[B*N, T, H]` they are the inner part of the first.
+    """
+    batch = len(shape) - 2
+    lanes = math.prod(shape[1:batch]) if batch > 1 else math.gcd(math.prod(shape[:batch]), heads)
+    groups, left = divmod(heads, lanes)
+    if left or shape[rows] % groups:
+        return None
+    axes: list[Axis] = list(fx.plain(shape))
+    axes[rows] = tuple(fx.merge_neighbours([Factor(groups, 1), Factor(shape[rows] // groups)]))
+    if batch == 1:
+        axes[0] = tuple(fx.merge_neighbours([Factor(shape[0] // lanes), Factor(lanes, groups)]))
+    stride = groups
+    for axis in range(batch - 1, 0, -1):
+        axes[axis] = tuple(fx.merge_neighbours([Factor(shape[axis], stride)]))
+        stride *= shape[axis]
+    return tuple(axes)
+
+
+def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged: bool) -> bool:
+    """True where the label comes from heads beside the head size; `merged`: in one axis with it, nothing less."""
+    for product, factored in labelling.logits.items():
+        sides = operands(product, factored)
+        assert isinstance(sides, dict)
+        size = _contracted(product)
+        for index, own in sides.items():
+            tensor, labelled = product.input(index), _with_size(product, index, own, size)
+            for _ in range(DEEPEST):
+                if _beside(labelled, size, heads, merged=merged):
+                    return True
+                above = operands.of(tensor, labelled)
+                source = _above(tensor)
+                if source is None or not isinstance(above, dict) or tensor.producer is None:
+                    break
+                position = next(i for i, t in enumerate(tensor.producer.inputs) if t is source)
+                tensor, labelled = source, above[position]
+    return False
+
+
+def _with_size(product: Operator, index: int, own: Factored, size: int) -> Factored:
+    """The factors of an operand, with the head size labelled too: as the innermost digit of `head * H + h`."""
+    turned = bool(product.option("adj_y" if index else "adj_x"))
+    contracted = len(own) - (1 if turned == (index == 1) else 2)
+    return tuple(
+        (Factor(size, 1),)
+        if axis == contracted
+        else tuple(Factor(factor.size, factor.stride * size) for factor in factors)
+        for axis, factors in enumerate(own)
+    )
+
+
+def _beside(factored: Factored, size: int, heads: int, *, merged: bool) -> bool:
+    last = factored[-1]
+    if last and last[-1] == Factor(heads * size, 1):
+        return True
+    apart = len(factored) > 2 and last == (Factor(size, 1),) and factored[-2] == (Factor(heads, size),)
+    return apart and not merged and any(not factor.stride for factor in factored[-3])
