@@ -177,6 +177,7 @@ TRANSPOSED = "%q: float32[1,4,6,5] = TRANSPOSE({}, int32{{0, 2, 1, 3}})"
     ("query", "leads"),
     [
         ("float32[1,6,4,5]", TRANSPOSED.format("%x")),
+        ("float32[6,1,4,5]", "%q: float32[1,4,6,5] = TRANSPOSE(%x, int32{1, 2, 0, 3})"),
         ("float32[6,20]", "%h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5}) " + TRANSPOSED.format("%h")),
     ],
 )

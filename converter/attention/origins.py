@@ -36,8 +36,8 @@ def labelling_by_origin(
         labelling.core(output, factored)
         found = labelling.logits
         everywhere = found and all(fx.piece_count(own) == heads for own in found.values())
-        only_rows = bool(factored[rows]) and all(factor.stride for factor in factored[rows])
-        if everywhere and _told(labelling, operands, heads, merged=only_rows):
+        sequence = any(not factor.stride for factor in factored[rows])
+        if everywhere and _told(labelling, operands, heads, merged=not sequence):
             return labelling, factored, heads
     return None
 
@@ -100,7 +100,10 @@ def _placement(shape: Shape, rows: int, heads: int) -> Factored | None:
 
 
 def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged: bool) -> bool:
-    """True where the label comes from heads beside the head size; `merged`: in one axis with it, nothing less."""
+    """True where the label comes from heads beside the head size.
+
+    `merged`: in one axis with it, nothing less will do. Without a sequence, `[1, N, H]` may be `[1, T, H]` as well.
+    """
     for product, factored in labelling.logits.items():
         sides = operands(product, factored)
         assert isinstance(sides, dict)
@@ -136,4 +139,4 @@ def _beside(factored: Factored, size: int, heads: int, *, merged: bool) -> bool:
     if last and last[-1] == Factor(heads * size, 1):
         return True
     apart = len(factored) > 2 and last == (Factor(size, 1),) and factored[-2] == (Factor(heads, size),)
-    return apart and not merged and any(not factor.stride for factor in factored[-3])
+    return apart and not merged
