@@ -55,7 +55,7 @@ def _head_counts(logits: Iterable[Operator]) -> set[int]:
                 shape = tensor.shape
                 if shape and shape[-1] > size and shape[-1] % size == 0:
                     counts.add(shape[-1] // size)
-                elif len(shape) > 2 and shape[-1] == size and min(shape[-3:-1]) > 1:
+                elif len(shape) > 2 and shape[-1] == size and shape[-2] > 1:
                     counts.add(shape[-2])
                 tensor = _above(tensor)
     return counts
