@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from edge_opt.ir.graph import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
+class Factor(NamedTuple):
     """`size` consecutive steps of an axis; `stride` 0 is a plain factor.
 
     A labelled factor of size 1 marks an axis that is broadcast over the heads: all of them read the same.
