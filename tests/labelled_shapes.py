@@ -15,7 +15,7 @@ def elements(factored: Factored, head: int) -> list[int]:
     """Positions in row-major order that belong to a head."""
     flat = [factor for axis in factored for factor in axis]
     positions = np.arange(math.prod(factor.size for factor in flat)).reshape([f.size for f in flat])
-    index = tuple(f.index(head) if f.stride else slice(None) for f in flat)
+    index = tuple(f.digit(head) if f.stride else slice(None) for f in flat)
     return [int(position) for position in np.ravel(positions[index])]
 
 

@@ -75,7 +75,7 @@ def test_a_factor_cut_in_two_still_knows_its_heads(size: int, stride: int, data:
     first, second = fx.divide(factor, outer)
     assert (first.size, second.size) == (outer, size // outer)
     for head in range(2 * size * stride):
-        assert first.index(head) * second.size + second.index(head) == factor.index(head)
+        assert first.digit(head) * second.size + second.digit(head) == factor.digit(head)
 
 
 @quick

@@ -74,7 +74,7 @@ class Example:
 def part(values: Array, factored: Factored, head: int, *, keep: bool) -> Array:
     """One head's part of an array, by numpy alone."""
     flat = [factor for axis in factored for factor in axis]
-    index = tuple(f.index(head) if f.stride else slice(None) for f in flat)
+    index = tuple(f.digit(head) if f.stride else slice(None) for f in flat)
     taken = np.ascontiguousarray(values.reshape([f.size for f in flat])[index])
     return taken.reshape(fx.piece_shape(factored, keep=keep))
 

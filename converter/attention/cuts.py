@@ -248,7 +248,7 @@ class Cutter:
 def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
     """One head's part of an array, flat."""
     expanded = values.reshape([f.size for axis in factored for f in axis])
-    index = tuple((f.index(head) if f.stride else slice(None)) for axis in factored for f in axis)
+    index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
     return np.ascontiguousarray(expanded[index]).ravel()
 
 

@@ -26,7 +26,7 @@ class Factor(NamedTuple):
     size: int
     stride: int = 0
 
-    def index(self, head: int) -> int:
+    def digit(self, head: int) -> int:
         """Which of the `size` steps belongs to a head."""
         return head // self.stride % self.size
 
@@ -75,7 +75,7 @@ def piece_count(factored: Factored) -> int:
 
 def piece_key(factored: Factored, head: int) -> tuple[int, ...]:
     """Heads with equal keys see the same piece."""
-    return tuple(factor.index(head) for factor in labels(factored))
+    return tuple(factor.digit(head) for factor in labels(factored))
 
 
 def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def mixed_index(factors: Sequence[Factor], head: int) -> int:
     """A head's position among the steps that the factors span together."""
     position = 0
     for factor in factors:
-        position = position * factor.size + factor.index(head)
+        position = position * factor.size + factor.digit(head)
     return position
 
 

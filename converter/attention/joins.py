@@ -60,7 +60,7 @@ class _Joiner:
         front, digits = run
         groups: dict[int, dict[int, Tensor]] = {}
         for head, tensor in tensors.items():
-            others = head - sum(factor.index(head) * factor.stride for factor in digits)
+            others = head - sum(factor.digit(head) * factor.stride for factor in digits)
             groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
         return {
             head: self._side_by_side([parts[i] for i in range(len(parts))], front, last=last)

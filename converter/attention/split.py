@@ -61,11 +61,11 @@ class _Splitter:
         self._costs: dict[tuple[int, Factored], int] = {}
         self._staying = self._escape_makers()
 
-    def _escape_makers(self) -> frozenset[Operator]:
+    def _escape_makers(self) -> set[Operator]:
         """Operators of the core that stay, because somebody outside reads what they lead to."""
         producer = self._block.output.producer
         assert producer is not None
-        return frozenset(still_needed(self._subgraph, topological(self._block.core), producer))
+        return set(still_needed(self._subgraph, topological(self._block.core), producer))
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
@@ -92,6 +92,8 @@ class _Splitter:
         operator = tensor.producer
         if operator is not None and self._passes(tensor, factored, depth):
             self._old[operator] = None
+            if any(reader in self._staying for reader in tensor.consumers):
+                self._staying.add(operator)
             return self._emit(Labelled(operator, factored, output_index(tensor)), head, depth)
         cut = self._cut(tensor, factored)
         self._old.update(dict.fromkeys(cut.above))
