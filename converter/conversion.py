@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
+from edge_opt.collector import rare_collections
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
 from edge_opt.exported import Exported, ExportedModel, model_content, remade
 from edge_opt.ir import Constants, Model
@@ -205,6 +206,7 @@ def convert(
     if inline_composites:
         facts = replace(facts, inline_composites=True)
     with ExitStack() as stack:
+        stack.enter_context(rare_collections())
         prover = None
         if verify != "none":
             # Started first: the runtime's import overlaps with reading the model.
