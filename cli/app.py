@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edge_opt.cli import completion
+
 Action = Callable[[], int]
 
 VERIFY = ("regions", "full", "none")
@@ -94,14 +96,32 @@ def convert(
     ] = None,
     target: Annotated[
         str,
-        typer.Option("--target", metavar="T", help="A name of `edge-opt targets`, or your own .toml file."),
+        typer.Option(
+            "--target",
+            metavar="T",
+            autocompletion=completion.targets,
+            help="A name of `edge-opt targets`, or your own .toml file.",
+        ),
     ] = "generic",
     passes: Annotated[
         list[str] | None,
-        typer.Option("--passes", metavar="A,B", callback=_listed, help="Only these of `edge-opt passes`."),
+        typer.Option(
+            "--passes",
+            metavar="A,B",
+            callback=_listed,
+            autocompletion=completion.passes,
+            help="Only these of `edge-opt passes`.",
+        ),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option("--skip", metavar="A", callback=_listed, help="All passes but these.")
+        list[str] | None,
+        typer.Option(
+            "--skip",
+            metavar="A",
+            callback=_listed,
+            autocompletion=completion.passes,
+            help="All passes but these.",
+        ),
     ] = None,
     signatures: Annotated[
         list[str] | None,
@@ -113,6 +133,7 @@ def convert(
             "--verify",
             metavar="|".join(VERIFY),
             callback=_one_of(VERIFY),
+            autocompletion=completion.one_of(VERIFY),
             help="Prove each rewritten region, compare the whole models too, or neither.",
         ),
     ] = "regions",
@@ -122,6 +143,7 @@ def convert(
             "--sections",
             metavar="|".join(SECTIONS),
             callback=_one_of(SECTIONS),
+            autocompletion=completion.one_of(SECTIONS),
             help="Of a .litertlm bundle, rewrite the prefill/decode model or all of its models.",
         ),
     ] = "prefill-decode",
@@ -182,7 +204,12 @@ def inspect(
     *,
     file: ModelArgument,
     target: Annotated[
-        str | None, typer.Option(metavar="T", help="Also say what this target refuses or gets wrong.")
+        str | None,
+        typer.Option(
+            metavar="T",
+            autocompletion=completion.targets,
+            help="Also say what this target refuses or gets wrong.",
+        ),
     ] = None,
     node_data: Annotated[
         Path | None,
@@ -212,7 +239,11 @@ def compare(
     backend: Annotated[
         str,
         typer.Option(
-            "--backend", metavar="|".join(BACKENDS), callback=_one_of(BACKENDS), help="Kernels to run on."
+            "--backend",
+            metavar="|".join(BACKENDS),
+            callback=_one_of(BACKENDS),
+            autocompletion=completion.one_of(BACKENDS),
+            help="Kernels to run on.",
         ),
     ] = "xnnpack",
     runs: Annotated[int, typer.Option("--runs", min=1, help="Sets of random inputs for each signature.")] = 1,
@@ -314,7 +345,12 @@ def profile(
     ],
     target: Annotated[
         str,
-        typer.Option("--target", metavar="T", help="qualcomm-htp or ethos-u85, or a target file of yours."),
+        typer.Option(
+            "--target",
+            metavar="T",
+            autocompletion=completion.targets,
+            help="qualcomm-htp or ethos-u85, or a target file of yours.",
+        ),
     ] = "qualcomm-htp",
     sdk: Annotated[
         Path | None,
