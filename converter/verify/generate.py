@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edge_opt.ir import Model, from_tables
+from edge_opt.schema.bundle import Bundle, open_bundle
 from edge_opt.schema.errors import UsageError
-from edge_opt.schema.litertlm import is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
 from edge_opt.verify import metrics, noise
+from edge_opt.verify.caches import cache_length, caches_of, longest_prefill, new_tokens
 from edge_opt.verify.comparison import GenerationComparison, OutputComparison
 from edge_opt.verify.inputs import role_of
 from edge_opt.verify.loop import Call, Loop, is_basic
@@ -53,23 +54,25 @@ def find_models(given: ModelLike, embedder: ModelLike | None, auxiliary: ModelLi
     """
     if not isinstance(given, str | os.PathLike):
         return Models(given, embedder, auxiliary)
-    if is_bundle(given):
-        main = bundled_model(given, MAIN)
+    bundle = open_bundle(given)
+    if bundle is not None:
+        main = bundled_model(bundle, MAIN)
         if main is None:
             raise UsageError(f"{os.fspath(given)} has no prefill/decode model")
         return Models(
             main,
-            embedder or bundled_model(given, EMBEDDER),
-            auxiliary or bundled_model(given, AUXILIARY),
+            embedder or bundled_model(bundle, EMBEDDER),
+            auxiliary or bundled_model(bundle, AUXILIARY),
         )
     return Models(given, embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY))
 
 
-def bundled_model(path: str | os.PathLike[str], name: str) -> Model | None:
-    """A model of a .litertlm bundle; None where it has no such section."""
-    bundle = read_bundle(path)
-    section = next((section for section in bundle.sections if section.model_type == _SECTIONS[name]), None)
-    return None if section is None else from_tables(read_model(bundle.part(section)))
+def bundled_model(bundle: Bundle, name: str) -> Model | None:
+    """A model of a bundle; None where it has no such section."""
+    for index, section in enumerate(bundle.sections):
+        if section.model_type == _SECTIONS[name]:
+            return from_tables(read_model(bundle.content(index)))
+    return None
 
 
 def _beside(given: str | os.PathLike[str], name: str) -> Path | None:
@@ -144,8 +147,8 @@ def _plan(
     planner = _Planner(opened[MAIN].name, described)
     decode = planner.decode()
     prefill = planner.prefill(decode)
-    rows = max(_length(info) for info in prefill.inputs if role_of(info) in {"token", "embedding"})
-    room = planner.cache_length(decode) - count
+    rows = new_tokens(prefill)
+    room = (cache_length(decode) or _MOST_TOKENS) - count
     if room < 1:
         raise UsageError(
             f"{opened[MAIN].name}: {count} tokens do not fit into a cache of {room + count}: generate fewer"
@@ -160,12 +163,6 @@ def _plan(
     return Loop(*steps, rows, prompt, count, logits.name)
 
 
-def _length(info: TensorInfo) -> int:
-    """New tokens of an input of tokens `[B, T]` or embeddings `[B, T, D]`."""
-    place = 1 if len(info.shape) > 1 else 0
-    return info.shape[place] if info.shape else 1
-
-
 class _Planner:
     """Finds which signatures a step calls; `name` is the main model's, for messages."""
 
@@ -178,40 +175,16 @@ class _Planner:
         known = self._described[MAIN]
         for signature in known:
             gives = sum("logits" in info.name for info in signature.outputs) == 1
-            if gives and "prefill" not in signature.name and _caches(signature):
+            if gives and "prefill" not in signature.name and caches_of(signature):
                 return self._static(signature)
         raise self._missing("a decode signature with caches and one output of logits")
 
     def prefill(self, decode: SignatureInfo) -> SignatureInfo:
         """The longest signature that fills the caches of the decode signature."""
-        wanted = {name: info.shape for name, info in _caches(decode).items()}
-        fitting = [
-            signature
-            for signature in self._described[MAIN]
-            if "prefill" in signature.name
-            and wanted.items() <= {name: info.shape for name, info in _caches(signature).items()}.items()
-        ]
-        if not fitting:
+        found = longest_prefill(self._described[MAIN], decode)
+        if found is None:
             raise self._missing(f"a prefill signature with the caches of '{decode.name}'")
-        return self._static(
-            max(
-                fitting,
-                key=lambda signature: max(
-                    _length(i) for i in signature.inputs if role_of(i) in {"token", "embedding", "position"}
-                ),
-            )
-        )
-
-    def cache_length(self, decode: SignatureInfo) -> int:
-        """Positions that the shortest cache, or else the mask over it, has room for."""
-        slices = {info.name: info for info in decode.outputs if "slice" in info.name}
-        sizes = []
-        for name, cache in _caches(decode).items():
-            part = slices.get(name.replace("cache", "slice"))
-            if part is not None and len(part.shape) == len(cache.shape):
-                sizes += [size for size, new in zip(cache.shape, part.shape, strict=True) if size != new]
-        masks = [info.shape[-1] for info in decode.inputs if role_of(info) == "mask" and info.shape]
-        return max(sizes) if sizes else max(masks, default=0) or _MOST_TOKENS
+        return self._static(found)
 
     def calls(self, step: SignatureInfo) -> tuple[Call, ...]:
         """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
@@ -222,7 +195,7 @@ class _Planner:
                 before[call.model, call.signature.name] = call
         after: tuple[Call, ...] = ()
         outputs = {info.name for info in step.outputs}
-        if not set(_caches(step)) & outputs:
+        if not set(caches_of(step)) & outputs:
             after = (self._update(step),)
         for call in (*before.values(), *after):
             self._check(
@@ -235,7 +208,7 @@ class _Planner:
         for model in _HELPERS:
             for signature in self._described.get(model, ()):
                 if any(out.name == info.name and out.shape == info.shape for out in signature.outputs):
-                    takes_caches = _caches(signature)
+                    takes_caches = caches_of(signature)
                     if not takes_caches and role_of(info) != "cache":
                         return Call(model, signature)
         # A mask that covers cache and new tokens apart is the auxiliary model's to make.
@@ -266,7 +239,7 @@ class _Planner:
             if (
                 slices
                 and slices.items() <= taken.items()
-                and _caches(step).keys() <= {info.name for info in signature.outputs}
+                and caches_of(step).keys() <= {info.name for info in signature.outputs}
             ):
                 return Call(AUXILIARY, signature)
         if AUXILIARY not in self._described:
@@ -297,8 +270,3 @@ class _Planner:
     def _missing(self, what: str) -> UsageError:
         names = ", ".join(signature.name for signature in self._described[MAIN])
         return UsageError(f"{self._name} has no {what.removeprefix('a ')}, there is {names}")
-
-
-def _caches(signature: SignatureInfo) -> dict[str, TensorInfo]:
-    inputs = (info for info in signature.inputs if "slice" not in info.name)
-    return {info.name: info for info in inputs if role_of(info) == "cache"}

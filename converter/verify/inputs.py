@@ -55,13 +55,31 @@ class InputHint:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """An array that lies in a file, in the dtype and quantization of `info`."""
+
+    path: str
+    offset: int
+    info: TensorInfo
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(fields["path"], fields["offset"], TensorInfo.from_json(fields["info"]))
+
+    def array(self) -> NDArray[Any]:
+        """The array, mapped."""
+        return np.memmap(self.path, np.dtype(self.info.dtype), "r", self.offset, self.info.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class InputPlan:
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
     `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
     cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
     `limit` the end of the range of a token. `source` is the quantized counterpart whose range the real numbers take,
-    `spread` what they are multiplied by.
+    `spread` what they are multiplied by. `stored` is where the real numbers lie that it takes instead of random ones.
     """
 
     info: TensorInfo
@@ -79,6 +97,7 @@ class InputPlan:
     masked_rows: tuple[int, ...] = ()
     source: TensorInfo | None = None
     spread: float = 1.0
+    stored: Stored | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -93,6 +112,7 @@ class InputPlan:
                 "info": TensorInfo.from_json(fields["info"]),
                 "source": TensorInfo.from_json(fields["source"]) if fields["source"] else None,
                 "masked_rows": tuple(fields["masked_rows"]),
+                "stored": Stored.from_json(fields["stored"]) if fields["stored"] else None,
             }
         )
 
@@ -124,11 +144,13 @@ def plan(
     run: int = 0,
     kind: Kind = "realistic",
     hints: Sequence[InputHint | None] | None = None,
+    start: int | None = None,
 ) -> tuple[InputPlan, ...]:
     """One plan per input of the signature.
 
     With `hints` (one per input, None for plain data) names are not looked at. Later runs differ in position and in the
-    kind of mask: causal, with padding, sliding window, empty cache.
+    kind of mask: causal, with padding, sliding window, empty cache. `start` is the position of the first new token,
+    by default one that the seed decides.
     """
     roles: list[Role]
     if hints is None:
@@ -136,6 +158,7 @@ def plan(
     else:
         roles = [hint.role if hint else "data" for hint in hints]
     scene = _scene(signature, roles, seed, run)
+    scene = scene if start is None else replace(scene, start=start)
     plans = []
     for position, (info, role) in enumerate(zip(signature.inputs, roles, strict=True)):
         name = info.name if hints is None else str(position)
@@ -159,6 +182,8 @@ def pair(made: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
 
 def generate(made: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor."""
+    if made.stored is not None:
+        return converted(made.stored.array(), made.stored.info, made.info)
     source = made.source or made.info
     if made.role == "mask":
         return _encode(_mask(made), made.info)
@@ -172,6 +197,17 @@ def generate(made: InputPlan) -> NDArray[Any]:
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
         return _plain_integers(made)
     return _hostile(_encode(_real(made, source), made.info), made)
+
+
+def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
+    """The same real numbers in the type that the target has."""
+    if array.dtype == target.dtype and source.quantization == target.quantization:
+        return array
+    values = array.astype(np.float64)
+    if source.quantized:
+        scale, zero_point = _along_axis(source)
+        values = (values - zero_point) * scale
+    return _encode(values, target)
 
 
 def _fits(role: Role, info: TensorInfo) -> bool:
@@ -332,7 +368,7 @@ def _along_axis(info: TensorInfo) -> tuple[NDArray[np.float64], NDArray[np.float
     return np.array(info.scales, np.float64).reshape(shape), np.array(spread, np.float64).reshape(shape)
 
 
-def _encode(values: NDArray[np.float32], info: TensorInfo) -> NDArray[Any]:
+def _encode(values: NDArray[np.floating[Any]], info: TensorInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
     if info.quantized:
         scale, zero_point = _along_axis(info)

@@ -6,13 +6,14 @@ keeps open, the parent only plans it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
-from edge_opt.verify.inputs import InputPlan, generate, role_of
+from edge_opt.verify.caches import caches_of, growing_axis, part_of
+from edge_opt.verify.inputs import InputPlan, converted, generate, role_of
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.tensors import SignatureInfo, TensorInfo
 
@@ -20,6 +21,7 @@ _PARAMETERS = "param_tensor"
 _MASKED = -100.0  # what the exporter's own masks add
 
 Invoke = Callable[["Call", Arrays], Arrays]
+_Give = Callable[[TensorInfo], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,33 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """One call of a prefill: the position of its first token, and what its inputs are beside the caches."""
+
+    start: int
+    plans: tuple[InputPlan, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(fields["start"], tuple(InputPlan.from_json(plan) for plan in fields["plans"]))
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     """The new tokens of one step, by batch row, of which `valid` are no padding; `start` is the first's position."""
 
     tokens: Array
     start: int
     valid: int
+
+    def give(self, info: TensorInfo) -> Array:
+        """What the loop itself knows of an input."""
+        return basic_input(info, self.tokens, self.start, self.valid)
 
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
@@ -77,12 +100,12 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     filled = prompt.shape[1] - 1
     padded = np.zeros((len(prompt), loop.rows), np.int64)
     padded[:, :filled] = prompt[:, :filled]
-    board.carry_out(loop.prefill, _Step(padded, 0, filled), invoke)
+    board.carry_out(loop.prefill, _Step(padded, 0, filled).give, invoke)
     tokens: list[list[int]] = []
     logits: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
-        board.carry_out(loop.decode, _Step(current, filled + place, 1), invoke)
+        board.carry_out(loop.decode, _Step(current, filled + place, 1).give, invoke)
         found = board.values[loop.logits][0]
         rows = found.reshape(len(prompt), -1, found.shape[-1])[:, -1]
         current = rows.argmax(axis=-1)[:, np.newaxis]
@@ -91,23 +114,48 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     return tokens, np.stack(logits)
 
 
+def fill(call: Call, chunks: Sequence[Chunk], invoke: Invoke) -> Arrays:
+    """The caches after a prefill that took these chunks one after the other, in the type that its inputs have."""
+    board = _Board()
+    caches = caches_of(call.signature)
+    board.values.update({name: (_empty(info), info) for name, info in caches.items()})
+    for chunk in chunks:
+        plans = {made.info.name: made for made in chunk.plans}
+        board.carry_out((call,), lambda info, plans=plans: generate(plans[info.name]), invoke)
+        board.insert_parts(caches, chunk.start)
+    return {name: converted(*board.values[name], info) for name, info in caches.items()}
+
+
 class _Board:
-    """What earlier calls gave, by name; caches are empty (zero) until one gives them."""
+    """What earlier calls gave, by name."""
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[Array, TensorInfo]] = {}
 
-    def carry_out(self, calls: tuple[Call, ...], step: _Step, invoke: Invoke) -> None:
-        """The calls of one step, in order."""
+    def carry_out(self, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
+        """The calls of one step, in order; `give` makes what no call before gave."""
         for call in calls:
-            inputs = {info.name: self._input(info, step) for info in call.signature.inputs}
+            inputs = {info.name: self._input(info, give) for info in call.signature.inputs}
             outputs = invoke(call, inputs)
             self.values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
 
-    def _input(self, info: TensorInfo, step: _Step) -> Array:
+    def insert_parts(self, caches: Mapping[str, TensorInfo], start: int) -> None:
+        """Put new keys and values that came apart into their caches; a full one begins again at its front."""
+        for name, info in caches.items():
+            if part_of(name) not in self.values:
+                continue
+            part, given = self.values.pop(part_of(name))
+            axis = growing_axis(info, given)
+            array = part if axis is None else self.values[name][0].copy()
+            if axis is not None:
+                places = (start + np.arange(part.shape[axis])) % array.shape[axis]
+                array[(slice(None),) * axis + (places,)] = converted(part, given, info)
+            self.values[name] = array, info
+
+    def _input(self, info: TensorInfo, give: _Give) -> Array:
         if info.name in self.values:
             return converted(*self.values[info.name], info)
-        return basic_input(info, step.tokens, step.start, step.valid)
+        return give(info)
 
 
 def is_basic(info: TensorInfo) -> bool:
@@ -138,23 +186,8 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Arra
         masked, opened = (_MASKED, 0.0) if additive else (0.0, 1.0)
         made = InputPlan(info, "", 0, "mask", start=start, masked=masked, opened=opened)
         return generate(made).copy()
-    return converted(np.zeros(info.shape, np.float32), None, info)
+    return _empty(info)
 
 
-def converted(array: Array, source: TensorInfo | None, target: TensorInfo) -> Array:
-    """The same real numbers in the type that the target has."""
-    if array.dtype == target.dtype and (source is None or source.quantization == target.quantization):
-        return array
-    values = array.astype(np.float64)
-    if source is not None and source.quantized:
-        values = (values - _points(source)) * source.scales[0]
-    if not target.quantized:
-        return values.astype(target.dtype)
-    limits = np.iinfo(target.dtype)
-    codes = np.rint(values / target.scales[0]) + _points(target)
-    clipped: Array = np.clip(codes, limits.min, limits.max).astype(target.dtype)
-    return clipped
-
-
-def _points(info: TensorInfo) -> int:
-    return info.zero_points[0] if info.zero_points else 0
+def _empty(info: TensorInfo) -> Array:
+    return converted(np.zeros(info.shape, np.float32), replace(info, dtype="float32", scales=()), info)

@@ -195,7 +195,15 @@ class _Sums:
         self.aa = self.bb = self.ab = self.noise = 0.0
 
     def add(self, begin: int, a: Floats, b: Floats, atol: float, rtol: float) -> None:
+        finite = np.abs(a[np.isfinite(a)])
+        self.finite += finite.size
+        self.largest = max(self.largest, float(finite.max(initial=0.0)))
         with np.errstate(invalid="ignore", over="ignore"):
+            if finite.size == a.size and np.array_equal(a, b):
+                # The usual case; the rest would find no difference, in ten times the time.
+                power = float(a @ a)
+                self.aa, self.bb, self.ab = self.aa + power, self.bb + power, self.ab + power
+                return
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             gap = np.where(same, 0.0, np.abs(a - b))
             gap[np.isnan(gap)] = math.inf
@@ -205,9 +213,6 @@ class _Sums:
             self.bb += float(b @ b)
             self.ab += float(a @ b)
             self.noise += float(gap @ gap)
-        finite = np.abs(a[np.isfinite(a)])
-        self.finite += finite.size
-        self.largest = max(self.largest, float(finite.max(initial=0.0)))
         place = int(gap.argmax())
         if gap[place] > self.max_abs:
             self.max_abs = float(gap[place])
@@ -279,6 +284,9 @@ def _ulps(a: NDArray[Any], b: NDArray[Any]) -> tuple[tuple[str, int], ...]:
     """Neighbouring floats are neighbouring integers once negative ones are mirrored."""
     counts = dict.fromkeys([name for _, name in _ULP_BUCKETS] + [_ULP_REST, _ULP_NAN], 0)
     for one, other in _pieces(a, b):
+        if np.array_equal(one.view(np.uint8), other.view(np.uint8)):
+            counts["0"] += one.size
+            continue
         nan = np.isnan(one) | np.isnan(other)
         both = np.isnan(one) & np.isnan(other)
         distance = np.abs(_ordered(one) - _ordered(other))[~nan]

@@ -5,6 +5,7 @@ that fails is a value.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,6 +88,7 @@ class ProofRequest:
     kind: Kind
     row_axes: tuple[int | None, ...]
     limits: tuple[tuple[int, int] | None, ...] = ()
+    at_once: bool = False
 
 
 def prove(
@@ -96,7 +98,7 @@ def prove(
     request: ProofRequest,
     run: Runner,
 ) -> Proof:
-    """Runs both models on the same inputs; at most one of them is loaded at a time.
+    """Runs both models on the same inputs, at once if the request says so, else one loaded at a time.
 
     Raises:
         Whatever `run` raises.
@@ -115,16 +117,20 @@ def prove(
     outputs: dict[str, tuple[OutputProof, ...]] = {}
     originals: list[list[Array]] = []
     spread: tuple[Difference, ...] | None = None
-    for kernels in request.kernels:
-        reference = [list(values.values()) for values in run(before, kernels, inputs)]
-        if originals and spread is None:
-            spread = _spread(originals, reference, first)
-        originals = originals or reference
-        rewritten = (list(values.values()) for values in run(after, kernels, renamed))
-        try:
-            outputs[kernels] = _compare(reference, rewritten, first, plans, request)
-        except _ShapesDifferError as error:
-            return Proof({}, mismatch=str(error))
+    with ThreadPoolExecutor(1) as beside:
+        for kernels in request.kernels:
+            # The runtime lets other threads work while it computes.
+            started = beside.submit(run, after, kernels, renamed) if request.at_once else None
+            reference = [list(values.values()) for values in run(before, kernels, inputs)]
+            if originals and spread is None:
+                spread = _spread(originals, reference, first)
+            originals = originals or reference
+            results = started.result() if started else run(after, kernels, renamed)
+            try:
+                rewritten = [list(values.values()) for values in results]
+                outputs[kernels] = _compare(reference, rewritten, first, plans, request)
+            except _ShapesDifferError as error:
+                return Proof({}, mismatch=str(error))
     return Proof(outputs, spread)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from edge_opt.ir import Tensor
+    from edge_opt.ir import Operator, Tensor
     from edge_opt.passes.rewrite import Rewrite
     from edge_opt.verify.metrics import Difference
     from edge_opt.verify.proof import Proof as Outcome
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _ROUNDING = 1e-6
 _SECONDS_PER_REGION = 120.0
+_AT_ONCE_BYTES = 256 << 20  # of intermediate tensors in both versions together
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class _Question:
     row_axes: tuple[int | None, ...]
     limits: tuple[tuple[int, int] | None, ...] = ()
     must_compare: bool = True
+    at_once: bool = False
 
 
 class RegionProver:
@@ -85,10 +87,11 @@ class RegionProver:
         self.regions += 1
         saturation = rewrite.saturation
         limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
+        at_once = _bytes_between((*rewrite.old, *rewrite.new)) <= _AT_ONCE_BYTES
         proofs: list[Proof] = []
         for spreads in rewrite.spreads:
             known = _hints(rewrite, inputs, outputs, spreads)
-            question = _Question(before, after, demand, *known, limits, must_compare=not proofs)
+            question = _Question(before, after, demand, *known, limits, not proofs, at_once)
             proofs.append(self._answer(question, rewrite))
             if not proofs[-1].holds:
                 return proofs[-1]
@@ -122,6 +125,7 @@ class RegionProver:
             hints=question.hints,
             row_axes=question.row_axes,
             limits=question.limits,
+            at_once=question.at_once,
             where=where,
         )
         return _judge(outcome, question, kernels)
@@ -150,6 +154,11 @@ class RegionProver:
                 continue
             return replace(proof, note=f"on {kernels} kernels only: the others refuse the region as it was")
         return _failed(question.demand, f"the runtime cannot run the region as it was: {reasons[0]}")
+
+
+def _bytes_between(operators: Sequence[Operator]) -> int:
+    """How much the operators define."""
+    return sum(t.dtype.byte_size(t.elements) or 0 for operator in operators for t in operator.outputs)
 
 
 def _hints(

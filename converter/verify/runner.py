@@ -29,7 +29,7 @@ from edge_opt.verify.errors import (
     RuntimeUnavailable,
 )
 from edge_opt.verify.inputs import InputHint, InputPlan, Kind
-from edge_opt.verify.loop import Loop
+from edge_opt.verify.loop import Call, Chunk, Loop
 from edge_opt.verify.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
 from edge_opt.verify.proof import Proof
 from edge_opt.verify.protocol import Arrays, FrameError, Header
@@ -150,6 +150,21 @@ class Worker:
             reply, results = self._ask(header, model, {}, where, more=more)
         return reply["tokens"], results["logits"]
 
+    def fill(
+        self,
+        model: Model,
+        signature: SignatureInfo,
+        runs: Sequence[Sequence[Chunk]],
+        kernels: Kernels = "xnnpack",
+    ) -> list[Arrays]:
+        """The caches after each run of a prefill signature, whose inputs the worker generates itself."""
+        call = asdict(Call("main", signature))
+        listed = [[chunk.to_json() for chunk in chunks] for chunks in runs]
+        header = {"operation": "fill", "kernels": kernels, "call": call, "runs": listed}
+        where = f"model {name_of(model)}, signature '{signature.name}', {kernels} kernels"
+        _, results = self._ask(header, model, {}, where)
+        return _by_run(results, len(runs))
+
     def prove(
         self,
         before: bytes,
@@ -162,6 +177,7 @@ class Worker:
         kind: Kind = "realistic",
         row_axes: Sequence[int | None] = (),
         limits: Sequence[tuple[int, int] | None] = (),
+        at_once: bool = False,
         where: str = "",
     ) -> Proof:
         """Runs two small models on the same random inputs, by position in subgraph 0; only figures come back.
@@ -179,6 +195,7 @@ class Worker:
                 that fully masked rows are measured apart; None, or a missing one: not separated.
             limits: for each output, the codes at which the first version was clipped inside, so that those elements
                 are counted apart; None, or a missing one: nowhere.
+            at_once: run both models at the same time, which takes the memory of both.
             where: the region's name, for error messages.
 
         Raises:
@@ -195,6 +212,7 @@ class Worker:
             "kind": kind,
             "row_axes": list(row_axes),
             "limits": [list(pair) if pair else None for pair in limits],
+            "at_once": at_once,
         }
         arrays = {"before": _as_array(before), "after": _as_array(after)}
         reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip())
@@ -211,11 +229,7 @@ class Worker:
         header = {"operation": "run", "signature": signature, "kernels": kernels, "inputs": list(inputs)}
         where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
         _, results = self._ask(header, model, arrays, where)
-        runs: list[Arrays] = [{} for _ in inputs]
-        for key, array in results.items():
-            number, _, name = key.partition("/")
-            runs[int(number)][name] = array
-        return runs
+        return _by_run(results, len(inputs))
 
     def _ask(
         self, header: Header, model: Model, arrays: Arrays, where: str, *, more: int = 0
@@ -250,6 +264,14 @@ class Worker:
         if self._process is None:
             self._process = ChildProcess()
         return self._process
+
+
+def _by_run(results: Arrays, count: int) -> list[Arrays]:
+    runs: list[Arrays] = [{} for _ in range(count)]
+    for key, array in results.items():
+        number, _, name = key.partition("/")
+        runs[int(number)][name] = array
+    return runs
 
 
 class _Sent:

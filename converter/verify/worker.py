@@ -103,6 +103,7 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
         kind=header["kind"],
         row_axes=tuple(header["row_axes"]),
         limits=tuple(None if pair is None else (pair[0], pair[1]) for pair in header["limits"]),
+        at_once=header["at_once"],
     )
     sources = [arrays[name].tobytes() for name in ("before", "after")]
     described = []
@@ -133,6 +134,20 @@ def _generate(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     return {"tokens": tokens}, {"logits": logits}
 
 
+def _fill_caches(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    session = native.Session(_model(header, arrays), header["kernels"])
+    results: Arrays = {}
+    for number, listed in enumerate(header["runs"]):
+        chunks = [loop.Chunk.from_json(fields) for fields in listed]
+        filled = loop.fill(
+            loop.Call.from_json(header["call"]),
+            chunks,
+            lambda call, values: session.run(call.signature.name, values),
+        )
+        results.update({f"{number}/{name}": array for name, array in filled.items()})
+    return {}, results
+
+
 def _of(which: str, native: ModuleType, do: Callable[[], Any]) -> Any:
     try:
         return do()
@@ -150,7 +165,7 @@ def _model(header: Header, arrays: Arrays) -> Path | bytes:
     return Path(header["path"]) if header.get("path") else arrays["model"].tobytes()
 
 
-_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate}
+_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill_caches}
 
 
 def _limit(what: int, value: int) -> None:

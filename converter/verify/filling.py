@@ -1,0 +1,134 @@
+"""Caches as a prefill leaves them, kept in a file: what the realistic inputs of a signature with caches read.
+
+The prefill is the reference model's own, run on realistic inputs, one chunk of tokens after the other, up to the
+position where the signature begins. Both models that are compared get what came out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.verify import noise
+from edge_opt.verify.caches import cache_length, caches_of, growing_axis, longest_prefill, new_tokens, part_of
+from edge_opt.verify.errors import RuntimeFailed
+from edge_opt.verify.inputs import InputPlan, Stored, plan
+from edge_opt.verify.loop import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from edge_opt.verify.runner import Model, Worker
+    from edge_opt.verify.tensors import SignatureInfo
+
+_REPLY_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class FilledCaches:
+    """Filled caches by prefill signature, run and name; `fillers` has the prefill of each signature that has one.
+
+    `told` says, for people, what the caches of which signatures hold.
+    """
+
+    fillers: dict[str, str] = field(default_factory=dict)
+    stored: dict[tuple[str, int, str], Stored] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+
+    def put_into(self, plans: Iterable[InputPlan], signature: str, run: int) -> tuple[InputPlan, ...]:
+        """The plans of one run, those of filled caches with where their numbers lie."""
+        filler = self.fillers.get(signature, "")
+        return tuple(
+            replace(made, stored=self.stored.get((filler, run, made.info.name))) if made.role == "cache" else made
+            for made in plans
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """Fills the caches of one model; `folder` is where they go."""
+
+    worker: Worker
+    model: Model
+    described: Mapping[str, SignatureInfo]
+    seed: int
+    folder: Path
+
+    def served(self, names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+        """Signatures by the prefill that fills their caches, and those whose caches none fills."""
+        by_filler: dict[str, list[str]] = {}
+        without: list[str] = []
+        for name in names:
+            signature = self.described[name]
+            if caches_of(signature):
+                filler = longest_prefill(self.described.values(), signature)
+                if filler is None or not _can_fill(filler):
+                    without.append(name)
+                else:
+                    by_filler.setdefault(filler.name, []).append(name)
+        return by_filler, without
+
+    def fill(self, filler: str, names: Sequence[str], runs: Sequence[int], into: FilledCaches) -> None:
+        """Run one prefill, for each run as far as the signatures need it."""
+        prefill = self.described[filler]
+        chunks = {run: self._chunks(prefill, self._needed(names, run), run) for run in runs}
+        size = sum(_bytes(info) for info in caches_of(prefill).values())
+        batch = max(_REPLY_BYTES // max(size, 1), 1)
+        listed = ", ".join(names)
+        try:
+            for begin in range(0, len(runs), batch):
+                these = runs[begin : begin + batch]
+                results = self.worker.fill(self.model, prefill, [chunks[run] for run in these])
+                for run, arrays in zip(these, results, strict=True):
+                    self._keep(prefill, run, arrays, into)
+        except RuntimeFailed as error:
+            into.told.append(f"caches of {listed}: random, because the prefill that would fill them failed: {error}")
+            return
+        into.fillers.update(dict.fromkeys(names, filler))
+        tokens = ", ".join(str(self._needed(names, run)) for run in runs)
+        into.told.append(f"caches of {listed}: filled by {filler} up to position {tokens}")
+
+    def _needed(self, names: Iterable[str], run: int) -> int:
+        """The last position at which one of the signatures begins in this run."""
+        plans = (plan(self.described[name], seed=self.seed, run=run) for name in names)
+        return max((made.start for listed in plans for made in listed), default=0)
+
+    def _chunks(self, prefill: SignatureInfo, count: int, run: int) -> tuple[Chunk, ...]:
+        """Calls that take `count` tokens or a few more, none of them beyond the end of the cache."""
+        step = new_tokens(prefill)
+        last = max(cache_length(prefill) - step, 0)
+        chunks = []
+        for number in range(math.ceil(count / step)):
+            start = min(number * step, last)
+            seed = noise.seed_of(self.seed, "fill", run, number)
+            chunks.append(Chunk(start, plan(prefill, seed=seed, start=start)))
+        return tuple(chunks)
+
+    def _keep(self, prefill: SignatureInfo, run: int, arrays: dict[str, Any], into: FilledCaches) -> None:
+        path = self.folder / "caches"
+        infos = caches_of(prefill)
+        with path.open("ab") as file:
+            for name in list(arrays):
+                array = np.ascontiguousarray(arrays.pop(name))
+                into.stored[prefill.name, run, name] = Stored(str(path), file.tell(), infos[name])
+                file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _can_fill(prefill: SignatureInfo) -> bool:
+    """Whether every cache comes out again, whole or as a part whose place is known, and has a fixed shape."""
+    outputs = {info.name: info for info in prefill.outputs}
+    for name, cache in caches_of(prefill).items():
+        part = outputs.get(part_of(name))
+        whole = name in outputs and outputs[name].shape == cache.shape
+        grows = part is not None and (part.shape == cache.shape or growing_axis(cache, part) is not None)
+        if -1 in cache.declared or not (whole or grows):
+            return False
+    return new_tokens(prefill) > 1 and all(-1 not in info.declared for info in prefill.inputs)
+
+
+def _bytes(info: Any) -> int:
+    return math.prod(info.shape) * np.dtype(info.dtype).itemsize
