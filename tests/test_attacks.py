@@ -381,28 +381,37 @@ def test_attention_that_feeds_attention_a_thousand_times_takes_no_stack() -> Non
 
 
 def test_a_head_size_of_zero_is_no_division() -> None:
-    text = _BLOCK.format(
-        type="float32",
-        q="",
-        p="",
-        query="",
-        logits="",
-        probabilities="",
-        tail="",
-        q0="%q",
-        l0="%l",
-        p0="%p",
-        w0="%w",
-    )
-    content = to_bytes(
-        parse(
-            text.replace("%v: float32[1,2,6,8]", "%v: float32[1,2,6,0]").replace(
-                "%w: float32[1,2,4,8]", "%w: float32[1,2,4,0]"
-            )
-        )
-    )
-    (match,) = find_blocks(load(content).subgraphs[0])
+    plain = dict.fromkeys(("q", "p", "query", "logits", "probabilities", "tail"), "")
+    text = _BLOCK.format(type="float32", q0="%q", l0="%l", p0="%p", w0="%w", **plain)
+    for tensor, size in (("%v", 6), ("%w", 4)):
+        text = text.replace(f"{tensor}: float32[1,2,{size},8]", f"{tensor}: float32[1,2,{size},0]")
+    (match,) = find_blocks(load(to_bytes(parse(text))).subgraphs[0])
     assert "an empty tensor" in str(match)
+
+
+@pytest.mark.parametrize(
+    ("query", "result"),
+    [
+        ("%q: float32[] = SUM(%x, int32{0, 1, 2, 3})", "float32[1,2,4,8]"),
+        ("%q: float32[1,2,4,8] = NEG(%x)", "float32[]"),
+        ("%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})", "float32[1,2,4,8]"),
+    ],
+    ids=["a scalar query", "a scalar result", "nothing to contract"],
+)
+def test_products_that_lie_tell_nothing_of_heads_that_nothing_merges(query: str, result: str) -> None:
+    keys = "%k: float32[1,2,6,0]" if "4,0]" in query else "%k: float32[1,2,6,8]"
+    text = f"""
+        subgraph main (%x: float32[1,2,4,8], {keys}, %v: float32[1,2,6,8]) {{
+          {query}
+          %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          %p: float32[1,2,4,6] = SOFTMAX(%l)
+          %w: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+          %u: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+          %s: {result} = ADD(%w, %u)
+          return %s
+        }}
+    """
+    assert not convert(to_bytes(parse(text)), verify="none").converted
 
 
 def test_the_plain_block_is_converted() -> None:

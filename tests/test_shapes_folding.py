@@ -146,6 +146,12 @@ def test_a_value_that_leaves_its_type_is_unknown() -> None:
     assert folded_values(model) == [None]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_complex_value_is_not_folded_into_a_real_one() -> None:
+    model = one_operator("CAST", [const([1j, 2], "COMPLEX64")], [T((), "INT32")])
+    assert folded_values(model) == [None]
+
+
 def test_a_fused_activation_is_not_folded() -> None:
     options = ("AddOptions", {"fusedActivationFunction": 1})
     assert folded_values(one_operator("ADD", [const([-3]), const([1])], [T((), "INT32")], options)) == [None]

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 
 def labelling_by_origin(
-    output: Tensor, values: dict[Operator, int], logits: Iterable[Operator], operands: OperandFactors
+    output: Tensor, values: dict[Operator, int], logits: list[Operator], operands: OperandFactors
 ) -> tuple[Labelling, Factored, int] | None:
     """How the heads lie in `output`, the (sum of the) value product(s), and how many there are; None if nothing tells.
 
     `values`: the value products, and which of their operands holds the probabilities.
     """
+    products = [*values, *logits]
+    summed = [] if output.producer is None else [output.producer]
+    if any(map(operands.distrusted, products + summed)) or not all(map(_contracted, products)):
+        return None
     side = next(iter(values.values()))
     rows = len(output.shape) - (2 if side == 0 else 1)
     for heads in sorted(_head_counts(logits), reverse=True):

@@ -69,6 +69,8 @@ def _settle(value: Array | None, shape: Shape | None, dtype: int) -> Array | Non
 
 
 def _fits(value: Array, target: np.dtype[Any]) -> bool:
+    if value.dtype.kind == "c" and target.kind != "c":
+        return False
     if value.dtype == target or value.dtype.kind == "b" or target.kind in "bfc" or not value.size:
         return True
     limits = np.iinfo(target)
