@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=Path, nargs="*", default=[], help="folders with models to make mutants of"
     )
-    parser.add_argument("--convert-one-in", type=int, default=4, help="default: 4; 1 converts all")
+    parser.add_argument("--convert-one-in", type=int, default=8, help="default: 8; 1 converts all")
     parser.add_argument("--save", type=Path, help="folder for the first mutant of each finding")
     parser.add_argument("--only", type=int, help="examine this one mutant here, and show what happens")
     parser.add_argument("--child", help=argparse.SUPPRESS)

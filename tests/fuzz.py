@@ -44,7 +44,7 @@ from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
 SECONDS = 1.0
 """Processor time that a mutant may take."""
 
-_SOME = 4
+_COPIED_ONE_IN = 16
 _BUNDLE_HEADER = 700
 _EDGES = (0, 1, 2, 3, 4, 7, 8, 16, 31, 64, 127, 128, 255, 256, 1000, 32767, 32768, 65535, 65536, 1 << 24)
 _BIG = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**48, 2**63 - 1, 2**64 - 1)
@@ -69,7 +69,7 @@ def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes
     chance = Random(f"{run}/{number}")
     (chosen,) = chance.choices(seeds, cum_weights=_shares(tuple(len(seed.content) for seed in seeds)))
     content = chosen.content
-    if chosen.root is not None and chance.random() < 0.65:
+    if chosen.root is not None and chance.random() < 0.5:
         content = _structured(chosen.root, content, seeds, chance)
     if content is chosen.content or chance.random() < 0.1:
         content = _raw(content, seeds, chance)
@@ -78,7 +78,7 @@ def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes
 
 @lru_cache(maxsize=1)
 def _shares(sizes: tuple[int, ...]) -> list[float]:
-    return list(accumulate((1000 + size) ** -1.5 for size in sizes))
+    return list(accumulate((1000 + size) ** -2 for size in sizes))
 
 
 def examine(content: bytes, converted_one_in: int = 1) -> str:
@@ -125,7 +125,7 @@ def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
     except ModelFormatError as error:
         _check_sentence(error)
         return "refused by the reader"
-    if checksum % _SOME == 0:
+    if checksum % _COPIED_ONE_IN == 0:
         _check_copy(file.root)
     try:
         model = from_tables(file)
@@ -136,7 +136,7 @@ def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
     for graph in model.subgraphs:
         for match in find_blocks(graph):
             str(match)
-    if checksum // _SOME % converted_one_in:
+    if checksum // _COPIED_ONE_IN % converted_one_in:
         return "matched, not converted"
     result = convert(model, verify="none", dry_run=True)
     written = load(to_bytes(model))

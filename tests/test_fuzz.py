@@ -50,7 +50,7 @@ def test_the_seeds_themselves_are_accepted() -> None:
 def test_the_examination_notices_what_is_not_written_as_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter((SEEDS[0].content, b""))
     monkeypatch.setattr(fuzz, "model_bytes", lambda _: next(made))
-    monkeypatch.setattr(fuzz, "_SOME", 1)
+    monkeypatch.setattr(fuzz, "_COPIED_ONE_IN", 1)
     with pytest.raises(fuzz.WrongError, match="does not read and write the same"):
         fuzz.examine(SEEDS[0].content)
 
