@@ -89,7 +89,9 @@ def edge_opt(
 @app.command()
 def convert(
     *,
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A .tflite model, or a .litertlm bundle.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A .tflite model, or a .litertlm or .task bundle.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="OUT", help="Default: beside IN, as NAME.opt.tflite."),
@@ -144,7 +146,7 @@ def convert(
             metavar="|".join(SECTIONS),
             callback=_one_of(SECTIONS),
             autocompletion=completion.one_of(SECTIONS),
-            help="Of a .litertlm bundle, rewrite the prefill/decode model or all of its models.",
+            help="Of a bundle, rewrite the prefill/decode model or all of its models.",
         ),
     ] = "prefill-decode",
     report: Annotated[

@@ -1,4 +1,4 @@
-"""Files that hold models: a .tflite is one, a LiteRT-LM bundle several. What a conversion reads and writes."""
+"""Files that hold models: a .tflite is one, a .litertlm or .task bundle several. What a conversion reads and writes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from edge_opt.ir import Model, from_tables, load, save, to_tables
+from edge_opt.schema.bundle import Bundle, open_bundle
 from edge_opt.schema.errors import UsageError
-from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle, write_bundle
 from edge_opt.schema.reader import read_model
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ def open_container(
         raise UsageError(f"sections '{sections}' do not exist; there are: {', '.join(get_args(Sections))}")
     if isinstance(source, Model):
         return SingleModel(source)
-    if not isinstance(source, bytes) and is_bundle(source):
-        return BundledModels(read_bundle(source), sections)
-    return SingleModel(load(source), source)
+    bundle = None if isinstance(source, bytes) else open_bundle(source)
+    return SingleModel(load(source), source) if bundle is None else BundledModels(bundle, sections)
 
 
 class SingleModel:
@@ -95,7 +94,7 @@ class SingleModel:
 
 
 class BundledModels:
-    """The chosen models of a .litertlm bundle; the other sections go over byte for byte."""
+    """The chosen models of a bundle; its other parts go over byte for byte."""
 
     def __init__(self, bundle: Bundle, sections: Sections) -> None:
         self._bundle = bundle
@@ -126,14 +125,15 @@ class BundledModels:
     ) -> None:
         """Write the bundle, the chosen models anew."""
         models = {index: to_tables(part.model) for index, part in zip(self._chosen, self.parts, strict=True)}
-        write_bundle(self._bundle, models, path, overwrite=overwrite, progress=progress, check=check)
+        self._bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
     def pairs(self, written: Path) -> Iterator[tuple[Comparable, Comparable]]:
         """The chosen sections, read afresh from both bundles."""
-        after = read_bundle(written)
+        after = open_bundle(written)
+        assert after is not None
         for index in self._chosen:
             yield _section_model(self._bundle, index), _section_model(after, index)
 
 
 def _section_model(bundle: Bundle, index: int) -> Model:
-    return from_tables(read_model(bundle.part(bundle.sections[index])))
+    return from_tables(read_model(bundle.content(index)))

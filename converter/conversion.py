@@ -167,8 +167,8 @@ def convert(
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
     Args:
-        source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model` (which is edited in place), or what
-            `litert_torch.convert` returns; then the result is of that kind too.
+        source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place), or
+            what `litert_torch.convert` returns; then the result is of that kind too.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
         target: a bundled target's name, the path of a target file, or a `Target`.
         passes: names of the passes to run, all that are on for the target where None.

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.container import open_container
 from edge_opt.conversion import convert
-from edge_opt.ir import Constants, DType, load
+from edge_opt.ir import Constants, DType
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import PASSES, Context
 from edge_opt.passes.contract import Site
@@ -144,7 +145,7 @@ class Explanation:
 def inspect_model(
     source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
 ) -> Inspection:
-    """Look at a model without changing it; for a target, also at what that one refuses or gets wrong.
+    """Look at a model (of a bundle: its prefill/decode model); for a target, also at what that refuses or gets wrong.
 
     Raises:
         ModelFormatError: the source is not a valid model.
@@ -237,9 +238,7 @@ def _changed(old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]
 
 
 def _loaded(source: str | os.PathLike[str] | bytes | Model) -> Model:
-    from edge_opt.ir import Model as ModelType  # noqa: PLC0415
-
-    return source if isinstance(source, ModelType) else load(source)
+    return open_container(source).parts[0].model
 
 
 def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:

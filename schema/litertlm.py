@@ -80,6 +80,22 @@ class Bundle:
         """The bytes of a section, as something that `read_model` reads."""
         return self.source.section(section.begin, section.end - section.begin)
 
+    def content(self, index: int) -> Source:
+        """As `part`, by the section's index."""
+        return self.part(self.sections[index])
+
+    def write(
+        self,
+        models: Mapping[int, Table],
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+        check: Callable[[Path], None] | None = None,
+    ) -> WriteStats:
+        """As `write_bundle`."""
+        return write_bundle(self, models, path, overwrite=overwrite, progress=progress, check=check)
+
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
     """True where the file begins like a bundle; a file that cannot be opened is none."""

@@ -378,7 +378,7 @@ def _what_else(start: bytes) -> str:
         return f"it has only {len(start)} bytes, export or download it again"
     if start == b"LITERTLM":
         return "it is a .litertlm bundle, give one of the models inside it"
-    if start.startswith(b"PK"):
+    if start.startswith(b"PK") or start[4:] == b"PK\3\4":
         return "it is a zip archive (a .task bundle or a .keras file?), give the .tflite inside it"
     if start == b"version ":
         return "it is a Git LFS pointer, fetch the file with `git lfs pull`"

@@ -37,7 +37,7 @@ BAD = {
     "root outside": (with_root_at(2**31), ""),
     "root in itself": (with_root_at(0), ""),
     "offsets outside": (scrambled(), ""),
-    "a zip file": (b"PK\x03\x04" + bytes(100), "is no TFLite model"),
+    "a zip file": (b"PK\x03\x04" + bytes(100), "zip archive"),
 }
 
 
