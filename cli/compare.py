@@ -62,6 +62,8 @@ def show(report: ComparisonReport) -> None:
     ]
     rows += [_row(signature) for signature in report.signatures]
     output.say(output.table(rows, left=2))
+    for sentence in (*report.caches, *report.notes()):
+        output.say(f"  {sentence}")
     output.say()
     if report.equal:
         output.say(f"Equal: {report.summary()}.")

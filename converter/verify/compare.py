@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Literal, Self, cast, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from edge_opt.verify.comparison import (
     OutputComparison,
     SignatureComparison,
 )
+from edge_opt.verify.filling import FilledCaches, Filler
 from edge_opt.verify.generate import Models, compare_generation, find_models, with_helpers
 from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.verify.protocol import Array, Arrays
@@ -59,8 +61,8 @@ def compare(
     """Runs every signature of both models on the same random inputs and measures the outputs.
 
     Inputs are matched by the signature's names, or by position where a model has no signatures (then the name is
-    `main`). A quantized input gets the same real numbers as its float counterpart. What one model has and the other
-    lacks is a reported difference.
+    `main`). A quantized input gets the same real numbers as its float counterpart. Caches are filled by the prefill of
+    `a`. What one model has and the other lacks is a reported difference.
 
     Args:
         a: the reference: a path, the bytes of a model, or a `Model`.
@@ -93,14 +95,13 @@ def compare(
         first = stack.enter_context(Source(models[0].main, "a"))
         second = stack.enter_context(Source(models[1].main, "b"))
         first.name, second.name = _name(a, first), _name(b, second)
-        job = _Job(running, first, second, _input_sets(runs, hostile=hostile), seed, atol, rtol, progress)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
+        job = _Job(running, first, second, runs, hostile, seed, atol, rtol, progress, folder)
         # First: what is missing for it is found before the long work.
         generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
         found = job.signatures(signatures, _kernels(backend))
         place = job.first_difference(found) if locate else None
-    return ComparisonReport(
-        first.name, second.name, backend, seed, runs, hostile, atol, rtol, tuple(found), place, generation
-    )
+        return job.report(backend, found, place, generation)
 
 
 def _input_sets(runs: int, *, hostile: bool) -> list[tuple[Kind, int]]:
@@ -157,14 +158,45 @@ class _Job:
     worker: Worker
     a: Source
     b: Source
-    sets: list[tuple[Kind, int]]
+    runs: int
+    hostile: bool
     seed: int
     atol: float
     rtol: float
     progress: Progress | None
+    folder: Path
+    caches: FilledCaches = field(default_factory=FilledCaches, init=False)
     described: tuple[dict[str, SignatureInfo], dict[str, SignatureInfo]] = field(default=({}, {}), init=False)
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
+
+    @property
+    def sets(self) -> list[tuple[Kind, int]]:
+        """Kinds of inputs, with the number that tells one set from another."""
+        return _input_sets(self.runs, hostile=self.hostile)
+
+    def report(
+        self,
+        backend: Backend,
+        found: Sequence[SignatureComparison],
+        place: FirstDifference | None,
+        generation: GenerationComparison | None,
+    ) -> ComparisonReport:
+        """All that was found, with what it was found on."""
+        return ComparisonReport(
+            self.a.name,
+            self.b.name,
+            backend,
+            self.seed,
+            self.runs,
+            self.hostile,
+            self.atol,
+            self.rtol,
+            tuple(found),
+            place,
+            generation,
+            tuple(self.caches.told),
+        )
 
     def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
         """Both models drive the loop of prefill and decode."""
@@ -181,6 +213,8 @@ class _Job:
         self.described = ours, theirs
         names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
         self.steps = 2 * len(names) * len(kernel_sets)
+        self._fill_caches([name for name in names if name in ours])
+        begun = self.done
         found = []
         for kernels in kernel_sets:
             for name in names:
@@ -189,9 +223,24 @@ class _Job:
                 else:
                     where = self.a.name if name in ours else self.b.name
                     found.append(SignatureComparison(name, kernels, reason=_ONLY.format(where)))
-                self.done = 2 * len(found)
+                self.done = begun + 2 * len(found)
         self.tell("compared")
         return found
+
+    def _fill_caches(self, names: Sequence[str]) -> None:
+        """Of realistic runs; caches of hostile ones hold what is hostile."""
+        filler = Filler(self.worker, self.a.model, self.described[0], self.seed, self.folder)
+        by_filler, without = filler.served(names)
+        self.steps += len(by_filler)
+        for prefill, served in by_filler.items():
+            self.tell(f"{prefill}: filling caches")
+            filler.fill(prefill, served, range(self.runs), self.caches)
+            self.done += 1
+        if without:
+            listed = ", ".join(without)
+            self.caches.told.append(
+                f"caches of {listed}: random, because no prefill signature of a fills them"
+            )
 
     def first_difference(self, found: Sequence[SignatureComparison]) -> FirstDifference | None:
         """Where the first output that differs begins to; None where none does in its numbers."""
@@ -258,6 +307,8 @@ class _Job:
         plans_a, plans_b = [], []
         for kind, run in sets:
             made = plan(signature, seed=self.seed, run=run, kind=kind)
+            if kind == "realistic":
+                made = self.caches.put_into(made, signature.name, run)
             twins = [pair(one, other) for one, (_, other) in zip(made, paired.inputs, strict=True)]
             plans_a.append([one for one, _ in twins])
             plans_b.append([other for _, other in twins])

@@ -174,7 +174,7 @@ class GenerationComparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonReport:
-    """Two models, or a model and its golden file, on the same inputs."""
+    """Two models, or a model and its golden file, on the same inputs; `caches` says what those of them held."""
 
     a: str
     b: str
@@ -187,6 +187,7 @@ class ComparisonReport:
     signatures: tuple[SignatureComparison, ...]
     first_difference: FirstDifference | None = None
     generation: GenerationComparison | None = None
+    caches: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -240,6 +241,7 @@ class ComparisonReport:
             "hostile": self.hostile,
             "atol": self.atol,
             "rtol": self.rtol,
+            "caches": list(self.caches),
             "notes": self.notes(),
             "signatures": [signature.to_dict() for signature in self.signatures],
             "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from edge_opt.verify.protocol import Arrays
     from edge_opt.verify.runner import Model, Worker
-    from edge_opt.verify.tensors import SignatureInfo
+    from edge_opt.verify.tensors import SignatureInfo, TensorInfo
 
 _REPLY_BYTES = 256 << 20
 
@@ -43,7 +44,9 @@ class FilledCaches:
         """The plans of one run, those of filled caches with where their numbers lie."""
         filler = self.fillers.get(signature, "")
         return tuple(
-            replace(made, stored=self.stored.get((filler, run, made.info.name))) if made.role == "cache" else made
+            replace(made, stored=self.stored.get((filler, run, made.info.name)))
+            if made.role == "cache"
+            else made
             for made in plans
         )
 
@@ -86,7 +89,9 @@ class Filler:
                 for run, arrays in zip(these, results, strict=True):
                     self._keep(prefill, run, arrays, into)
         except RuntimeFailed as error:
-            into.told.append(f"caches of {listed}: random, because the prefill that would fill them failed: {error}")
+            into.told.append(
+                f"caches of {listed}: random, because the prefill that would fill them failed: {error}"
+            )
             return
         into.fillers.update(dict.fromkeys(names, filler))
         tokens = ", ".join(str(self._needed(names, run)) for run in runs)
@@ -108,7 +113,7 @@ class Filler:
             chunks.append(Chunk(start, plan(prefill, seed=seed, start=start)))
         return tuple(chunks)
 
-    def _keep(self, prefill: SignatureInfo, run: int, arrays: dict[str, Any], into: FilledCaches) -> None:
+    def _keep(self, prefill: SignatureInfo, run: int, arrays: Arrays, into: FilledCaches) -> None:
         path = self.folder / "caches"
         infos = caches_of(prefill)
         with path.open("ab") as file:
@@ -125,10 +130,10 @@ def _can_fill(prefill: SignatureInfo) -> bool:
         part = outputs.get(part_of(name))
         whole = name in outputs and outputs[name].shape == cache.shape
         grows = part is not None and (part.shape == cache.shape or growing_axis(cache, part) is not None)
-        if -1 in cache.declared or not (whole or grows):
+        if -1 in cache.declared or 0 in cache.shape or not (whole or grows):
             return False
     return new_tokens(prefill) > 1 and all(-1 not in info.declared for info in prefill.inputs)
 
 
-def _bytes(info: Any) -> int:
+def _bytes(info: TensorInfo) -> int:
     return math.prod(info.shape) * np.dtype(info.dtype).itemsize

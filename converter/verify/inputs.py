@@ -380,12 +380,9 @@ def _encode(values: NDArray[np.floating[Any]], info: TensorInfo) -> NDArray[Any]
         return np.asarray(values > 0.5)
     if dtype.kind == "f":
         limit = np.finfo(dtype).max
-        return (
-            np.clip(values, -limit, limit).astype(dtype)
-            if np.isfinite(values).all()
-            else values.astype(dtype)
-        )
-    return np.rint(values).astype(dtype)
+        finite = np.isfinite(values).all()
+        return np.asarray(np.clip(values, -limit, limit) if finite else values, dtype)
+    return np.asarray(np.rint(values), dtype)
 
 
 def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:

@@ -79,6 +79,10 @@ class Chunk:
         """The inverse of `to_json`."""
         return cls(fields["start"], tuple(InputPlan.from_json(plan) for plan in fields["plans"]))
 
+    def give(self, info: TensorInfo) -> Array:
+        """What was planned for an input."""
+        return generate(next(made for made in self.plans if made.info.name == info.name))
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -120,8 +124,7 @@ def fill(call: Call, chunks: Sequence[Chunk], invoke: Invoke) -> Arrays:
     caches = caches_of(call.signature)
     board.values.update({name: (_empty(info), info) for name, info in caches.items()})
     for chunk in chunks:
-        plans = {made.info.name: made for made in chunk.plans}
-        board.carry_out((call,), lambda info, plans=plans: generate(plans[info.name]), invoke)
+        board.carry_out((call,), chunk.give, invoke)
         board.insert_parts(caches, chunk.start)
     return {name: converted(*board.values[name], info) for name, info in caches.items()}
 

@@ -165,7 +165,13 @@ def _model(header: Header, arrays: Arrays) -> Path | bytes:
     return Path(header["path"]) if header.get("path") else arrays["model"].tobytes()
 
 
-_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill_caches}
+_OPERATIONS = {
+    "describe": _describe,
+    "run": _run,
+    "prove": _prove,
+    "generate": _generate,
+    "fill": _fill_caches,
+}
 
 
 def _limit(what: int, value: int) -> None:
