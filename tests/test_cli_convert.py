@@ -89,7 +89,7 @@ def test_json_has_the_fields_of_the_contract(demo: Path, capsys: Captured) -> No
         "pass", "signature", "index", "status", "reason", "heads", "kv_heads", "proof",
     }  # fmt: skip
     assert set(said["sites"][0]["proof"]) >= {
-        "demand", "bitwise", "max_abs", "steps", "fully_masked_rows_max_abs",
+        "demand", "bitwise", "max_abs", "steps", "fully_masked_rows_max_abs", "repeated",
     }  # fmt: skip
 
 

@@ -69,6 +69,7 @@ class Proof:
             "steps": self.steps,
             "fully_masked_rows_max_abs": self.fully_masked_rows_max_abs,
             "note": self.note or None,
+            "repeated": self.repeated,
         }
 
 
