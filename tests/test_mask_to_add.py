@@ -328,6 +328,10 @@ REFUSED = {
         block(given="%open: bool[1]", select=f"SELECT(%open, %x, float32[1,{N},{T},{S}]{{splat -1e+09}})"),
         f"SELECT's condition chooses whole rows (expected [1, {N}, {T}, {S}], found [1]), at SELECT, tensor 'open'",
     ),
+    "other type": (
+        block(given=f"{BOOL}, %i: int16[1,{N},{T},{S}]", select="SELECT_V2(%open, %i, float32(-1e+09))"),
+        "SELECT's operands and result differ in type (expected float32, found int16), at SELECT_V2, tensor 'i'",
+    ),
     "no quantization": (
         block(given=BOOL, dtype="int16", select="SELECT_V2(%open, %x, int16(-32768))"),
         "logits are neither float nor quantized (expected float32, int16 or int8, found int16), at SELECT_V2",

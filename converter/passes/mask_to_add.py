@@ -110,6 +110,10 @@ def _match_operands(
         return Refusal(
             "logits are neither float nor quantized", select, result, "float32, int16 or int8", found
         )
+    other = next((t for t in (when_true, when_false) if t.dtype is not result.dtype), None)
+    if other is not None:
+        expected, found = result.dtype.name.lower(), other.dtype.name.lower()
+        return Refusal("SELECT's operands and result differ in type", select, other, expected, found)
     if condition.dtype is not DType.BOOL:
         found = condition.dtype.name.lower()
         return Refusal("the condition of a SELECT must be bool", select, condition, "bool", found)
