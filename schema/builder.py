@@ -1,6 +1,6 @@
 """Tables to flatbuffer bytes, with holes where the positions of weights will go; it never sees a weight.
 
-`flatbuffers.Builder` grows the buffer and writes strings and vectors; tables are packed one struct at a time,
+`flatbuffers.Builder` grows and aligns the buffer; strings and vectors are put in whole, tables one struct at a time,
 from a layout that is compiled once per table and set of present fields.
 """
 
@@ -176,33 +176,36 @@ class _TableBuilder:
     def _string(self, field: FieldSpec, text: Any) -> int:
         known = self._strings.get(text)
         if known is None:
+            if not isinstance(text, str):
+                _refuse(field, f"holds {text!r:.80}, which is no text")
             try:
-                known = self._strings[text] = self._builder.CreateString(text)
-            except (TypeError, UnicodeEncodeError) as error:
+                content = text.encode()
+            except UnicodeEncodeError as error:
                 _refuse(field, f"holds {text!r:.80}, which is no text ({error})")
+            known = self._strings[text] = self._counted(len(content), content + b"\0", 1)
         return known
 
     def _vector(self, field: FieldSpec, value: Any) -> int:
         if field.kind == "scalars":
-            return self._scalars(_numbers(field, value))
+            numbers = _numbers(field, value)
+            return self._counted(len(numbers), numbers.tobytes(), numbers.itemsize)
         write = self._child if field.kind == "tables" else self._string
         targets = [write(field, item) for item in value]
-        builder = self._builder
-        builder.StartVector(4, len(targets), 4)
-        first = builder.Offset() + 4 * len(targets)
+        self._builder.Prep(4, 4 * len(targets))
+        first = self._builder.Offset() + 4 * len(targets)
         # Slot i lies 4 * i bytes behind the first, and its offset counts from itself.
         offsets = [first - 4 * index - target for index, target in enumerate(targets)]
-        builder.head -= 4 * len(targets)
-        struct.pack_into(f"<{len(targets)}I", builder.Bytes, builder.head, *offsets)
-        return int(builder.EndVector())
+        return self._counted(len(targets), struct.pack(f"<{len(targets)}I", *offsets), 4)
 
-    def _scalars(self, numbers: np.ndarray[Any, Any]) -> int:
-        content = numbers.tobytes()
+    def _counted(self, count: int, content: bytes, alignment: int) -> int:
+        """`[count, four bytes][content]`, as a flatbuffer has vectors and strings; the content is aligned."""
         builder = self._builder
-        builder.StartVector(numbers.itemsize, len(numbers), numbers.itemsize)
-        builder.head -= len(content)
-        builder.Bytes[builder.head : builder.head + len(content)] = content
-        return int(builder.EndVector())
+        builder.Prep(max(4, alignment), len(content))
+        end = builder.head
+        builder.head = end - len(content) - 4
+        builder.Bytes[builder.head : end] = count.to_bytes(4, "little") + content
+        offset: int = builder.Offset()
+        return offset
 
 
 def _numbers(field: FieldSpec, value: Any) -> np.ndarray[Any, Any]:
