@@ -13,6 +13,7 @@ Action = Callable[[], int]
 
 VERIFY = ("regions", "full", "none")
 SECTIONS = ("prefill-decode", "all")
+FORMS = ("as-found", "split", "unpack", "split-above-rope")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
 
 _EPILOG = (
@@ -155,11 +156,21 @@ def convert(
     ] = None,
     as_json: Json = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(FORMS), autocompletion=completion.one_of(FORMS), help="How heads are cut."
+        ),
+    ] = None,
     rows_per_tile: Annotated[
         int | None,
         typer.Option(
             metavar="R", min=1, help="Cut every head further, into blocks of at most R query rows each."
         ),
+    ] = None,
+    chain: Annotated[
+        bool | None,
+        typer.Option("--chain/--no-chain", help="Let these blocks of rows run one after the other."),
     ] = None,
     inline_composites: Annotated[
         bool, typer.Option("--inline-composites", help="Replace every composite by its body, each proved.")
@@ -191,7 +202,9 @@ def convert(
         sections=sections,
         report=report,
         dry_run=dry_run,
+        form=form,
         rows_per_tile=rows_per_tile,
+        chain=chain,
         inline_composites=inline_composites,
         extract_signature=extract_signature,
         require_match=require_match,

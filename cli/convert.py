@@ -34,7 +34,9 @@ class Request:
     sections: str
     report: Path | None
     dry_run: bool
+    form: str | None
     rows_per_tile: int | None
+    chain: bool | None
     inline_composites: bool
     extract_signature: str | None
     require_match: bool
@@ -58,7 +60,9 @@ def run(request: Request, *, as_json: bool, quiet: bool) -> int:
             sections=cast("Sections", request.sections),
             overwrite=request.force,
             dry_run=request.dry_run,
+            form=request.form,
             rows_per_tile=request.rows_per_tile,
+            chain=request.chain,
             inline_composites=request.inline_composites,
             extract_signature=request.extract_signature,
             require_match=request.require_match,
@@ -115,7 +119,8 @@ def verdicts(result: ConversionResult) -> list[str]:
         places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
         more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
         lines.append(f"  {status} {output.many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
-    return [*lines, *_notes(result)]
+    flags = [f"Compile it with {' '.join(result.compiler_flags)}"] if result.compiler_flags else []
+    return [*lines, *_notes(result), *flags]
 
 
 def _notes(result: ConversionResult) -> list[str]:

@@ -6,10 +6,11 @@ import difflib
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
+from edge_opt.attention.form import FORM_NAMES
 from edge_opt.collector import rare_collections
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
 from edge_opt.exported import Exported, ExportedModel, model_content, remade
@@ -17,6 +18,7 @@ from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, keep_signature, remove_unused
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
+from edge_opt.passes.tile_rows import TileRows
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import EdgeOptError, UsageError
 from edge_opt.targets import Target, load_target
@@ -91,6 +93,7 @@ class ConversionResult:
     verified: str
     signatures: list[SignatureSummary] = field(default_factory=list)
     sites: list[SiteReport] = field(default_factory=list)
+    compiler_flags: list[str] = field(default_factory=list)
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
 
@@ -109,6 +112,7 @@ class ConversionResult:
             "signatures": [summary.to_dict() for summary in self.signatures],
             "sites": [site.to_dict() for site in self.sites],
             "verified": self.verified,
+            "compiler_flags": self.compiler_flags,
         }
 
 
@@ -125,7 +129,9 @@ class ConvertOptions(TypedDict, total=False):
     require_match: bool
     require_all: bool
     sections: Sections
+    form: str | None
     rows_per_tile: int | None
+    chain: bool | None
     inline_composites: bool
     extract_signature: str | None
     progress: Progress | None
@@ -159,7 +165,9 @@ def convert(
     require_match: bool = False,
     require_all: bool = False,
     sections: Sections = "prefill-decode",
+    form: str | None = None,
     rows_per_tile: int | None = None,
+    chain: bool | None = None,
     inline_composites: bool = False,
     extract_signature: str | None = None,
     progress: Progress | None = None,
@@ -179,7 +187,9 @@ def convert(
         dry_run: do everything but write.
         require_match: raise `NothingMatchedError` where no site was converted.
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
+        form: how heads are cut, a word of target files; the target decides where None.
         rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
+        chain: make these blocks run one after the other; the target decides where None.
         inline_composites: open every composite (each proved against its body), for compilers that cannot.
         extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
         sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
@@ -199,12 +209,7 @@ def convert(
     _check_verify(verify, source)
     chosen = _choose_passes(passes, skip)
     facts = target if isinstance(target, Target) else load_target(target)
-    if rows_per_tile is not None:
-        if rows_per_tile < 1:
-            raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
-        facts = replace(facts, rows_per_tile=rows_per_tile)
-    if inline_composites:
-        facts = replace(facts, inline_composites=True)
+    facts = _asked(facts, chosen, form, rows_per_tile, chain=chain, inline_composites=inline_composites)
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
         prover = None
@@ -226,6 +231,8 @@ def convert(
             _extract(container, extract_signature)
         for part in container.parts:
             _rewrite(part, chosen, facts, signatures, prover, result, progress)
+        flags = [flag for part in container.parts for flag in facts.flags(part.model)]
+        result.compiler_flags = list(dict.fromkeys(flags))
         _check_requirements(result, require_match=require_match, require_all=require_all)
         if destination is not None:
             kept = None if extract_signature is None else [extract_signature]
@@ -235,6 +242,26 @@ def convert(
             _compare_whole(source, container.parts[0].model, progress)
     result.seconds = time.perf_counter() - started
     return result if exported is None else remade(exported, container.parts[0].model)
+
+
+def _asked(
+    facts: Target,
+    passes: list[Pass],
+    form: str | None,
+    rows_per_tile: int | None,
+    *,
+    chain: bool | None,
+    inline_composites: bool,
+) -> Target:
+    """The target's facts, with what the caller wants otherwise."""
+    if form is not None and form not in FORM_NAMES:
+        raise _unknown("form", form, FORM_NAMES)
+    if rows_per_tile is not None and rows_per_tile < 1:
+        raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
+    facts = facts.asked(
+        form=form, rows_per_tile=rows_per_tile, chain=chain, inline_composites=inline_composites or None
+    )
+    return facts if PASSES[TileRows.name] in passes else facts.without_tiles()
 
 
 def default_output(source: str | os.PathLike[str]) -> Path:

@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def convert(model: Model, form: str, *, rows_per_tile: int | None = None) -> list[SiteReport]:
-    """Split every block of the model by head, and the heads by rows where asked to; the reports of the last pass."""
+def convert(
+    model: Model, form: str, *, rows_per_tile: int | None = None, chain: bool = False, later: bool = False
+) -> list[SiteReport]:
+    """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.
+
+    The reports are those of the last pass.
+    """
     usage = Usage.of(model)
     reports: list[SiteReport] = []
-    target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
+    target = Target(form, form, form=form, rows_per_tile=rows_per_tile, chain=chain)
     for key, graph in model.entry_points():
-        context = Context(model, graph, key, target, Constants(model))
+        context = Context(model, graph, key, target.without_tiles() if later else target, Constants(model))
         split = run_pass(MhaToSha(), context)
-        reports += split if rows_per_tile is None else run_pass(TileRows(), context)
+        context.target = target
+        reports += run_pass(TileRows(), context) if later else split
     remove_unused(model, usage)
     return reports
 

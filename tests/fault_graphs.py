@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
+from edge_opt.ir.versions import required_version
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
@@ -201,6 +202,9 @@ class Edit:
             operator.outputs if outputs is None else outputs,
             table,
         )
+        if name is not None:
+            # The fault is meant to be in what is computed, not in the version.
+            made.code = self.model.operator_code(name, required_version(made))
         self.new[self.new.index(operator)] = made
         return made
 

@@ -88,12 +88,20 @@ def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
 
 @pytest.mark.parametrize("form", ["split", "unpack"])
 @settings(graphs, max_examples=EXAMPLES or 25)
-@given(cases(length=4), st.sampled_from((1, 2)))
-def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: int) -> None:
+@given(cases(length=4), st.sampled_from((1, 2)), st.booleans(), st.booleans())
+def test_heads_cut_into_rows_compute_the_same_bits(
+    form: str, case: Case, rows: int, chain: bool, later: bool
+) -> None:
     attention = build(case)
     before = to_bytes(attention.model)
     model = load(before)
-    reports = convert(model, form, rows_per_tile=rows)
-    assert [report.status for report in reports] == [Status.CONVERTED] * (case.heads * case.blocks), reports
+    reports = convert(model, form, rows_per_tile=rows, chain=chain, later=later)
+    sites = (case.heads if later else 1) * case.blocks
+    assert [report.status for report in reports] == [Status.CONVERTED] * sites, reports
+    # Rows of a head that are flattened to `[T*H]` may as well be heads.
+    if not case.escapes & {"logits", "probabilities"} and not case.tail.startswith("flat"):
+        matches = list(find_blocks(model.subgraphs[0]))
+        assert all(isinstance(match, SingleHead) for match in matches), matches
+        assert {match.query_length for match in matches if isinstance(match, SingleHead)} == {rows}
     inputs = random_inputs(model)
     assert_same_bits(before, to_bytes(model), inputs, "xnnpack")

@@ -106,7 +106,7 @@ def test_python_m_is_the_same_command() -> None:
         (["convert"], "Missing argument 'IN'"),
         (["compare", "a"], "Missing argument 'B'"),
         (["compare", "a", "b", "c"], "unexpected extra argument"),
-        (["convert", "a", "--forse"], "did you mean --force?"),
+        (["convert", "a", "--forse"], "did you mean --force or --form?"),
         (["convert", "a", "--verify", "fll"], "'fll' does not exist, did you mean 'full'?"),
         (["convert", "a", "--verify", "xyz"], "'xyz' does not exist, there are: regions, full, none"),
         (["convert", "a", "--passes", ","], "it names nothing"),

@@ -294,7 +294,8 @@ def test_a_loaded_model_is_edited_in_place() -> None:
 def test_the_result_says_everything_as_plain_data(done: tuple[Path, ConversionResult]) -> None:
     path, result = done
     data = result.to_dict()
-    assert list(data) == ["input", "output", "target", "seconds", "signatures", "sites", "verified"]
+    names = ["input", "output", "target", "seconds", "signatures", "sites", "verified", "compiler_flags"]
+    assert list(data) == names
     assert (data["input"], data["target"], data["verified"]) == (str(path), "generic", "full")
     assert [len(data[name]) for name in ("signatures", "sites")] == [2, 5]
 

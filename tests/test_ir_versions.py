@@ -31,6 +31,9 @@ RULES = {
     ("EQUAL", I8, 3): 2,
     ("EQUAL", DType.STRING, 3): 3,
     ("EQUAL", I16, 3): 4,
+    ("LESS", F32, 4): 1,
+    ("LESS", I8, 4): 2,
+    ("LESS", I16, 4): 3,
     ("LOGICAL_NOT", BOOL, 4): 1,
     ("MUL", F32, 4): 1,
     ("MUL", I8, 4): 2,
@@ -58,6 +61,11 @@ RULES = {
     ("SPLIT", I8, 4): 2,
     ("SPLIT", I32, 4): 3,
     ("SPLIT", I16, 4): 4,
+    ("SUB", F32, 4): 1,
+    ("SUB", F32, 5): 3,  # broadcast
+    ("SUB", I8, 4): 2,
+    ("SUB", I64, 4): 4,
+    ("SUB", I16, 4): 5,  # pot_scale_int16 false
     ("TRANSPOSE", F32, 4): 1,
     ("TRANSPOSE", I8, 4): 2,
     ("TRANSPOSE", BOOL, 4): 3,
@@ -116,7 +124,7 @@ def test_every_version_that_can_be_given_has_a_runtime() -> None:
         ("ADD", 3, "2.4.0"), ("BATCH_MATMUL", 3, "2.4.0"), ("CAST", 5, "2.12.0"), ("CONCATENATION", 3, "2.3.0"),
         ("EQUAL", 4, "2.13.0"), ("MUL", 1, "1.5.0"), ("PACK", 3, "2.3.0"), ("SELECT_V2", 1, "2.2.0"),
         ("SLICE", 4, "2.4.0"), ("SLICE", 5, "2.5.0"), ("SPLIT", 4, "2.3.0"), ("TRANSPOSE", 6, "2.12.0"),
-        ("UNPACK", 4, "2.3.0"), ("SPLIT", 9, ""), ("SPLIT", 0, ""),
+        ("SUB", 5, "2.4.0"), ("LESS", 1, "1.14.0"), ("UNPACK", 4, "2.3.0"), ("SPLIT", 9, ""), ("SPLIT", 0, ""),
     ],
 )  # fmt: skip
 def test_runtime_of_a_version(name: str, version: int, runtime: str) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_opt.attention.block import Block, find_blocks
+from edge_opt.attention.working_set import working_set
 from edge_opt.conversion import convert
 from edge_opt.ir import load
 from edge_opt.ir.text import parse
@@ -50,6 +52,49 @@ def test_flags_for_quantized_models_are_not_given_to_float_ones() -> None:
     assert target.flags(load(TESTDATA / "demo_gemma3_a16w8.tflite")) == ["--qualcomm_optimization_level=O2"]
 
 
+def test_attention_that_does_not_fit_on_the_chip_takes_another_form_and_other_flags() -> None:
+    """T = 8, S = 16, H = 4 in half precision: logits and mask 256 bytes each, keys and values 128 each."""
+    fits = replace(
+        load_target("generic"),
+        on_chip_bytes=768,
+        long_context={"form": "unpack", "rows_per_tile": 4},
+        compiler_flags={"level": "2"},
+        long_context_compiler_flags={"level": "1"},
+    )
+    block = next(iter(find_blocks(parse(attention()).subgraphs[0])))
+    assert isinstance(block, Block)
+    assert working_set(block) == 768
+    assert fits.for_attention(block) is fits
+    overflows = replace(fits, on_chip_bytes=767)
+    chosen = overflows.for_attention(block)
+    assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
+    assert fits.flags(parse(attention())) == ["--level=2"]
+    result = convert(parse(attention()), target=overflows, verify="none")
+    assert result.compiler_flags == ["--level=1"]
+    assert result.model is not None
+    assert overflows.flags(result.model) == ["--level=1"], "the converted model needs the same flags"
+
+
+def test_what_a_user_asks_for_holds_for_every_length() -> None:
+    target = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
+    result = convert(parse(attention()), target=target, rows_per_tile=2, chain=False, verify="none")
+    assert [site.note for site in result.converted] == [""]
+    assert result.model is not None
+    assert {
+        op.outputs[0].shape[-2] for op in result.model.subgraphs[0].operators if op.name == "SOFTMAX"
+    } == {2}
+    result = convert(parse(attention()), target=target, skip=["tile_rows"], verify="none")
+    assert result.model is not None
+    assert {
+        op.outputs[0].shape[-2] for op in result.model.subgraphs[0].operators if op.name == "SOFTMAX"
+    } == {8}
+
+
+def test_a_form_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="form 'splitt' does not exist, did you mean 'split'"):
+        convert(parse(attention()), form="splitt")
+
+
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="did you mean 'qualcomm-htp'"):
         load_target("qualcom-htp")
@@ -66,6 +111,9 @@ def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
         ("refused_operators = 'ADD'", "must be a list of texts"),
         ("mask_constant = -inf", "must be a finite number below 0"),
         ("sources = 3", "must be a table of texts"),
+        ("chain = 1", "'chain' must be true or false"),
+        ("long_context = {rows = 3}", "must be a table of form, rows_per_tile, chain"),
+        ("long_context = {form = 'cut'}", "must be a table of form, rows_per_tile, chain"),
         ("= 3", "not valid TOML"),
     ],
 )

@@ -123,15 +123,27 @@ class Assembly:
         return output
 
 
+def piece_name(head: int, heads: int, tiles: int) -> str:
+    """What distinguishes one of `heads` pieces, of which the tiles are the outer digit: `head_1`, `rows_3/head_1`."""
+    of_tile = heads // tiles
+    names = [f"rows_{head // of_tile}"] if tiles > 1 else []
+    if of_tile > 1 or not names:
+        names.append(f"head_{head % of_tile}")
+    return "/".join(names)
+
+
 class HeadBuilder:
     """What the rules see of the assembly, for one head."""
 
-    def __init__(self, assembly: Assembly, of: Labelled, head: int, heads: int, *, keep_axes: bool) -> None:
+    def __init__(
+        self, assembly: Assembly, of: Labelled, head: int, heads: int, *, keep_axes: bool, tiles: int = 1
+    ) -> None:
         self.keep_axes = keep_axes
         self._assembly = assembly
         count = fx.piece_count(of.factored)
         index = fx.mixed_index(fx.labels(of.factored), head)
-        self._suffix = f"head_{head}" if count == heads else f"group_{index}" if count > 1 else "shared"
+        name = piece_name(head, heads, tiles)
+        self._suffix = name if count == heads else f"group_{index}" if count > 1 else "shared"
 
     def clone(
         self,

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Factor
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
 from edge_opt.attention.front import products_before
-from edge_opt.attention.labelling import Labelling, OperandFactors
+from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.tail import OPAQUE, value_products
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Operator, Subgraph
 
-__all__ = ["Block", "Match", "NotABlock", "SingleHead", "find_blocks", "match_block", "row_tiles"]
+__all__ = ["Block", "Match", "NotABlock", "SingleHead", "find_blocks", "match_block"]
 
 _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 
@@ -81,39 +79,3 @@ class _Finder:
             )
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
-
-
-def row_tiles(single: SingleHead, count: int) -> Block | Refusal:
-    """A single head seen as `count` blocks of query rows, which are as independent of each other as heads are.
-
-    softmax is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
-    """
-    shape, axis = single.output.shape, single.row_axis
-    if axis >= len(shape) or shape[axis] != single.query_length or single.query_length % count:
-        return Refusal("the rows of the value product are not its sequence", single.softmax, single.output)
-    front, back = fx.plain(shape[:axis]), fx.plain(shape[axis + 1 :])
-    rest = single.query_length // count
-    rows = (Factor(count, 1), *((Factor(rest),) if rest > 1 else ()))
-    factored = (*front, rows, *back)
-    labelling = Labelling(single.products, single.operands)
-    if not labelling.core(single.output, factored) or not labelling.logits:
-        return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", single.softmax)
-    for product, labelled in labelling.logits.items():
-        if fx.piece_count(labelled) != count:
-            return Refusal("not every row reaches the logits", product)
-    return Block(
-        softmax=single.softmax,
-        output=single.output,
-        factored=factored,
-        heads=count,
-        kv_heads=1,
-        head_size=single.head_size,
-        query_length=rest,
-        key_lengths=single.key_lengths,
-        mask=single.mask,
-        logits=dict(labelling.logits),
-        values=tuple(single.products),
-        core=frozenset(labelling.core_operators),
-        operands=single.operands,
-        heads_are_rows=False,
-    )

@@ -61,13 +61,20 @@ class Cutter:
     """Chooses cuts and makes them, each once."""
 
     def __init__(
-        self, subgraph: Subgraph, operands: OperandFactors, form: Form, assembly: Assembly, heads: int
+        self,
+        subgraph: Subgraph,
+        operands: OperandFactors,
+        form: Form,
+        assembly: Assembly,
+        heads: int,
+        tiles: int,
     ) -> None:
         self._subgraph = subgraph
         self._operands = operands
         self._form = form
         self._assembly = assembly
         self._heads = heads
+        self._tiles = tiles
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._parts: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
 
@@ -168,7 +175,8 @@ class Cutter:
                 inputs[index] = self._assembly.constant(
                     tensor, tensor.array().reshape(()), tensor.quantization
                 )
-        builder = HeadBuilder(self._assembly, step.result, head, self._heads, keep_axes=self._form.keep_axes)
+        keep, tiles = self._form.keep_axes, self._tiles
+        builder = HeadBuilder(self._assembly, step.result, head, self._heads, keep_axes=keep, tiles=tiles)
         return builder.clone(step.result, inputs, piece.shape)
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
@@ -203,7 +211,7 @@ class Cutter:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
         key = (id(tensor), axis, count)
         if key not in self._parts:
-            part = "head" if count == self._heads else "group"
+            part = "piece" if self._tiles > 1 else "head" if count == self._heads else "group"
             size = tensor.shape[axis] // count
             between = () if drops else (size,)
             shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])

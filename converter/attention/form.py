@@ -13,12 +13,14 @@ class Form:
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis, `[B,T,N,H]` -> N x
     `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead there; "far" cuts
     first and rearranges each head; "above" cuts as far up as every head can be computed on its own, above RoPE.
-    `sink` moves multiplications by a scalar below the cut, into each head.
+    `sink` moves multiplications by a scalar below the cut, into each head. `chain` makes pieces run one after the
+    other, where rows are cut.
     """
 
     cut: Literal["split", "unpack"] = "split"
     position: Literal["near", "far", "above"] = "near"
     sink: bool = True
+    chain: bool = False
 
     @property
     def keep_axes(self) -> bool:
@@ -33,6 +35,9 @@ FORMS = {"split": SPLIT, "unpack": UNPACK, "split-above-rope": ABOVE}
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
 `[.., N, H]` are unpacked and packed. This is what the reference graphs do."""
+
+FORM_NAMES = (AS_FOUND, *FORMS)
+"""The words for a form in target files."""
 
 
 def form_for(name: str, *, merged: bool) -> Form:

@@ -19,7 +19,8 @@ class Block:
     `output` is the tensor where the heads stand side by side (factors `factored`, heads N); `core` are the operators
     from the logits products to it, `logits` (with the factors of their results) and `values` the products themselves.
     `heads_are_rows` is True where a product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T,
-    `key_lengths` the segments of keys (S, or S and T), `head_size` H.
+    `key_lengths` the segments of keys (S, or S and T), `head_size` H. Where rows are cut into `tiles`, `heads` counts
+    the pieces, N*tiles, and `query_length` is a tile's.
     """
 
     softmax: Operator
@@ -36,6 +37,7 @@ class Block:
     core: frozenset[Operator]
     operands: OperandFactors
     heads_are_rows: bool
+    tiles: int = 1
 
     @property
     def merged(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, HeadBuilder
+from edge_opt.attention.chain import Chain
 from edge_opt.attention.cuts import Cut, Cutter, levels
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import DEEPEST, output_index
@@ -39,8 +40,8 @@ def split_heads(
 
     The new ones define `block.output` itself. Old operators whose results are needed outside are in both lists.
     """
-    if form.cut == "unpack" and block.heads_are_rows:
-        # Dropping the axis would leave a vector where BATCH_MATMUL needs a matrix.
+    if form.cut == "unpack" and (block.heads_are_rows or block.tiles > 1):
+        # Dropping the axis would leave a vector where BATCH_MATMUL needs a matrix; and rows are no axis of their own.
         form = replace(form, cut="split")
     return _Splitter(model, subgraph, block, form, constants).build()
 
@@ -54,7 +55,8 @@ class _Splitter:
         self._form = form
         self._operands = block.operands
         self._assembly = Assembly(model, constants)
-        self._cutter = Cutter(subgraph, block.operands, form, self._assembly, block.heads)
+        self._cutter = Cutter(subgraph, block.operands, form, self._assembly, block.heads, block.tiles)
+        self._chain = Chain(self._assembly, block) if form.chain else None
         self._old: dict[Operator, None] = {}
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._cuts: dict[tuple[int, Factored], Cut] = {}
@@ -69,7 +71,11 @@ class _Splitter:
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
-        heads = [self.piece(output, factored, head) for head in range(self._block.heads)]
+        heads = []
+        for head in range(self._block.heads):
+            heads.append(self.piece(output, factored, head))
+            if self._chain is not None:
+                self._chain.finished(heads[-1])
         join_heads(self._assembly, self._form, heads, output, factored)
         assert output.producer is not None
         old = topological(self._old)
@@ -110,8 +116,14 @@ class _Splitter:
         operands = self._operands(of.operator, of.factored, of.output)
         assert isinstance(operands, dict)
         pieces = _Pieces(self, of.operator, operands, head, depth, known or {})
-        builder = HeadBuilder(self._assembly, of, head, self._block.heads, keep_axes=self._form.keep_axes)
+        heads, tiles, keep = self._block.heads, self._block.tiles, self._form.keep_axes
+        builder = HeadBuilder(self._assembly, of, head, heads, keep_axes=keep, tiles=tiles)
         return RULES[of.operator.name].emit(builder, of, head, pieces)
+
+    def operand(self, operator: Operator, index: int, factored: Factored, head: int, depth: int) -> Tensor:
+        """One head's part of an operand."""
+        piece = self.piece(operator.input(index), factored, head, depth)
+        return piece if self._chain is None else self._chain.operand(operator, index, piece)
 
     def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
         operator = tensor.producer
@@ -165,9 +177,9 @@ class _Splitter:
         if operator is None or not isinstance(operands, dict):
             return _NEVER
         of = Labelled(operator, factored, output_index(tensor))
-        return self._own_cost(of) + sum(
-            self._cost(operator.input(index), labelled, depth + 1) for index, labelled in operands.items()
-        )
+        # A mask that is repeated for the heads by a CONCATENATION is read several times and cut once.
+        read = {(operator.input(index), labelled) for index, labelled in operands.items()}
+        return self._own_cost(of) + sum(self._cost(source, labelled, depth + 1) for source, labelled in read)
 
     def _own_cost(self, of: Labelled) -> int:
         rule = RULES[of.operator.name]
@@ -199,8 +211,8 @@ class _Pieces(Mapping[int, Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         if index in self._known:
             return self._known[index]
-        tensor = self._operator.input(index)
-        return self._splitter.piece(tensor, self._operands[index], self._head, self._depth + 1)
+        factored = self._operands[index]
+        return self._splitter.operand(self._operator, index, factored, self._head, self._depth + 1)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._operands)

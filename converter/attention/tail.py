@@ -56,6 +56,17 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     return operator.name in ("MUL", "DIV") and all(t.is_constant and t.elements == 1 for t in others)
 
 
+def _takes_one(operator: Operator) -> bool:
+    """True where only one element of something larger is read, as pieces do that wait for each other."""
+    data = data_input(operator)
+    return (
+        operator.name in CUTTING
+        and operator.outputs[0].elements == 1
+        and data is not None
+        and data.elements > 1
+    )
+
+
 class Tail:
     """The tensors behind the value products that hold all of them, nearest first; `ends` read them and do more."""
 
@@ -79,7 +90,7 @@ class Tail:
                 maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
                 if maps or self._combines(operator):
                     self._enter(operator, frontier)
-                elif whole:
+                elif whole and not _takes_one(operator):
                     self.ends.append(operator)
 
     def _held(self, operator: Operator) -> list[frozenset[Operator]]:

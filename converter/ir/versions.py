@@ -24,6 +24,7 @@ _VERSIONS: dict[str, dict[DType, int]] = {
     },
     "CONCATENATION": {DType.INT8: 2, DType.INT16: 3, DType.UINT32: 4},
     "EQUAL": {DType.INT8: 2, DType.STRING: 3, DType.INT16: 4},
+    "LESS": {DType.INT8: 2, DType.INT16: 3},
     "LOGICAL_NOT": {},
     "MUL": {DType.INT8: 2, DType.INT16: 4, DType.INT64: 5, DType.COMPLEX64: 6, DType.UINT32: 7},
     "NOT_EQUAL": {DType.INT8: 2, DType.STRING: 3},
@@ -32,11 +33,12 @@ _VERSIONS: dict[str, dict[DType, int]] = {
     "SELECT_V2": {DType.UINT32: 2},
     "SLICE": {DType.INT8: 2, DType.STRING: 3, DType.INT16: 4, DType.UINT32: 6},
     "SPLIT": {DType.INT8: 2, DType.INT32: 3, DType.INT16: 4},
+    "SUB": {DType.INT8: 2, DType.INT64: 4, DType.INT16: 5},
     "TRANSPOSE": {DType.INT8: 2, DType.BOOL: 3, DType.INT16: 5, DType.INT4: 7},
     "UNPACK": {DType.INT8: 2, DType.UINT8: 2, DType.BOOL: 3, DType.INT16: 4},
 }  # fmt: skip
 # Operators that need a higher version from some rank of their data operand on: (rank, version).
-_RANKS = {"SLICE": ((5, 5),), "TRANSPOSE": ((5, 4), (6, 6))}
+_RANKS = {"SLICE": ((5, 5),), "SUB": ((5, 3),), "TRANSPOSE": ((5, 4), (6, 6))}
 
 # operator -> the first runtime that has its version 1, 2, ...
 _RUNTIMES: dict[str, tuple[str, ...]] = {
@@ -45,6 +47,7 @@ _RUNTIMES: dict[str, tuple[str, ...]] = {
     "CAST": ("1.5.0", "2.7.0", "2.8.0", "2.9.0", "2.12.0", "2.15.0", "2.17.0"),
     "CONCATENATION": ("1.5.0", "1.14.0", "2.3.0", "2.14.0"),
     "EQUAL": ("1.14.0", "1.14.0", "2.3.0", "2.13.0"),
+    "LESS": ("1.14.0", "1.14.0", "2.13.0"),
     "LOGICAL_NOT": ("1.11.0",),
     "MUL": ("1.5.0", "1.14.0", "1.15.0", "2.3.0", "2.6.0", "2.11.0", "2.13.0"),
     "NOT_EQUAL": ("1.14.0", "1.14.0", "2.3.0"),
@@ -53,6 +56,7 @@ _RUNTIMES: dict[str, tuple[str, ...]] = {
     "SELECT_V2": ("2.2.0", "2.12.0"),
     "SLICE": ("1.14.0", "1.14.0", "1.14.0", "2.4.0", "2.5.0", "2.14.0"),
     "SPLIT": ("1.5.0", "1.14.0", "1.14.0", "2.3.0"),
+    "SUB": ("1.6.0", "1.14.0", "2.3.0", "2.4.0", "2.4.0"),
     "TRANSPOSE": ("1.6.0", "1.14.0", "1.15.0", "2.3.0", "2.4.0", "2.12.0", "2.14.4"),
     "UNPACK": ("1.11.0", "1.14.0", "2.2.0", "2.3.0"),
 }

@@ -1,14 +1,18 @@
-"""A single-head attention -> several, each for some of the query rows, so that logits and mask fit on the chip."""
+"""An attention -> several, each for some of the query rows, so that logits and mask fit on the chip."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from edge_opt.attention.block import SingleHead, find_blocks, row_tiles
+from edge_opt.attention.block import SingleHead, find_blocks
+from edge_opt.attention.chain import chain_obstacle
 from edge_opt.attention.form import Form
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
+from edge_opt.attention.tiles import row_tiles
+from edge_opt.attention.working_set import element_bytes
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
@@ -16,62 +20,72 @@ from edge_opt.passes.spreads import attention_spreads
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from edge_opt.attention.block import Block
     from edge_opt.targets import Target
 
 _FORM = Form(cut="split", position="near", sink=False)
-_HALF = 2
 
 
 class TileRows(Pass):
     """`softmax` is per row, so query rows never mix: `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product.
 
     Off unless the target or `--rows-per-tile` asks for it, or a mask operand exceeds the target's limit. The mask is
-    cut once per mask and length, and shared by heads and layers.
+    cut once per mask and length, and shared by heads and layers. These are the attentions that have one head; where
+    there are several, `mha_to_sha` cuts rows and heads in one go.
     """
 
     name: ClassVar[str] = "tile_rows"
-    summary: ClassVar[str] = "cuts single-head attention further, into blocks of query rows"
+    summary: ClassVar[str] = "cuts attention further, into blocks of query rows"
     demand: ClassVar[Demand] = Demand("bitwise")
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each single-head attention that is to be cut."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, SingleHead):
-                count = tiles(context.target, match)
-                if count > 1:
-                    yield Site(match.softmax, partial(_build, context, match, count), heads=1, kv_heads=1)
+                target = context.target.for_attention(match)
+                tiled = tiled_block(target, match)
+                if isinstance(tiled, Refusal):
+                    yield SkippedSite(match.softmax, str(tiled))
+                elif tiled is not None:
+                    build = partial(_build, context, tiled, chain=target.chain)
+                    yield Site(match.softmax, build, heads=1, kv_heads=1, note=tiles_note(tiled, target))
 
 
-def tiles(target: Target, single: SingleHead) -> int:
-    """Into how many equal blocks of rows a head is to be cut: the fewest that the target's wishes allow."""
-    rows = single.query_length
-    for count in range(1, rows + 1):
-        if rows % count == 0 and _fits(target, single, rows // count):
-            return count
-    return 1
+def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | None:
+    """The attention cut into as few equal blocks of rows as the target's wishes allow; None where it stays whole."""
+    rows = match.query_length
+    counts = (count for count in range(1, rows + 1) if rows % count == 0)
+    count = next((count for count in counts if _fits(target, match, rows // count)), 1)
+    return None if count == 1 else row_tiles(match, count)
 
 
-def _fits(target: Target, single: SingleHead, rows: int) -> bool:
+def tiles_note(block: Block, target: Target) -> str:
+    """What to tell of a block whose rows are cut; nothing unless it is to be chained."""
+    if not target.chain:
+        return ""
+    obstacle = chain_obstacle(block)
+    if obstacle is not None:
+        return f"the pieces do not wait for each other: {obstacle}"
+    return f"{block.tiles} tiles of {block.query_length} rows, one piece after the other"
+
+
+def chained(form: Form, block: Block, *, chain: bool) -> Form:
+    """The form, with its pieces one after the other where that is wanted and can be done."""
+    return replace(form, chain=chain and chain_obstacle(block) is None)
+
+
+def _fits(target: Target, match: Block | SingleHead, rows: int) -> bool:
     if target.rows_per_tile is not None and rows > target.rows_per_tile:
         return False
-    if target.largest_mask_bytes is None or single.mask is None:
+    if target.largest_mask_bytes is None or match.mask is None:
         return True
-    return rows * sum(single.key_lengths) * mask_element_bytes(single) <= target.largest_mask_bytes
+    return rows * sum(match.key_lengths) * element_bytes(match.mask) <= target.largest_mask_bytes
 
 
-def mask_element_bytes(single: SingleHead) -> int:
-    """Bytes of an element of the mask on an NPU, which keeps floats in half precision."""
-    assert single.mask is not None
-    dtype = single.mask.dtype
-    return _HALF if dtype.is_float else (dtype.bits or 8) // 8
-
-
-def _build(context: Context, single: SingleHead, count: int) -> Rewrite | Refusal:
-    block = row_tiles(single, count)
-    if isinstance(block, Refusal):
-        return block
+def _build(context: Context, block: Block, *, chain: bool) -> Rewrite:
     anchor = block.output.producer
     assert anchor is not None
-    old, new = split_heads(context.model, context.subgraph, block, _FORM, context.constants)
-    spreads = (attention_spreads(old, single.softmax),)
+    form = chained(_FORM, block, chain=chain)
+    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    spreads = (attention_spreads(old, block.softmax),)
     return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads)

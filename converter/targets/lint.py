@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.attention.working_set import element_bytes
 from edge_opt.ir import DType
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
-_HALF_BYTES = 2
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
@@ -125,7 +125,7 @@ def _masks(graph: Subgraph, target: Target) -> Iterator[Finding]:
         if not isinstance(match, Block | SingleHead) or match.mask is None:
             continue
         heads = match.heads if isinstance(match, Block) else 1
-        element = _HALF_BYTES if match.mask.dtype.is_float else (match.mask.dtype.bits or 8) // 8
+        element = element_bytes(match.mask)
         sizes[element * heads * match.query_length * sum(match.key_lengths), heads > 1] += 1
     for (size, several), count in sizes.items():
         if size > limit:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.attention.block import NotABlock, find_blocks
 from edge_opt.attention.form import AS_FOUND, FORMS
+from edge_opt.attention.working_set import working_set
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from edge_opt.attention.block import Block, SingleHead
     from edge_opt.ir import Model, Operator
 
 
@@ -27,18 +30,21 @@ class Target:
         form: how heads are cut (`as-found`, `split`, `unpack`).
         split_signatures: patterns of the entry points that are worth splitting.
         rows_per_tile: most query rows of a head in one piece.
+        chain: True where the pieces of rows are to run one after the other.
         largest_mask_bytes: of one head's mask operand, else its rows are cut too.
         mask_constant: lowest value of an additive mask; lower ones, and -inf, are raised to it.
         inline_composites: open every composite, not only attention.
         converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
+        on_chip_bytes: memory beside the NPU that a head's logits, mask, keys and values should fit into.
+        long_context: `form`, `rows_per_tile` and `chain` for attention that does not fit.
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
         refused_operators, largest_rank.
         int64, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
 
-    And: compiler_flags that go with it (quantized_compiler_flags for quantized models only), sources (of each fact),
-    versions it was measured with.
+    And: compiler_flags that go with it (quantized_compiler_flags for quantized models only, long_context_compiler_flags
+    where there is attention that does not fit), sources (of each fact), versions it was measured with.
     """
 
     name: str
@@ -46,10 +52,13 @@ class Target:
     form: str = AS_FOUND
     split_signatures: tuple[str, ...] = ("*",)
     rows_per_tile: int | None = None
+    chain: bool = False
     largest_mask_bytes: int | None = None
     mask_constant: float = -65472.0
     inline_composites: bool = False
     converting_matmul: bool = False
+    on_chip_bytes: int | None = None
+    long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
     refused_operators: tuple[str, ...] = ()
     largest_rank: int | None = None
     int64: bool | None = None
@@ -58,6 +67,7 @@ class Target:
     signatures: bool | None = None
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
     quantized_compiler_flags: Mapping[str, str] = field(default_factory=dict)
+    long_context_compiler_flags: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,8 +76,29 @@ class Target:
         name = signature.rsplit("/", 1)[-1]
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
 
+    def overflows(self, match: Block | SingleHead) -> bool:
+        """True where one head of the attention needs more memory than is on the chip."""
+        return self.on_chip_bytes is not None and working_set(match) > self.on_chip_bytes
+
+    def for_attention(self, match: Block | SingleHead) -> Target:
+        """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
+        return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
+
+    def asked(self, **facts: str | int | bool | None) -> Target:
+        """With facts that a user named, whatever the attention's length; None is no wish."""
+        wishes = {name: value for name, value in facts.items() if value is not None}
+        long_context = {name: value for name, value in self.long_context.items() if name not in wishes}
+        return replace(self, long_context=long_context, **wishes)  # type: ignore[arg-type]
+
+    def without_tiles(self) -> Target:
+        """The same where rows are not to be cut."""
+        kept = {
+            name: value for name, value in self.long_context.items() if name not in ("rows_per_tile", "chain")
+        }
+        return replace(self, rows_per_tile=None, chain=False, largest_mask_bytes=None, long_context=kept)
+
     def flags(self, model: Model) -> list[str]:
-        """What to tell the compiler for this model, as `--name=value`."""
+        """What to tell the compiler for this model, as `--name=value`: one set for all signatures of a file."""
         quantized = any(
             tensor.is_quantized
             for _, graph in model.entry_points()
@@ -75,6 +106,8 @@ class Target:
             for tensor in operator.outputs
         )
         chosen = {**self.compiler_flags, **(self.quantized_compiler_flags if quantized else {})}
+        if self.long_context_compiler_flags and any(self.overflows(match) for match in _attention(model)):
+            chosen |= self.long_context_compiler_flags
         return [f"--{name}={value}" for name, value in chosen.items()]
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,6 +125,13 @@ class Target:
                     rank = len(tensor.shape)
                     return f"target '{self.name}' takes rank {self.largest_rank} at most, '{tensor.name}' has {rank}"
         return None
+
+
+def _attention(model: Model) -> Iterator[Block | SingleHead]:
+    for _, graph in model.entry_points():
+        for match in find_blocks(graph):
+            if not isinstance(match, NotABlock):
+                yield match
 
 
 def target_names() -> list[str]:
@@ -124,11 +164,14 @@ def load_target(name: str) -> Target:
 
 _TEXTS = frozenset({"name", "summary", "form"})
 _LISTS = frozenset({"split_signatures", "refused_operators"})
-_COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank"})
+_COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank", "on_chip_bytes"})
 _FLAGS = frozenset(
-    {"inline_composites", "converting_matmul", "int64", "dynamic_shapes", "composites", "signatures"}
+    {"chain", "inline_composites", "converting_matmul", "int64", "dynamic_shapes", "composites", "signatures"}
 )
-_TABLES = frozenset({"compiler_flags", "quantized_compiler_flags", "sources", "versions"})
+_TABLES = frozenset(
+    {"compiler_flags", "quantized_compiler_flags", "long_context_compiler_flags", "sources", "versions"}
+)
+_LONG = ("form", "rows_per_tile", "chain")
 
 
 def _parse(text: str, source: str) -> Target:
@@ -167,6 +210,9 @@ def _misfit(key: str, value: object) -> str | None:
         return None if type(value) is int and value > 0 else "a number of 1 or more"
     if key in _FLAGS:
         return None if isinstance(value, bool) else "true or false"
+    if key == "long_context":
+        wrong = not isinstance(value, dict) or any(k not in _LONG or _misfit(k, v) for k, v in value.items())
+        return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
     if key in _TABLES:
         texts = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
         return None if texts else "a table of texts"

@@ -1,0 +1,102 @@
+"""Query rows as one more digit of a head's number: what splits heads can then split rows too, in one go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factor
+from edge_opt.attention.found import Block, SingleHead
+from edge_opt.attention.labelling import Labelling
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.tail import value_products
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.attention.factors import Factored
+
+
+def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:
+    """The attention as `count` times as many blocks of query rows, which are as independent of each other as heads are.
+
+    `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
+    Piece p is head p % N of tile p // N: the outer digit is the tile, so a tile's heads are made one after the other
+    and joined to finished rows.
+    """
+    whole = match if isinstance(match, Block) else _as_block(match)
+    if isinstance(whole, Refusal):
+        return whole
+    refusal = Refusal("no axis of the result is the queries' sequence", whole.softmax, whole.output)
+    for factored in _with_rows(whole, count):
+        found = _labelled(whole, factored, count)
+        if isinstance(found, Block):
+            return found
+        refusal = found
+    return refusal
+
+
+def _as_block(single: SingleHead) -> Block | Refusal:
+    """A single head as a block of one, whose result carries no label yet."""
+    shape, axis = single.output.shape, single.row_axis
+    if axis >= len(shape) or shape[axis] != single.query_length:
+        return Refusal("the rows of the value product are not its sequence", single.softmax, single.output)
+    return Block(
+        softmax=single.softmax,
+        output=single.output,
+        factored=fx.plain(shape),
+        heads=1,
+        kv_heads=1,
+        head_size=single.head_size,
+        query_length=single.query_length,
+        key_lengths=single.key_lengths,
+        mask=single.mask,
+        logits={},
+        values=tuple(single.products),
+        core=frozenset(),
+        operands=single.operands,
+        heads_are_rows=False,
+    )
+
+
+def _with_rows(block: Block, count: int) -> Iterator[Factored]:
+    """The factors with T cut into `count` tiles, wherever T may be: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
+    rows = block.query_length
+    if rows % count:
+        return
+    for place, axis in enumerate(block.factored):
+        for index, factor in enumerate(axis):
+            if factor.stride == 0 and factor.size % rows == 0:
+                parts = (Factor(factor.size // rows), Factor(count, block.heads), Factor(rows // count))
+                own = (*axis[:index], *(part for part in parts if part.size > 1), *axis[index + 1 :])
+                yield (*block.factored[:place], own, *block.factored[place + 1 :])
+
+
+def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
+    """The block with other factors, where every piece of them reaches the logits as rows of its own."""
+    products = value_products(block.softmax)
+    if isinstance(products, Refusal):
+        return products
+    sides = {operator: side for operator, (side, _) in products.items()}
+    labelling = Labelling(sides, block.operands)
+    if not labelling.core(block.output, factored) or not labelling.logits:
+        return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", block.softmax)
+    for product, labelled in labelling.products.items():
+        rows = labelled[-2 if sides[product] == 0 else -1]
+        if not any(factor.stride * factor.size > block.heads for factor in rows):
+            return Refusal("what is cut are no rows of the value product", product)
+    pieces = block.heads * count
+    for product, labelled in labelling.logits.items():
+        if fx.piece_count(labelled) != pieces:
+            return Refusal("not every row reaches the logits", product)
+    return replace(
+        block,
+        factored=factored,
+        heads=pieces,
+        query_length=block.query_length // count,
+        logits=dict(labelling.logits),
+        core=frozenset(labelling.core_operators),
+        heads_are_rows=False,
+        tiles=count,
+    )
