@@ -39,12 +39,17 @@ class Target:
         long_context: `form`, `rows_per_tile` and `chain` for attention that does not fit.
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
-        refused_operators, largest_rank.
+        refused_operators: names of operators that it does not take.
+        largest_rank: most axes that a tensor may have.
         int64, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
 
-    And: compiler_flags that go with it (quantized_compiler_flags for quantized models only, long_context_compiler_flags
-    where there is attention that does not fit), sources (of each fact), versions it was measured with.
+    And:
+        compiler_flags: that go with it, for every model.
+        quantized_compiler_flags: for quantized models only.
+        long_context_compiler_flags: where there is attention that does not fit.
+        sources: of each fact.
+        versions: what it was measured with.
     """
 
     name: str
