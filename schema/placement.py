@@ -155,9 +155,10 @@ def _prefix(at: int, data: Data) -> Piece:
 
 
 def _aligned(end: int, run: _Run) -> int:
-    """The first place from `end` on that is aligned at least as the stretch was, up to a page."""
+    """The first place from `end` on where each weight is aligned at least as it was, up to a page."""
     if run.source is None or run.start % ALIGNMENT:
         return end + -end % ALIGNMENT
+    alignment = max(data.offset & -data.offset for data in run.weights)
     if run.stop - run.start >= _PAGED_SIZE:
-        return end + (run.start - end) % _PAGE
-    return end + -end % min(run.start & -run.start, _PAGE)
+        alignment = _PAGE
+    return end + (run.start - end) % min(alignment, _PAGE)

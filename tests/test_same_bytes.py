@@ -10,7 +10,7 @@ from cli_runs import DEMO, QUANTIZED
 from test_cli_convert import same
 
 from edge_opt.conversion import convert
-from edge_opt.schema import Data, ModelFile, model_bytes, new_table, read_model
+from edge_opt.schema import Data, ModelFile, model_bytes, new_table, read_model, write_model
 
 # (bytes, alignment, bytes of padding more than that asks for) of weights after the flatbuffer, in file order.
 LAYOUT = (
@@ -116,6 +116,18 @@ def test_a_large_weight_keeps_its_place_in_a_page_so_that_blocks_can_be_shared(t
     convert(tmp_path / "in.tflite", tmp_path / "out.tflite", verify="none")
     places = [stored(read_model(tmp_path / name))[-1].offset % 4096 for name in ("in.tflite", "out.tflite")]
     assert places[0] == places[1]
+
+
+def test_a_weight_keeps_its_alignment_where_the_one_before_it_has_less(tmp_path: Path) -> None:
+    layout = ((64, 16, 16), (100, 64, 0))
+    source, target = tmp_path / "in.tflite", tmp_path / "out.tflite"
+    source.write_bytes(weights_after(layout))
+    root = read_model(source).root
+    root.get("subgraphs")[0].fields["name"] = "another length of the tables"
+    for longer in range(4):
+        root.fields["description"] = "x" * 16 * longer
+        write_model(root, target, overwrite=True)
+        assert stored(read_model(target))[-1].offset % 64 == 0
 
 
 def test_converting_what_was_converted_gives_the_same_bytes(tmp_path: Path) -> None:
