@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from edge_opt.schema.data import Bytes, Data, Source
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.meaning import MEANINGS
 from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
@@ -27,8 +27,9 @@ IDENTIFIER: Final = b"TFL3"
 MAX_FLATBUFFER_SIZE: Final = 2**31 - 1
 
 # Gemma3-270M has 15,000 tables, 80,000 objects in all. The bound keeps a file made of nothing but tiny tables
-# within a second and 200 MiB.
+# within a second and 200 MiB; who trusts a larger model raises it.
 MAX_OBJECTS: Final = 500_000
+MAX_OBJECTS_VARIABLE: Final = "EDGE_OPT_MAX_OBJECTS"
 
 # Compiling the decoder of a vtable costs as much as reading this many objects.
 _VTABLE_COST: Final = 16
@@ -51,14 +52,18 @@ class ModelFile:
     """A model read from a file or from bytes; close it, or use it in a `with`, to give the file back.
 
     `flatbuffer_size` is the part that holds the tables and the weights inside; weights after it start there.
+    `max_objects` is what the reader allowed.
     """
 
-    __slots__ = ("flatbuffer_size", "root", "source")
+    __slots__ = ("flatbuffer_size", "max_objects", "root", "source")
 
-    def __init__(self, root: Table, source: Source, flatbuffer_size: int) -> None:
+    def __init__(
+        self, root: Table, source: Source, flatbuffer_size: int, max_objects: int = MAX_OBJECTS
+    ) -> None:
         self.root = root
         self.source = source
         self.flatbuffer_size = flatbuffer_size
+        self.max_objects = max_objects
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -84,13 +89,19 @@ class ModelFile:
 
 
 def read_model(
-    model: str | os.PathLike[str] | bytes | Source, *, max_objects: int = MAX_OBJECTS
+    model: str | os.PathLike[str] | bytes | Source, *, max_objects: int | None = None
 ) -> ModelFile:
     """Read the tables of a .tflite file (or of a section of a file); weights stay there until somebody asks for them.
 
+    `max_objects` tables, vectors and strings are read at most; where None, as many as the environment variable
+    EDGE_OPT_MAX_OBJECTS says, or `MAX_OBJECTS`.
+
     Raises:
         ModelFormatError: the file is missing, no model, malformed, or written by a newer schema.
+        UsageError: the environment variable is no number.
     """
+    if max_objects is None:
+        max_objects = _objects_allowed()
     source = _source_of(model)
     try:
         file = Reader(source, max_objects).model()
@@ -99,6 +110,13 @@ def read_model(
         source.close()
         raise
     return file
+
+
+def _objects_allowed() -> int:
+    value = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise UsageError(f"{MAX_OBJECTS_VARIABLE} is {value!r:.40}: give a number of objects, or unset it")
+    return int(value)
 
 
 def _source_of(model: str | os.PathLike[str] | bytes | Source) -> Source:
@@ -152,7 +170,8 @@ class Reader:
         if root < 8:
             self.fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
         table = self.table(TABLES["Model"], root)
-        return ModelFile(table, self.source, min(self.external_start, self.source.size))
+        size = min(self.external_start, self.source.size)
+        return ModelFile(table, self.source, size, self._max_objects)
 
     def fail(self, field: FieldSpec | None, message: str, offset: int | None = None) -> NoReturn:
         """Refuse the file, naming the field that points to the trouble.
@@ -183,9 +202,7 @@ class Reader:
             limit = (
                 f"more than {self._max_objects} tables, vectors and strings (a long one counts as several)"
             )
-            raise ModelFormatError(
-                f"{self.source.name} has {limit}: if it is trusted, read it with a larger max_objects"
-            )
+            raise ModelFormatError(f"{self.source.name} has {limit}: {raise_the_bound(self._max_objects)}")
 
     def table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
         """The table at `position`, read once."""
@@ -370,6 +387,11 @@ class Reader:
             known = Data.region(self.source, offset, size, external=True)
             self._regions[offset, size] = known
         return known
+
+
+def raise_the_bound(allowed: int) -> str:
+    """What to do about a model that is larger than what may be read of one that nobody trusts."""
+    return f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE} to {4 * allowed}"
 
 
 def _what_else(start: bytes) -> str:

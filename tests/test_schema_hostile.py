@@ -5,12 +5,17 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import fuzz
+import numpy as np
 import pytest
+from cli_runs import DEMO
 from schema_models import everything, int32s, pack, tfl, with_data_after, with_options_after
 
-from edge_opt.schema import ModelFormatError, read_model
+from edge_opt.ir import load
+from edge_opt.schema import ModelFormatError, UsageError, read_model
 
 
 def place_of(content: bytes, *path: str | int) -> tuple[int, int]:
@@ -131,7 +136,7 @@ def test_a_vector_of_two_billion_elements_is_refused(slot: int) -> None:
 def test_more_tables_than_a_model_can_have_are_refused_before_they_are_read() -> None:
     content = with_vector_length(pack(everything()) + bytes(4 << 20), 2, 600_000)
     tracemalloc.start()
-    assert "larger max_objects" in refusal(content)
+    assert "set the environment variable EDGE_OPT_MAX_OBJECTS to 2000000" in refusal(content)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -140,6 +145,38 @@ def test_the_bound_on_objects_can_be_raised_or_lowered() -> None:
     content = pack(everything())
     with pytest.raises(ModelFormatError, match="more than 20 tables"):
         read_model(content, max_objects=20)
+
+
+def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = pack(everything())
+    monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", "20")
+    with pytest.raises(ModelFormatError, match="more than 20 tables"):
+        read_model(content)
+    monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", "1e6")
+    with pytest.raises(UsageError, match="EDGE_OPT_MAX_OBJECTS is '1e6': give a number"):
+        read_model(content)
+
+
+def test_and_the_graphs_may_then_be_larger_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_opt.ir.extent.MAX_EXTENT", 10)
+    with pytest.raises(ModelFormatError, match="expected at most 10: if it is trusted, set the environment"):
+        load(DEMO)
+    monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", str(500_000 * 1000))
+    assert load(DEMO).subgraphs
+
+
+@pytest.mark.parametrize("slot", range(6))
+def test_a_million_nested_tables_take_no_stack(slot: int) -> None:
+    """A vector of one table that holds a vector of one table, and so on: the schema ends the descent, not the file."""
+    depth, start = 1_000_000, 32
+    header = struct.pack("<I4sHH6H", start + 8, b"TFL3", 16, 8, *(4 if i == slot else 0 for i in range(6)))
+    levels = np.tile(
+        np.array([1, 4, 0, 4], "<u4"), (depth, 1)
+    )  # count, offset, vtable, offset to the next count
+    levels[:, 2] = start + 8 + 16 * np.arange(depth) - 8
+    content = header.ljust(start, b"\0") + levels.tobytes() + bytes(16)
+    with fuzz.time_limit(), suppress(ModelFormatError):
+        load(content)
 
 
 def test_a_vtable_outside_the_file_is_refused() -> None:

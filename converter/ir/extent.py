@@ -5,9 +5,10 @@ It must not check what is in the vectors; the reader of graphs does that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,11 +27,12 @@ _TENSOR_VECTORS: Final = ("shape", "shape_signature")
 _OPERATOR_VECTORS: Final = ("inputs", "outputs", "intermediates")
 
 
-def check_extent(root: Table) -> None:
+def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
     """Refuse a model whose graphs hold more than `MAX_EXTENT` things, each counted as often as it is referred to.
 
-    A thousand subgraphs may share one vector of a hundred thousand tensors, which takes no more room in the file:
-    what is shared far more than exporters do is refused earlier.
+    Who allows the reader more objects than `MAX_OBJECTS` allows more things, too. A thousand subgraphs may share one
+    vector of a hundred thousand tensors, which takes no more room in the file: what is shared far more than exporters
+    do is refused earlier.
 
     Raises:
         ModelFormatError: there are too many.
@@ -44,14 +46,20 @@ def check_extent(root: Table) -> None:
         total += _listed(graph.get("operators"), _OPERATOR_VECTORS, known)
     for signature in root.get("signature_defs") or ():
         total += _lengths(signature, _GRAPH_VECTORS)
-    most = min(MAX_EXTENT, _LITTLE + _MOST_SHARED * (len(graphs) + sum(known.values())))
-    if total > most:
-        raise ModelFormatError(
-            f"the graphs hold {total} tensors, operators and indices, expected at most {most}: "
-            "the file is damaged, or holds too many signatures: export fewer into one",
-            table="Model",
-            field="subgraphs",
-        )
+    shared = _LITTLE + _MOST_SHARED * (len(graphs) + sum(known.values()))
+    allowed = MAX_EXTENT * max_objects // MAX_OBJECTS
+    if total > shared:
+        _refuse(total, shared, "the file is damaged, export or download it again")
+    if total > allowed:
+        _refuse(total, allowed, raise_the_bound(max_objects))
+
+
+def _refuse(total: int, most: int, remedy: str) -> NoReturn:
+    raise ModelFormatError(
+        f"the graphs hold {total} tensors, operators and indices, expected at most {most}: {remedy}",
+        table="Model",
+        field="subgraphs",
+    )
 
 
 def _listed(tables: list[Table] | None, fields: Iterable[str], known: dict[int, int]) -> int:
