@@ -45,7 +45,7 @@ SECONDS = 1.0
 """Processor time that a mutant may take."""
 
 _COPIED_ONE_IN = 16
-_BUNDLE_HEADER = 700
+_BUNDLE_HEADER, _BUNDLE_DIRECTORY = 700, 280
 _EDGES = (0, 1, 2, 3, 4, 7, 8, 16, 31, 64, 127, 128, 255, 256, 1000, 32767, 32768, 65535, 65536, 1 << 24)
 _BIG = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**48, 2**63 - 1, 2**64 - 1)
 INTEGERS = (*_EDGES, *(-edge for edge in _EDGES), *_BIG, -(2**31), -(2**63))
@@ -92,15 +92,19 @@ def examine(content: bytes, converted_one_in: int = 1) -> str:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if content.startswith(MAGIC):
+        if _is_bundle(content):
             return _examine_bundle(content)
         return _examine(content, zlib.crc32(content), converted_one_in)
+
+
+def _is_bundle(content: bytes) -> bool:
+    return content.startswith(MAGIC) or content.lstrip(b"\0").startswith(b"PK")
 
 
 def _examine_bundle(content: bytes) -> str:
     """Bundles are read from files only."""
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "in.litertlm", Path(folder) / "out.litertlm"
+        source, target = Path(folder) / "in.bundle", Path(folder) / "out.bundle"
         source.write_bytes(content)
         try:
             open_container(source, "all")
@@ -111,7 +115,7 @@ def _examine_bundle(content: bytes) -> str:
         try:
             result = convert(source, target, verify="none", sections="all")
         except ModelFormatError as error:
-            if "so that no section can be moved" not in str(error):
+            if not re.search(r"so that no section can be moved|is recorded", str(error)):
                 raise
             return "refused by the writer"
         if len(open_container(target, "all").parts) != len(open_container(source, "all").parts):
@@ -375,9 +379,11 @@ assert {field.kind for spec in TABLES.values() for field in spec.fields} <= set(
 
 
 def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
-    # Of a bundle, only the header is not in some model's mutants too.
-    first = _BUNDLE_HEADER if content.startswith(MAGIC) and chance.random() < 0.8 else len(content)
-    changed = bytearray(content[:first])
+    first, last = 0, len(content)
+    if _is_bundle(content) and chance.random() < 0.8:
+        # Only the header, or a zip archive's directory, is not in some model's mutants too.
+        first, last = (0, _BUNDLE_HEADER) if content.startswith(MAGIC) else (last - _BUNDLE_DIRECTORY, last)
+    changed = bytearray(content[first:last])
     for _ in range(chance.choice((1, 1, 1, 2, 2, 4, 16))):
         if len(changed) < 16:
             break
@@ -388,7 +394,7 @@ def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
         piece = other[start : start + chance.choice((4, 16, 256, 4096))]
         at = chance.randrange(len(changed) + 1)
         changed[at : at + chance.choice((0, len(piece)))] = piece
-    return bytes(changed) + content[first:]
+    return content[:first] + bytes(changed) + content[last:]
 
 
 def _flip(changed: bytearray, chance: Random) -> None:

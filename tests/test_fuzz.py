@@ -30,7 +30,7 @@ def test_every_mutant_is_accepted_or_refused_with_one_error_in_time(part: int) -
             error.add_note(f"mutant {number} of '{name}'")
             raise
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
-    assert set(outcomes) == {"refused by the reader", "refused as a graph", "accepted", "converted"}
+    assert set(outcomes) >= {"refused by the reader", "refused as a graph", "accepted", "converted"}
 
 
 def test_a_mutant_is_the_same_every_time() -> None:
