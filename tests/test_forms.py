@@ -7,7 +7,7 @@ import pytest
 
 from edge_opt.attention.form import FORMS
 from edge_opt.conversion import convert
-from edge_opt.ir import Model
+from edge_opt.ir import Model, load
 from edge_opt.targets import load_target
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -43,3 +43,17 @@ def test_heads_are_split_below_rope_by_default_and_above_it_on_request() -> None
     """RoPE ends in an ADD; above it stands the query's norm, a composite."""
     assert sources_of_splits(converted(MODELS[0], "split")) <= {"ADD", "RESHAPE"}
     assert sources_of_splits(converted(MODELS[0], "split-above-rope")) == {"STABLEHLO_COMPOSITE"}
+
+
+def test_every_head_is_cut_at_the_same_place() -> None:
+    """The quantized query is read three times by RoPE: it is cut there for all heads, and none quantizes its own."""
+    original, after = load(TESTDATA / MODELS[1]), converted(MODELS[1], "split-above-rope")
+    assert sources_of_splits(after) == {"QUANTIZE"}
+    counts = [
+        [
+            sum(operator.name == "QUANTIZE" for operator in graph.operators)
+            for _, graph in model.entry_points()
+        ]
+        for model in (original, after)
+    ]
+    assert counts[0] == counts[1]

@@ -61,6 +61,7 @@ class _Splitter:
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._cuts: dict[tuple[int, Factored], Cut] = {}
         self._costs: dict[tuple[int, Factored], int] = {}
+        self._passed: dict[tuple[int, Factored], bool] = {}
         self._staying = self._escape_makers()
 
     def _escape_makers(self) -> set[Operator]:
@@ -126,6 +127,14 @@ class _Splitter:
         return piece if self._chain is None else self._chain.operand(operator, index, piece)
 
     def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
+        """True where a tensor is made anew for each head, False where it is cut; the same for all heads."""
+        key = (id(tensor), factored)
+        if key not in self._passed:
+            # Once: what the first head needed is known to be ours only when the second one asks.
+            self._passed[key] = self._passes_first(tensor, factored, depth)
+        return self._passed[key]
+
+    def _passes_first(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
         operator = tensor.producer
         if operator in self._block.core:
             return True
