@@ -387,6 +387,56 @@ def profile(
 
 
 @app.command()
+def tune(
+    *,
+    model: ModelArgument,
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="T", help="qualcomm-htp or ethos-u85, or a target file of yours."),
+    ] = "qualcomm-htp",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="OUT.toml", help="Write a target file with the winner."),
+    ] = None,
+    signature: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="Take the block from here; default: where the attention is largest."),
+    ] = None,
+    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="So many layers in a row.")] = 1,
+    sdk: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT."),
+    ] = None,
+    chip: Annotated[
+        str | None, typer.Option(metavar="C", help="As the compiler calls it: SM8750, ethos-u85-256, ...")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Give a trial up after so long; 0: never.")
+    ] = 300.0,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
+) -> Action:
+    """Compile one block of a model in every form, with every level of the target's compiler, and find the best."""
+    from edge_opt.cli.tune import run
+
+    return partial(
+        run,
+        model,
+        target,
+        output,
+        signature=signature,
+        blocks=blocks,
+        sdk=sdk,
+        chip=chip,
+        seconds=seconds,
+        force=force,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command()
 def passes() -> Action:
     """List the rewrites, in the order in which they run."""
     from edge_opt.cli.listing import passes as run

@@ -27,8 +27,9 @@ ALLOWED = {
     "compilers": _CORE | {"compilers"},
     "report": _CORE | {"verify", "report"},
     "integrations": _CORE | {"verify", "report", "integrations", "top"},
+    "tuning": _CORE | {"verify", "compilers", "top", "tuning"},
     "top": _CORE | {"verify", "report", "integrations", "top"},
-    "cli": _CORE | {"verify", "compilers", "report", "integrations", "top", "cli"},
+    "cli": _CORE | {"verify", "compilers", "report", "integrations", "tuning", "top", "cli"},
     "main": {"cli"},
 }
 # package -> where it may be imported from

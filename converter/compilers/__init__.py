@@ -3,10 +3,11 @@
 from edge_opt.compilers.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.compilers.figures import Figures, Profile, SpillFigures, VelaFigures
 from edge_opt.compilers.floor import read_floor
-from edge_opt.compilers.profiling import COMPILERS, profile
+from edge_opt.compilers.profiling import COMPILERS, LEVELS, profile
 
 __all__ = [
     "COMPILERS",
+    "LEVELS",
     "CompilerFailedError",
     "CompilerMissingError",
     "Figures",

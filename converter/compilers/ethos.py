@@ -40,17 +40,18 @@ def find_vela() -> list[str]:
 
 
 def compile_model(
-    path: Path, model: Model, *, chip: str | None, flags: Sequence[str]
+    path: Path, model: Model, *, chip: str | None, flags: Sequence[str], seconds: float | None = None
 ) -> tuple[list[VelaFigures], dict[str, str]]:
     """Figures of every entry point of `model`, which `path` holds, and the versions that they were measured with.
 
     Raises:
         CompilerMissingError: Vela is not here.
-        CompilerFailedError: Vela ended without a result; operators that it leaves on the CPU are no such failure.
+        CompilerFailedError: Vela ended without a result, or took longer than `seconds` for an entry point; operators
+            that it leaves on the CPU are no such failure.
     """
     vela = find_vela()
     found = [
-        _compile(vela, path, name if model.signatures else None, chip or DEFAULT_CHIP, flags)
+        _compile(vela, path, name if model.signatures else None, chip or DEFAULT_CHIP, flags, seconds)
         for name, _ in model.entry_points()
     ]
     answer = subprocess.run([*vela, "--version"], capture_output=True, text=True, check=False)
@@ -58,7 +59,12 @@ def compile_model(
 
 
 def _compile(
-    vela: list[str], path: Path, signature: str | None, chip: str, flags: Sequence[str]
+    vela: list[str],
+    path: Path,
+    signature: str | None,
+    chip: str,
+    flags: Sequence[str],
+    seconds: float | None,
 ) -> VelaFigures:
     # Loaded anew for each: keeping one signature edits the model.
     model = load(path)
@@ -68,15 +74,21 @@ def _compile(
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
         single = Path(folder) / "signature.tflite"
         save(model, single)
-        done = subprocess.run(
-            [*vela, str(single), f"--accelerator-config={chip}", f"--output-dir={folder}", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*vela, str(single), f"--accelerator-config={chip}", f"--output-dir={folder}", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=seconds,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CompilerFailedError(
+                f"{path.name}: Vela was not done with signature '{name}' after {seconds:g} seconds"
+            ) from error
         summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
     if done.returncode or not summaries:
         last = (done.stdout.strip().splitlines() or ["it does not say why"])[-1][:200]

@@ -54,17 +54,29 @@ def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
 
 
 def compile_model(
-    path: Path, model: Model, *, sdk: str | os.PathLike[str] | None, chip: str | None, flags: Sequence[str]
+    path: Path,
+    model: Model,
+    *,
+    sdk: str | os.PathLike[str] | None,
+    chip: str | None,
+    flags: Sequence[str],
+    seconds: float | None = None,
 ) -> tuple[list[SpillFigures], dict[str, str]]:
     """Figures of every entry point of `model`, which `path` holds, and the versions that they were measured with.
 
     Raises:
         CompilerMissingError: the tool or the libraries are not here.
-        CompilerFailedError: the compiler ended without a result; an operator that it refuses is no such failure.
+        CompilerFailedError: the compiler ended without a result, or took longer than `seconds`; an operator that it
+            refuses is no such failure.
     """
     libraries = find_libraries(sdk)
     tool, plugin = _find_tool()
-    done = _run(tool, plugin, libraries, path, chip or DEFAULT_CHIP, flags)
+    try:
+        done = _run(tool, plugin, libraries, path, chip or DEFAULT_CHIP, flags, seconds)
+    except subprocess.TimeoutExpired as error:
+        raise CompilerFailedError(
+            f"{path.name}: the Hexagon compiler was not done after {seconds:g} seconds"
+        ) from error
     if done.returncode:
         reason = first_complaint(done.stdout, done.stderr) or "it does not say why"
         raise CompilerFailedError(
@@ -99,7 +111,13 @@ def _find_tool() -> tuple[Path, Path]:
 
 
 def _run(
-    tool: Path, plugin: Path, libraries: Path, path: Path, chip: str, flags: Sequence[str]
+    tool: Path,
+    plugin: Path,
+    libraries: Path,
+    path: Path,
+    chip: str,
+    flags: Sequence[str],
+    seconds: float | None,
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
         search = [str(libraries)]
@@ -125,6 +143,7 @@ def _run(
             text=True,
             errors="replace",
             check=False,
+            timeout=seconds,
         )
 
 

@@ -11,12 +11,18 @@ from edge_opt.compilers import ethos, hexagon
 from edge_opt.compilers.figures import Profile
 from edge_opt.ir import load
 from edge_opt.schema.errors import UsageError
-from edge_opt.targets import load_target
+from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_opt.compilers.figures import Figures
+
+LEVELS: dict[str, tuple[dict[str, str], ...]] = {
+    "qualcomm-htp": tuple({"qualcomm_optimization_level": level} for level in ("O1", "O2", "O3")),
+    "ethos-u85": ({"optimise": "Performance"}, {"optimise": "Size"}),
+}
+"""What each of these compilers lets one choose of its own optimization, as names and values of flags."""
 
 COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}
 """Targets whose compiler can be run here, and the chip that is taken where none is named."""
@@ -24,28 +30,30 @@ COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CH
 
 def profile(
     path: str | os.PathLike[str],
-    target: str = "qualcomm-htp",
+    target: str | Target = "qualcomm-htp",
     *,
     sdk: str | os.PathLike[str] | None = None,
     chip: str | None = None,
     flags: Sequence[str] | None = None,
+    seconds: float | None = None,
 ) -> Profile:
     """Compile a model for a target, and say what became of every entry point. The file is only read.
 
     Args:
         path: a .tflite model.
-        target: one of `COMPILERS`, or a target file whose name is one of them.
+        target: one of `COMPILERS`, or a target (or its file) whose name is one of them.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip, as `SM8750` or `ethos-u85-256`; None the one of `COMPILERS`.
         flags: for the compiler, as `--qualcomm_optimization_level=O2`; None takes those of the target.
+        seconds: after so long the compiler is stopped; None never.
 
     Raises:
         UsageError: there is no compiler for the target.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
-        CompilerFailedError: it ended without a result.
+        CompilerFailedError: it ended without a result, or was not done in time.
         ModelFormatError: the file is not a model.
     """
-    facts = load_target(target)
+    facts = load_target(target) if isinstance(target, str) else target
     if facts.name not in COMPILERS:
         raise UsageError(
             f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
@@ -56,9 +64,11 @@ def profile(
     chosen = facts.flags(model) if flags is None else list(flags)
     figures: Sequence[Figures]
     if facts.name == "ethos-u85":
-        figures, versions = ethos.compile_model(file, model, chip=chip, flags=chosen)
+        figures, versions = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
     else:
-        figures, versions = hexagon.compile_model(file, model, sdk=sdk, chip=chip, flags=chosen)
+        figures, versions = hexagon.compile_model(
+            file, model, sdk=sdk, chip=chip, flags=chosen, seconds=seconds
+        )
     return Profile(
         model=os.fspath(path),
         target=facts.name,

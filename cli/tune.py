@@ -1,0 +1,91 @@
+"""`edge-opt tune`: prints what the compiler makes of one block in every form, and writes the best down."""
+
+from pathlib import Path
+
+from edge_opt.cli import output
+from edge_opt.cli.progress import bar
+from edge_opt.compilers import SpillFigures
+from edge_opt.schema.atomic import resolve_target
+from edge_opt.tuning import Trial, Tuning, tune, tuned_target, write_target
+
+_SPILL_HEADS = ("spill", "fill", "DDR read", "x floor", "DDR written", "run list")
+_VELA_HEADS = ("cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")
+
+
+def run(
+    model: Path,
+    target: str,
+    destination: Path | None,
+    *,
+    signature: str | None,
+    blocks: int,
+    sdk: Path | None,
+    chip: str | None,
+    seconds: float,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Try every form; one that the compiler refuses is in the table and does not change the exit code."""
+    if destination is not None:
+        # Looked at before the work, which takes minutes.
+        resolve_target(destination, overwrite=force)
+    with bar(wanted=not quiet) as progress:
+        found = tune(
+            model,
+            target,
+            signature=signature,
+            blocks=blocks,
+            sdk=sdk,
+            chip=chip,
+            seconds=seconds or None,
+            progress=progress,
+        )
+    if destination is not None:
+        write_target(tuned_target(found), destination, overwrite=force)
+    if as_json:
+        output.say_json({**found.to_dict(), "written": None if destination is None else str(destination)})
+    elif not quiet:
+        _show(found, destination)
+    return 0
+
+
+def _show(found: Tuning, destination: Path | None) -> None:
+    versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
+    layers = "one layer" if found.blocks == 1 else f"{found.blocks} layers"
+    output.say(f"{found.target.name}: {found.chip}, {versions}; {layers} of {found.signature}, best first")
+    output.say()
+    spills = any(isinstance(trial.figures, SpillFigures) for trial in found.trials)
+    heads = _SPILL_HEADS if spills else _VELA_HEADS
+    rows: list[tuple[str, ...]] = [("form", "flags", "NPU operators", *heads, "seconds")]
+    rows += [
+        (str(trial.choice), _level(trial), *_cells(trial), f"{trial.seconds:.1f}")
+        for trial in found.trials
+        if trial.figures is not None
+    ]
+    output.say(output.table(rows, left=2))
+    failed = [trial for trial in found.trials if trial.figures is None]
+    if failed:
+        output.say()
+        output.say("failed:")
+        for trial in failed:
+            output.say(f"  {trial.choice}, {_level(trial)}: {trial.failure}")
+    if destination is not None:
+        output.say()
+        output.say(f"The winner is in {destination}: edge-opt convert {found.model} --target {destination}")
+
+
+def _level(trial: Trial) -> str:
+    return " ".join(trial.level.values())
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    figures = trial.figures
+    assert figures is not None
+    operators = f"{figures.taken}/{figures.operators}"
+    if isinstance(figures, SpillFigures):
+        ratio = "-" if figures.read_ratio is None else f"{figures.read_ratio:.3f}"
+        sizes = [output.size(size) for size in (figures.spill, figures.fill, figures.ddr_read)]
+        return (operators, *sizes, ratio, output.size(figures.ddr_written), str(figures.run_list))
+    memory = (figures.sram, figures.dram, figures.sram_traffic, figures.dram_traffic)
+    return (operators, str(figures.cycles), *map(output.size, memory))

@@ -1,0 +1,55 @@
+"""Which forms are worth trying for an attention, from its shapes and what its target states. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edge_opt.attention.form import FORMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.attention.block import Block
+    from edge_opt.targets import Target
+
+_TILES = 4
+_CHAINED_ROWS = (64, 32, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one trial rewrites the attention; `form` None leaves it as exported."""
+
+    form: str | None = None
+    rows_per_tile: int | None = None
+    chain: bool = False
+
+    def __str__(self) -> str:
+        if self.form is None:
+            return "as exported"
+        rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
+        return self.form + rows + (", chained" if self.chain else "")
+
+    def applied(self, target: Target) -> Target:
+        """The target with this form, which must be one, for every signature and length; its other facts stay."""
+        assert self.form is not None
+        return replace(
+            target,
+            form=self.form,
+            rows_per_tile=self.rows_per_tile,
+            chain=self.chain,
+            long_context={},
+            split_signatures=("*",),
+        )
+
+
+def choices(target: Target, attention: Block) -> Iterator[Choice]:
+    """As exported, every form, tiles; chains where one head does not fit on the chip."""
+    rows = attention.query_length
+    yield Choice()
+    yield from (Choice(form) for form in FORMS)
+    if rows >= 2 * _TILES:
+        yield Choice("split", rows // _TILES)
+    if target.overflows(attention):
+        yield from (Choice("split", size, chain=True) for size in _CHAINED_ROWS if size < rows)

@@ -1,0 +1,112 @@
+"""Writes the winner of a tuning down as a target file, which `--target` takes; never over a file without being told."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.schema.atomic import replacing
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_opt.tuning.search import Tuning
+
+
+def tuned_target(tuning: Tuning) -> Target:
+    """The target with the form and the flags of the winner, and where they come from.
+
+    Raises:
+        UsageError: every trial failed.
+    """
+    best = tuning.winner
+    if best is None:
+        raise UsageError(f"nothing compiled for target '{tuning.target.name}': there is no winner to write")
+    place = _where(tuning)
+    choice, patterns = best.choice, _split(tuning, split=best.choice.form is not None)
+    changed: dict[str, Any] = {
+        "split_signatures": patterns,
+        place["flags"]: {**getattr(tuning.target, place["flags"]), **best.level},
+    }
+    if choice.form is not None:
+        form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile, "chain": choice.chain}
+        known = {name: value for name, value in form.items() if value is not None}
+        changed |= {"long_context": known} if place["form"] == "long_context" else form
+    layers = "one layer" if tuning.blocks == 1 else f"{tuning.blocks} layers"
+    source = f"measured with `edge-opt tune` on {layers} of {Path(tuning.model).name}, {tuning.signature}"
+    return replace(
+        tuning.target,
+        **changed,
+        sources={**_sources(tuning.target, changed), **dict.fromkeys(_stated(changed), source)},
+        versions={**tuning.versions, "chip": tuning.chip},
+    )
+
+
+def _stated(facts: Mapping[str, Any]) -> list[str]:
+    """Names of the facts that say something: others are as in a target of which nothing is known."""
+    blank = Target("", "")
+    return [name for name, value in facts.items() if value != getattr(blank, name)]
+
+
+def _sources(target: Target, changed: Mapping[str, Any]) -> dict[str, str]:
+    return {name: source for name, source in target.sources.items() if name not in changed}
+
+
+def _where(tuning: Tuning) -> dict[str, str]:
+    """Which facts of a target the tuning is about."""
+    if tuning.long_context:
+        return {"form": "long_context", "flags": "long_context_compiler_flags"}
+    flags = "quantized_compiler_flags" if tuning.quantized else "compiler_flags"
+    return {"form": "form", "flags": flags}
+
+
+def _split(tuning: Tuning, *, split: bool) -> tuple[str, ...]:
+    """Patterns of signatures: with this one, or those that match without it."""
+    known = tuning.target.split_signatures
+    if split:
+        return known if tuning.target.splits(tuning.signature) else (*known, tuning.signature)
+    return tuple(
+        pattern
+        for pattern in known
+        if not replace(tuning.target, split_signatures=(pattern,)).splits(tuning.signature)
+    )
+
+
+def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a target file.
+
+    Raises:
+        UsageError: its name does not end in .toml, or it exists and `overwrite` is False.
+        OutputError: it cannot be written.
+    """
+    if not os.fspath(path).endswith(".toml"):
+        raise UsageError(f"{os.fspath(path)} cannot be a target file: its name must end in .toml")
+    with replacing(path, overwrite=overwrite) as target_file, os.fdopen(os.dup(target_file), "wb") as file:
+        file.write(to_toml(target).encode())
+
+
+def to_toml(target: Target) -> str:
+    """The target's facts as a target file has them; those that are as in a blank one are left out."""
+    stated = {"name", "summary", *_stated(target.to_dict())}
+    facts = {name: value for name, value in target.to_dict().items() if name in stated}
+    tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
+    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _value(name)
+
+
+def _value(value: object) -> str:
+    """A TOML value: its strings, numbers and truths are written as in JSON, but for one control character."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(entry) for entry in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
