@@ -15,7 +15,7 @@ from edge_opt.collector import rare_collections
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
 from edge_opt.exported import Exported, ExportedModel, model_content, remade
 from edge_opt.ir import Constants, Model
-from edge_opt.ir.cleanup import Usage, keep_signature, remove_unused
+from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.tile_rows import TileRows
@@ -342,6 +342,7 @@ def _rewrite(
     model = part.model
     entries = _choose_signatures(model, wanted)
     usage = Usage.of(model)
+    old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
     graphs = {id(graph) for _, graph in entries}
     summaries = [
         (
@@ -373,6 +374,7 @@ def _rewrite(
     if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)
         remove_unused(model, usage)
+        name_apart(model, old)
     for graph, summary in summaries:
         summary.operators_after = len(graph)
         summary.largest_tensor_after = largest_intermediate(graph)

@@ -15,9 +15,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -88,6 +91,19 @@ def calibration_data(path: Path, samples: int) -> dict[str, list[dict[str, Array
     return data
 
 
+def extremes(quantizer: Any, data: dict[str, list[dict[str, Array]]]) -> dict[str, dict[str, Any]]:
+    """The smallest and the largest value of every tensor; the quantizer's own `calibrate` averages over the samples."""
+    total: dict[str, dict[str, Any]] = {}
+    for signature, samples in data.items():
+        for inputs in samples:
+            for name, found in quantizer.calibrate({signature: [inputs]}).items():
+                known = total.setdefault(name, dict(found))
+                for key, choose in (("min", np.minimum), ("max", np.maximum)):
+                    if key in found and key in known:
+                        known[key] = choose(known[key], found[key])
+    return total
+
+
 def _keep_embeddings_float() -> None:
     """Teach the quantizer that an input named *embeddings* stays float, as NPU pipelines want it."""
     manager, types = lib("ai_edge_quantizer.algorithm_manager"), lib("ai_edge_quantizer.qtyping")
@@ -102,17 +118,29 @@ def _keep_embeddings_float() -> None:
     )
 
 
-def quantize(model: Path, out: Path, recipe: str, samples: int = 1) -> None:
-    """Write `out`, the model quantized by a recipe of NPU_RECIPES or LIBRARY_RECIPES."""
+def quantize(
+    model: Path,
+    out: Path,
+    recipe: str,
+    samples: int = 1,
+    data: dict[str, list[dict[str, Array]]] | None = None,
+    calibrate: Callable[[Any, dict[str, list[dict[str, Array]]]], Any] = lambda tool, data: tool.calibrate(
+        data
+    ),
+) -> None:
+    """Write `out`, the model quantized by a recipe of NPU_RECIPES or LIBRARY_RECIPES.
+
+    `data` holds inputs for the calibration, by signature; random ones are made where it is None. `calibrate` makes
+    ranges of them: the quantizer's own way, or `extremes`.
+    """
     quantizer = lib("ai_edge_quantizer.quantizer").Quantizer(str(model))
+    data = calibration_data(model, samples) if data is None else data
     npu = NPU_RECIPES.get(recipe)
     if npu is None:
         quantizer.load_quantization_recipe(
             getattr(lib("ai_edge_quantizer.recipe"), LIBRARY_RECIPES[recipe])()
         )
-        statistics = (
-            quantizer.calibrate(calibration_data(model, samples)) if quantizer.need_calibration else None
-        )
+        statistics = calibrate(quantizer, data) if quantizer.need_calibration else None
     else:
         calibration = lib("litert_torch.generative.export_hf.experimental.calib.quant_utils")
         _keep_embeddings_float()
@@ -128,7 +156,7 @@ def quantize(model: Path, out: Path, recipe: str, samples: int = 1) -> None:
                 activation_num_bits=npu.product_bits,
                 weight_num_bits=8,
             )
-        statistics = quantizer.calibrate(calibration_data(model, samples))
+        statistics = calibrate(quantizer, data)
         calibration.align_kv_cache_params(statistics, str(model), *CACHES)
     quantizer.quantize(statistics).export_model(str(out), overwrite=True)
 

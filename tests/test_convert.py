@@ -170,6 +170,12 @@ def test_every_shape_in_it_can_be_derived_again(done: tuple[Path, ConversionResu
     assert not infer_shapes(load(output_of(result)))
 
 
+def test_no_two_tensors_of_the_model_have_one_name(done: tuple[Path, ConversionResult]) -> None:
+    model = load(output_of(done[1]))
+    names = [tensor.name for graph in model.subgraphs for tensor in graph.tensors]
+    assert len(set(names)) == len(names), "ai-edge-quantizer refuses a model where two have the same"
+
+
 def test_no_operator_code_is_merely_listed(done: tuple[Path, ConversionResult]) -> None:
     _, result = done
     model = unpack(output_of(result).read_bytes())

@@ -27,7 +27,7 @@ from edge_opt.ir import (
     to_bytes,
     to_tables,
 )
-from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.cleanup import Usage, name_apart, remove_unused
 from edge_opt.ir.text import parse, to_text
 from edge_opt.schema import Data, new_table, read_model
 
@@ -341,6 +341,18 @@ def test_cleanup_keeps_the_bytes_that_only_metadata_still_needs(field: str) -> N
     remove_unused(model, usage)
     assert weight in model.buffers
     assert [len(graph.tensors) for graph in model.subgraphs] == [2, 2]
+
+
+def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
+    model, _ = rewired()
+    old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+    before = [tensor.name for tensor in old]
+    assert len(set(before)) < len(before), "two subgraphs share names, as some exporters write them"
+    first, second = (graph.add_tensor(Tensor("x", (1,), DType.INT32)) for graph in model.subgraphs)
+    other = model.subgraphs[0].add_tensor(Tensor("new", (1,), DType.INT32))
+    name_apart(model, old)
+    assert [tensor.name for tensor in old] == before
+    assert (first.name, second.name, other.name) == ("x_2", "x_3", "new")
 
 
 def test_cleanup_of_a_model_that_nobody_changed_changes_nothing() -> None:

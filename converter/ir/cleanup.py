@@ -9,7 +9,7 @@ from edge_opt.ir.extract import renumbered
 from edge_opt.ir.references import subgraph_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from edge_opt.ir.graph import Subgraph, Tensor
     from edge_opt.ir.model import Model
@@ -77,6 +77,24 @@ def remove_unused(model: Model, before: Usage) -> None:
     ]
     codes = {id(operator.code) for subgraph in model.subgraphs for operator in subgraph.operators}
     model.operator_codes = [code for code in model.operator_codes if id(code) in codes]
+
+
+def name_apart(model: Model, old: Sequence[Tensor]) -> None:
+    """Give tensors that are not among the `old` ones names that no other of the model has.
+
+    ai-edge-quantizer tells tensors apart by name alone, in all subgraphs together, and refuses a model where it cannot.
+    """
+    known = {id(tensor) for tensor in old}
+    taken = {tensor.name for tensor in old}
+    for subgraph in model.subgraphs:
+        for tensor in subgraph.tensors:
+            if id(tensor) in known:
+                continue
+            name, count = tensor.name, 1
+            while tensor.name in taken:
+                count += 1
+                tensor.name = f"{name}_{count}"
+            taken.add(tensor.name)
 
 
 def keep_signature(model: Model, key: str) -> None:
