@@ -25,6 +25,25 @@ _ARGUMENTS = (
     "--hide-scrollbars",
 )
 
+# What a reader does: open the search and type. The page answers in its own time, so the second waits for it.
+_TYPE = """
+document.querySelector("label[for=__search]").click();
+const field = document.querySelector("[data-md-component=search-query]");
+field.focus();
+field.value = WORDS;
+field.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
+field.dispatchEvent(new Event("input", { bubbles: true }));
+"""
+_FOUND = """
+new Promise((resolve) => {
+  const list = document.querySelector(".md-search-result__list");
+  const found = () => list.children.length && resolve(list.innerText);
+  new MutationObserver(found).observe(list, { childList: true });
+  found();
+  setTimeout(() => resolve(document.querySelector(".md-search-result").innerText), 20000);
+})
+"""
+
 
 def find_browser() -> str | None:
     """The program, or None where there is none."""
@@ -76,36 +95,59 @@ class Browser:
         os.close(self._out)
         self._profile.cleanup()
 
-    def look_at(self, path: Path, *, width: int, height: int = 900, dark: bool = False) -> Page:
-        """Load a file, open everything that can be opened, and measure."""
-        target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
-        attached = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self._ask(f"{domain}.enable")
+    def look_at(
+        self, path: Path, *, width: int, height: int = 900, dark: bool = False, picture: bool = True
+    ) -> Page:
+        """Load a file, open everything that can be opened, and measure; a picture of a long page takes seconds."""
+        target = self._tab()
         sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._ask("Emulation.setDeviceMetricsOverride", sizes)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self._load(path)
+        self._value("document.querySelectorAll('details').forEach(d => d.open = true)")
+        page = Page(self._value("innerWidth"), self._value("document.documentElement.scrollWidth"))
+        if picture:
+            shot = self._ask("Page.captureScreenshot", {"captureBeyondViewport": True})
+            page.screenshot = base64.b64decode(shot["data"])
+        page.ground = self._value("getComputedStyle(document.body).backgroundColor")
+        for event in self._events:
+            _note(event, page, path.as_uri())
+        self._close(target)
+        return page
+
+    def search(self, path: Path, words: str) -> str:
+        """Load a page of the documentation, type into its search, and give back what is found."""
+        target = self._tab()
+        self._load(path)
+        self._value(_TYPE.replace("WORDS", json.dumps(words)))
+        found: str = self._value(_FOUND, wait=True)
+        self._close(target)
+        return found
+
+    def _tab(self) -> str:
+        target: str = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
+        attached = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._ask(f"{domain}.enable")
+        return target
+
+    def _load(self, path: Path) -> None:
         self._events.clear()
         self._ask("Page.navigate", {"url": path.as_uri()})
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._read()
-        self._value("document.querySelectorAll('details').forEach(d => d.open = true)")
-        page = Page(self._value("innerWidth"), self._value("document.documentElement.scrollWidth"))
-        shot = self._ask("Page.captureScreenshot", {"captureBeyondViewport": True})
-        page.screenshot = base64.b64decode(shot["data"])
-        page.ground = self._value("getComputedStyle(document.body).backgroundColor")
-        for event in self._events:
-            _note(event, page, path.as_uri())
+
+    def _close(self, target: str) -> None:
         self._session = ""
         self._ask("Target.closeTarget", {"targetId": target})
-        return page
 
     _session = ""
 
-    def _value(self, expression: str) -> Any:
-        return self._ask("Runtime.evaluate", {"expression": expression})["result"].get("value")
+    def _value(self, expression: str, *, wait: bool = False) -> Any:
+        asked = {"expression": expression, "awaitPromise": wait}
+        return self._ask("Runtime.evaluate", asked)["result"].get("value")
 
     def _ask(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
         self._number += 1

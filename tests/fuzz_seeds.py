@@ -8,7 +8,6 @@ import numpy as np
 from bundles import GENERIC, bundle, model_part, task
 from schema_models import everything, pack, with_data_after, with_options_after
 
-from edge_opt import testdata
 from edge_opt.ir import (
     Buffer,
     DType,
@@ -28,7 +27,7 @@ from edge_opt.ir.text_parser import parse
 from edge_opt.schema import Data, Table, new_table, read_model
 from edge_opt.schema.errors import EdgeOptError
 
-BUNDLED = Path(testdata.__file__).parent
+BUNDLED = Path(__file__).parent.parent / "testdata"
 _BEFORE, _BEHIND = 24, 14
 _LARGEST_CONSTANT = 4096
 _LARGEST_SEED = 300_000

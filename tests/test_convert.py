@@ -10,7 +10,6 @@ from ai_edge_litert.interpreter import Interpreter
 from plain_tables import plain, values
 from schema_models import unpack
 
-import edge_opt.testdata
 from edge_opt.cli.convert import verdicts
 from edge_opt.conversion import (
     ConversionResult,
@@ -28,7 +27,7 @@ from edge_opt.schema import Data, UsageError, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.verify.regions import RegionProver
 
-TESTDATA = Path(edge_opt.testdata.__path__[0])
+TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMOS = [TESTDATA / "demo_gemma3.tflite", TESTDATA / "demo_gemma3_a16w8.tflite"]
 demos = pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)
 

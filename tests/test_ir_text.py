@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edge_opt.testdata
 from edge_opt.ir import (
     DType,
     Metadata,
@@ -22,7 +21,7 @@ from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
 from edge_opt.ir.text import TextFormError, operator_text, parse, subgraph_text, to_text
 from edge_opt.schema import Data, EdgeOptError, new_table
 
-TESTDATA = Path(edge_opt.testdata.__path__[0])
+TESTDATA = Path(__file__).parent.parent / "testdata"
 
 SMALL = """\
 signature decode = #0 (query=%q) -> (output=%logits)

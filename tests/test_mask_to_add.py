@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from pass_runs import Says, convert_text, count, names, reread, run, statuses
 
-import edge_opt.testdata
 from edge_opt.ir import DType, Model
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import SiteReport, mask_to_add
@@ -14,7 +13,7 @@ from edge_opt.passes.mask_to_add import condition_source
 from edge_opt.targets import Target
 from edge_opt.verify.regions import RegionProver
 
-PAGE = (Path(edge_opt.testdata.__path__[0]) / "reference_select.txt").read_text()
+PAGE = (Path(__file__).parent.parent / "testdata" / "reference_select.txt").read_text()
 
 T, N, S = 6, 2, 10
 

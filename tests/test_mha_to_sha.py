@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib import resources
+from pathlib import Path
 
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
@@ -12,6 +12,7 @@ from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Status
 
+TESTDATA = Path(__file__).parent.parent / "testdata"
 GOLDEN = [
     ("reference_prefill", "split"),
     ("reference_prefill", "as-found"),
@@ -23,7 +24,7 @@ GOLDEN = [
 
 
 def reference(name: str) -> str:
-    return (resources.files("edge_opt.testdata") / f"{name}.txt").read_text(encoding="utf-8")
+    return (TESTDATA / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def without_comments(text: str) -> str:

@@ -1,0 +1,109 @@
+"""What each pass does, drawn: the real pass runs on a small model, and the report's own code lays out both versions."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_opt import convert
+from edge_opt.inspection import example_rewrite
+from edge_opt.ir import load
+from edge_opt.ir.text import operator_text, parse
+from edge_opt.passes import Status
+from edge_opt.report.diagram import draw
+from edge_opt.report.words import proof as proof_words
+from edge_opt.targets import load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.ir import Model, Operator
+    from edge_opt.report import Example
+
+TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
+_MOST_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A region before and after a pass, what the model is, and what the proof showed."""
+
+    example: Example
+    source: str
+    proof: str
+
+    def to_html(self, name: str) -> str:
+        """Two figures side by side where there is room, and both versions as text."""
+        parts = [
+            self._figure(operators, f"{name}, {word}: {_counted(operators)}")
+            for word, operators in (("before", self.example.before), ("after", self.example.after))
+        ]
+        caption = f"<p class=eo-source>{html.escape(self.source)} {html.escape(self.proof)}</p>"
+        return f"<div class=eo-pictures>{''.join(parts)}</div>{caption}"
+
+    def to_text(self) -> str:
+        """Both versions in the text form."""
+        blocks = []
+        for word, operators in (("before", self.example.before), ("after", self.example.after)):
+            lines = [operator_text(operator, self.example.name) for operator in operators]
+            if len(lines) > _MOST_LINES:
+                lines = [*lines[:_MOST_LINES], f"... {len(lines) - _MOST_LINES} more ..."]
+            text = "\n    ".join(lines)
+            blocks.append(f'=== "{word}"\n\n    ```text\n    {text}\n    ```\n')
+        return "\n".join(blocks)
+
+    def _figure(self, operators: Sequence[Operator], label: str) -> str:
+        svg = draw(operators, self.example.name, label)
+        caption = f"<figcaption>{html.escape(label)}</figcaption>"
+        return f"<figure class=eo-picture><div class=eo-scroll>{svg}</div>{caption}</figure>"
+
+
+def _counted(operators: Sequence[Operator]) -> str:
+    return "1 operator" if len(operators) == 1 else f"{len(operators)} operators"
+
+
+def picture(name: str) -> Picture:
+    """The first region that a pass rewrites in the model that shows it best."""
+    if name in ("mha_to_sha", "tile_rows"):
+        path = TESTDATA / "demo_gemma3.tflite"
+        source = "A tiny Gemma3, exported by litert-torch; bundled, as `edge-opt demo` shows it."
+    else:
+        path = TESTDATA / f"pass_{name}.txt"
+        source = _SOURCES[name]
+    rows = 2 if name == "tile_rows" else None
+    return Picture(_example(path, name, rows), source.replace("`", ""), _proved(path, name, rows))
+
+
+_SOURCES = {
+    "inline_composites": "Cut out of a Gemma3 that litert-torch exported with its SDPA composites for GPUs.",
+    "mask_to_add": "Cut out of a Gemma3 that litert-torch exported for GPUs, with a boolean mask.",
+    "quantized_mask": "Cut out of the auxiliary model of a Gemma3, quantized by ai-edge-quantizer (int16).",
+    "matmul_convert": "The graph that this rewrite was specified with: logits against the cache and the new slice.",
+}
+
+
+def _read(path: Path, *, single: bool) -> Model:
+    """The model, its heads split first where the pass works on single heads."""
+    model = load(path) if path.suffix == ".tflite" else parse(path.read_text(encoding="utf-8"))
+    if single:
+        convert(model, passes=["mha_to_sha"], verify="none")
+    return model
+
+
+def _example(path: Path, name: str, rows: int | None) -> Example:
+    model = _read(path, single=rows is not None)
+    signature = next(entry for entry, _ in model.entry_points())
+    target = replace(load_target("generic"), rows_per_tile=rows)
+    example = example_rewrite(model, signature, name, target)
+    assert example is not None, f"{name} finds nothing in {path.name}"
+    return example
+
+
+def _proved(path: Path, name: str, rows: int | None) -> str:
+    """The pass's own proof of that region, in words."""
+    result = convert(_read(path, single=rows is not None), passes=[name], rows_per_tile=rows)
+    site = next((site for site in result.sites if site.status is Status.CONVERTED), None)
+    assert site is not None, f"{name} converts nothing in {path.name}"
+    return f"Run before and after on both kernel sets: {proof_words(site)}."

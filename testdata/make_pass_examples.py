@@ -1,0 +1,59 @@
+"""Cuts the region that a pass rewrites out of exported models, as text: the documentation draws its pictures of it.
+
+    python testdata/make_pass_examples.py MODELS
+
+MODELS is what make_families.py wrote, and quantize_model.py beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_opt.inspection import example_rewrite
+from edge_opt.ir import Model, load
+from edge_opt.ir.extract import cut_out
+from edge_opt.ir.text import to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.ir import Operator, Tensor
+
+# pass -> the model that shows it, the entry point, and names for what comes in
+SHOWN = {
+    "inline_composites": ("gemma3_gpu.tflite", "prefill_14", ("q", "k", "v", "mask", "position")),
+    "mask_to_add": ("gemma3_gpu_bmm.tflite", "prefill_14", ("mask", "logits")),
+    "quantized_mask": ("gemma3_k1.auxiliary.a16w8.tflite", "prefill_mask_14", ("open",)),
+}
+
+
+def main(folder: Path) -> None:
+    """One file for each pass, beside this script."""
+    for name, (file, signature, inputs) in SHOWN.items():
+        path = next(path for path in (folder / file, folder / "q" / file) if path.exists())
+        model = load(path)
+        example = example_rewrite(model, signature, name)
+        assert example is not None, f"{name} has no site in {file}"
+        target = Path(__file__).parent / f"pass_{name}.txt"
+        shown = region(model, example.before)
+        for tensor, known in zip(shown.subgraphs[0].inputs, inputs, strict=True):
+            tensor.name = known
+        target.write_text(to_text(shown), encoding="utf-8")
+        print(target)
+
+
+def region(model: Model, operators: Sequence[Operator]) -> Model:
+    """These operators as a model of their own: what they read from outside comes in, the last one's results go out."""
+    defined = {id(tensor) for operator in operators for tensor in operator.outputs}
+    inputs: dict[int, Tensor] = {}
+    for operator in operators:
+        for tensor in operator.inputs:
+            if tensor is not None and not tensor.is_constant and id(tensor) not in defined:
+                inputs[id(tensor)] = tensor
+    return cut_out(model, operators, list(inputs.values()), operators[-1].outputs)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

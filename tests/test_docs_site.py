@@ -1,0 +1,169 @@
+"""The documentation site: what is generated is complete, nothing is loaded from the network, and it fits a phone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import page_commands
+import page_messages
+import page_targets
+import pytest
+from browser import Browser, find_browser
+from doc_pages import ROOT
+
+from edge_opt import EdgeOptError
+from edge_opt.passes import PASSES
+from edge_opt.targets import load_target, target_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCS = ROOT / "docs"
+WORKFLOW = DOCS / "examples" / "github-actions.yml"
+TROUBLES = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+HEADINGS = re.findall(r"^### `(.+)`$", TROUBLES, re.MULTILINE)
+# What a browser fetches by itself when it opens a page.
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed|object)[^>]*\s(?:src|data)=["']?(?:https?:)?//"""
+    r"""|<link[^>]*\shref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import\s+["']?(?:https?:)?//"""
+)
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_every_message_in_troubleshooting_is_one_of_the_code(heading: str) -> None:
+    assert any(text.startswith(heading) for text in page_messages.texts()), "no longer in the code"
+
+
+def test_every_kind_of_error_has_a_heading_in_troubleshooting() -> None:
+    known = page_messages.messages()
+    said = {message.kind for message in known}
+    explained = {
+        message.kind for message in known for heading in HEADINGS if message.text.startswith(heading)
+    }
+    assert said - {"EdgeOptError"} <= explained, "kinds of errors that nothing is said of"
+
+
+def test_kinds_of_errors_are_found_by_their_base() -> None:
+    assert {"UsageError", "ShapeError", "RuntimeCrashed"} <= set(page_messages.error_classes())
+    assert all(issubclass(kind, EdgeOptError) for kind in page_messages.error_classes().values())
+
+
+def test_a_message_is_what_stands_in_the_source() -> None:
+    exists = page_messages.Message(
+        "UsageError", "… exists: pass --force (overwrite=True), or give another output", "atomic"
+    )
+    assert exists in page_messages.messages()
+    assert exists.text in page_messages.listed()
+
+
+def test_every_command_and_option_is_on_the_page_of_commands() -> None:
+    page = page_commands.sections()
+    commands = dict(page_commands.commands())
+    assert {"edge-opt convert", "edge-opt golden check"} <= set(commands)
+    for name, command in commands.items():
+        assert f"\n## {name} {{" in f"\n{page}"
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert all(f"`{option}`" in page for option in parameter.opts)
+
+
+def test_every_fact_of_every_target_is_on_the_page_of_targets() -> None:
+    page = page_targets.sections()
+    for name in target_names():
+        target = load_target(name)
+        assert f"### {name}\n" in page
+        for fact, source in target.sources.items():
+            assert f"| `{fact}` |" in page
+            assert source.partition(",")[0].partition(" and ")[0].replace("docs/npu.md", "") in page
+
+
+def test_every_fact_that_a_target_file_may_state_has_a_meaning() -> None:
+    without = [name for name, _, meaning in page_targets.facts() if not meaning]
+    assert without == []
+
+
+def test_the_workflow_example_is_a_workflow() -> None:
+    if importlib.util.find_spec("check_jsonschema") is None:
+        pytest.skip("check-jsonschema is not installed (extra docs)")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    ran = subprocess.run([*command, str(WORKFLOW)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without a network, where the system lets us take it away."""
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed (extra docs)")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    apart = ["unshare", "--map-root-user", "--net"]
+    possible = shutil.which("unshare") and subprocess.run([*apart, "true"], check=False).returncode == 0
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(
+        [*(apart if possible else []), *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_every_pass_has_a_page_with_its_picture(site: Path) -> None:
+    for name in PASSES:
+        page = (site / "passes" / f"{name}.html").read_text(encoding="utf-8")
+        assert page.count('<svg viewBox="0 0 ') - page.count('<svg viewBox="0 0 24 24"') >= 2
+        assert "Proved to be" in page
+        assert "Run before and after on both kernel sets" in page
+
+
+@pytest.mark.slow
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    front = (site / "index.html").read_text(encoding="utf-8")
+    for path in DOCS.rglob("*.md"):
+        page = path.relative_to(DOCS).with_suffix(".html").as_posix()
+        assert f'href="{page}"' in front, page
+
+
+@pytest.mark.slow
+def test_no_page_names_anything_of_the_network_to_load(site: Path) -> None:
+    for path in (path for path in site.rglob("*") if path.suffix in (".html", ".css")):
+        found = FETCHED.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path.relative_to(site)}: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1300, False)], ids=["phone, dark", "desk, light"])
+def test_a_browser_loads_files_of_the_site_only_and_every_page_fits(
+    site: Path, width: int, dark: bool
+) -> None:
+    with Browser() as browser:
+        for path in sorted(site.rglob("*.html")):
+            if path.name == "404.html":
+                continue  # its addresses are those of a server
+            page = browser.look_at(path, width=width, dark=dark, picture=False)
+            name = path.relative_to(site)
+            beside = [url for url in page.requests if not url.startswith((site.as_uri(), "data:", "blob:"))]
+            assert beside == [], name
+            assert page.complaints == [], name
+            assert page.scroll_width <= page.width, name
+            assert (sum(map(int, re.findall(r"\d+", page.ground)[:3])) < 200) is dark, name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
+def test_search_works_without_a_server(site: Path) -> None:
+    with Browser() as browser:
+        found = browser.search(site / "passes" / "index.html", "saturation")
+    assert "matmul_convert" in found

@@ -1,0 +1,106 @@
+"""The wheel holds what runs and nothing else, installs without a compiler, and the source distribution is complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from doc_pages import ROOT, blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IGNORED = (".git", ".venv*", "build", "dist", "site", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+FOLDERS = {"converter": "edge_opt", "schema": "edge_opt/schema", "cli": "edge_opt/cli"}
+pytestmark = pytest.mark.slow
+
+
+def without_compiler() -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
+    return {**kept, "CC": "/bin/false", "CXX": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def succeeded(command: list[str], folder: Path) -> str:
+    ran = subprocess.run(
+        command, cwd=folder, env=without_compiler(), capture_output=True, text=True, check=False, timeout=900
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packaging") / "source"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(source: Path) -> tuple[Path, Path]:
+    """The wheel, built from the source distribution, and that."""
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("build is not installed (extra dev)")
+    out = source.parent / "dist"
+    succeeded([sys.executable, "-m", "build", "--outdir", str(out), str(source)], source.parent)
+    (wheel,), (distribution,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, distribution
+
+
+def test_the_wheel_is_for_every_platform(built: tuple[Path, Path]) -> None:
+    assert built[0].name.endswith("-py3-none-any.whl")
+
+
+def test_the_wheel_holds_every_module_its_types_and_the_bundled_models_alone(
+    built: tuple[Path, Path],
+) -> None:
+    names = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
+    modules = {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".toml", ".typed") and path.name != "generate.py"
+    }
+    assert modules <= names
+    assert "edge_opt/py.typed" in names
+    bundled = {name for name in names if name.startswith("edge_opt/testdata/")}
+    models = {f"edge_opt/testdata/{path.name}" for path in (ROOT / "testdata").glob("*.tflite")}
+    assert bundled == {"edge_opt/testdata/__init__.py", *models}
+    assert all(name.startswith("edge_opt/") for name in names)
+
+
+def test_the_source_distribution_holds_what_ci_needs(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[1]) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    wanted = (
+        ".ci/run",
+        "mkdocs.yml",
+        "docs/generate/hooks.py",
+        "tests/conftest.py",
+        "testdata/make_demo.py",
+        "LICENSE",
+    )
+    assert set(wanted) <= names
+    assert not any(name.endswith((".pyc", ".so")) for name in names)
+
+
+def test_the_wheel_installs_without_a_compiler_and_runs_the_demo(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    succeeded([sys.executable, "-m", "venv", "venv"], tmp_path)
+    succeeded(["venv/bin/pip", "install", "--quiet", "--only-binary", ":all:", str(built[0])], tmp_path)
+    assert "each proved bit for bit" in succeeded(["venv/bin/edge-opt", "demo"], tmp_path)
+    assert succeeded(["venv/bin/python", "-m", "edge_opt", "--version"], tmp_path).startswith("edge-opt ")
+
+
+def test_the_first_command_of_the_readme_works_on_a_fresh_clone(source: Path) -> None:
+    (command,) = blocks(ROOT / "README.md")[0].text.splitlines()
+    assert "== after: single heads, joined" in succeeded(["bash", "-c", command], source)
