@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from edge_opt.schema.builder import Built, Hole
 from edge_opt.schema.data import Bytes, Data, Source
+from edge_opt.schema.transfer import PAGE
 
 ALIGNMENT: Final = 16
 
@@ -25,7 +26,6 @@ _MAX_GAP: Final = 64
 
 # A stretch of at least this size keeps its place within a page, so that a filesystem may share the blocks.
 _PAGED_SIZE: Final = 1 << 20
-_PAGE: Final = 4096
 
 
 class Piece(NamedTuple):
@@ -156,9 +156,9 @@ def _prefix(at: int, data: Data) -> Piece:
 
 def _aligned(end: int, run: _Run) -> int:
     """The first place from `end` on where each weight is aligned at least as it was, up to a page."""
+    if run.source is not None and run.stop - run.start >= _PAGED_SIZE:
+        return end + (run.start - end) % PAGE
     if run.source is None or run.start % ALIGNMENT:
         return end + -end % ALIGNMENT
     alignment = max(data.offset & -data.offset for data in run.weights)
-    if run.stop - run.start >= _PAGED_SIZE:
-        alignment = _PAGE
-    return end + (run.start - end) % min(alignment, _PAGE)
+    return end + (run.start - end) % min(alignment, PAGE)

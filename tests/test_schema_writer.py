@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -178,16 +179,43 @@ def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(
     assert_same(read_model(written).root, unpack(written), written)
 
 
-@pytest.mark.parametrize("broken", ["copy_file_range", "both"])
-def test_it_copies_where_the_kernel_cannot(
-    tmp_path: Path, after: bytes, monkeypatch: pytest.MonkeyPatch, broken: str
+LARGE = bytes(range(256)) * 8192
+
+
+@pytest.mark.parametrize("shift", [0, 12])
+def test_whole_blocks_of_large_weights_are_shared_where_the_file_system_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int
+) -> None:
+    """Wherever they lie in the input: exporters align weights inside the flatbuffer to four bytes only."""
+    shared = []
+
+    def clone(target: int, _: int, argument: bytes) -> int:
+        source, start, length, at = struct.unpack("=qQQQ", argument)
+        shared.append((start % 4096, length % 4096, at % 4096, length))
+        return os.pwrite(target, os.pread(source, length, start), at)
+
+    monkeypatch.setattr(transfer.fcntl, "ioctl", clone)
+    source = tmp_path / "in.tflite"
+    source.write_bytes(with_data_after(everything(), bytes(shift) + LARGE))
+    file = read_model(source)
+    last = file.root.get("buffers")[-1]
+    place = last.get("data").offset + shift
+    last.fields["data"] = Data.region(file.source, place, len(LARGE), external=True)
+    file.root.fields["description"] = "tables of another length"
+    write_model(file.root, tmp_path / "out.tflite")
+    assert (tmp_path / "out.tflite").read_bytes() == model_bytes(file.root)
+    assert [where for *where, _ in shared] == [[0, 0, 0]]
+    assert len(LARGE) - 2 * 4096 < shared[0][-1] <= len(LARGE)
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL])
+def test_it_copies_quietly_where_blocks_cannot_be_shared(
+    tmp_path: Path, after: bytes, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*_: Any) -> int:
-        raise OSError(errno.EXDEV, "not between these two")
+        raise OSError(code, "not between these two")
 
-    monkeypatch.setattr(transfer.os, "copy_file_range", refuse, raising=False)
-    if broken == "both":
-        monkeypatch.setattr(transfer.os, "sendfile", refuse, raising=False)
+    monkeypatch.setattr(transfer.fcntl, "ioctl", refuse)
     source = tmp_path / "in.tflite"
     source.write_bytes(after)
     file = read_model(source)
