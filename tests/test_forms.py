@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_opt.attention.form import FORMS
+from edge_opt.attention.form import FORM_NAMES, FORMS
+from edge_opt.cli.app import FORMS as COMMAND_LINE_FORMS
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load
+from edge_opt.ir.text import parse, to_text
 from edge_opt.targets import load_target
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -20,6 +22,10 @@ def converted(name: str, form: str) -> Model:
     assert len(result.converted) == 5
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
     return result.model
+
+
+def test_the_command_line_knows_every_form() -> None:
+    assert set(COMMAND_LINE_FORMS) == set(FORM_NAMES)
 
 
 def sources_of_splits(model: Model) -> set[str]:
@@ -43,6 +49,51 @@ def test_heads_are_split_below_rope_by_default_and_above_it_on_request() -> None
     """RoPE ends in an ADD; above it stands the query's norm, a composite."""
     assert sources_of_splits(converted(MODELS[0], "split")) <= {"ADD", "RESHAPE"}
     assert sources_of_splits(converted(MODELS[0], "split-above-rope")) == {"STABLEHLO_COMPOSITE"}
+
+
+KEYS_BATCHED = """
+subgraph main (%q: float32[1,2,4,4], %k: float32[1,2,3,4], %v: float32[1,2,3,4]) {
+  %q/head_0: float32[1,2,2,4], %q/head_1: float32[1,2,2,4] = SPLIT(int32(2), %q) {num_splits: 2}
+  %l/head_0: float32[1,2,2,3] = BATCH_MATMUL(%q/head_0, %k) {adj_y: true}
+  %p/head_0: float32[1,2,2,3] = SOFTMAX(%l/head_0) {beta: 1.0}
+  %h/head_0: float32[1,2,2,4] = BATCH_MATMUL(%p/head_0, %v)
+  %t/head_0: float32[1,2,2,4] = TRANSPOSE(%h/head_0, int32{0, 2, 1, 3})
+  %l/head_1: float32[1,2,2,3] = BATCH_MATMUL(%q/head_1, %k) {adj_y: true}
+  %p/head_1: float32[1,2,2,3] = SOFTMAX(%l/head_1) {beta: 1.0}
+  %h/head_1: float32[1,2,2,4] = BATCH_MATMUL(%p/head_1, %v)
+  %t/head_1: float32[1,2,2,4] = TRANSPOSE(%h/head_1, int32{0, 2, 1, 3})
+  %out/heads: float32[1,2,2,8] = CONCATENATION(%t/head_0, %t/head_1) {axis: 3}
+  %out: float32[1,2,16] = RESHAPE(%out/heads, int32{1, 2, 16}) {new_shape: [1, 2, 16]}
+  return %out
+}
+"""
+
+
+def test_key_heads_can_stay_a_batch_while_their_groups_are_split() -> None:
+    """N = 4, K = 2, T = 2: two products of `[1, K, T, S]` instead of four of `[1, 1, T, S]`."""
+    model = parse("""
+    subgraph main (%q: float32[1,2,4,4], %k: float32[1,2,3,4], %v: float32[1,2,3,4]) {
+      %l: float32[1,2,4,3] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[1,2,4,3] = SOFTMAX(%l) {beta: 1.0}
+      %h: float32[1,2,4,4] = BATCH_MATMUL(%p, %v)
+      %f: float32[1,4,2,4] = RESHAPE(%h, int32{1, 4, 2, 4}) {new_shape: [1, 4, 2, 4]}
+      %t: float32[1,2,4,4] = TRANSPOSE(%f, int32{0, 2, 1, 3})
+      %out: float32[1,2,16] = RESHAPE(%t, int32{1, 2, 16}) {new_shape: [1, 2, 16]}
+      return %out
+    }""")
+    result = convert(model, form="split-keys-batched")
+    assert result.model is not None
+    assert to_text(result.model) == KEYS_BATCHED.lstrip()
+    again = convert(result.model, form="split-keys-batched")
+    assert [site.status for site in again.sites] == ["skipped"] * 2
+    assert all("nothing to split while they stay a batch" in site.reason for site in again.sites)
+
+
+def test_slices_can_take_the_place_of_a_split() -> None:
+    found = converted(MODELS[0], "slice")
+    assert not any(
+        operator.name == "SPLIT" for _, graph in found.entry_points() for operator in graph.operators
+    )
 
 
 def test_every_head_is_cut_at_the_same_place() -> None:

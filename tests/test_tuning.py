@@ -109,7 +109,16 @@ def test_chains_are_tried_where_a_head_does_not_fit_on_the_chip() -> None:
     block = replace(cut_block(load(DEMO), "prefill_8").attention, query_length=512)
     target = load_target("qualcomm-htp")
     forms = [str(choice) for choice in choices(target, block)]
-    assert forms == ["as exported", "split", "unpack", "split-above-rope", "split, tiles of 128 rows"]
+    assert forms == [
+        "as exported",
+        "split",
+        "unpack",
+        "split-above-rope",
+        "slice",
+        "split, tiles of 128 rows",
+    ]
+    grouped = [str(choice) for choice in choices(target, replace(block, kv_heads=2))]
+    assert set(grouped) - set(forms) == {"split-keys-batched"}
     small = replace(target, on_chip_bytes=1)
     assert [str(choice) for choice in choices(small, block)][len(forms) :] == [
         f"split, tiles of {rows} rows, chained" for rows in (64, 32, 16)
@@ -169,15 +178,15 @@ def test_every_level_is_tried_with_every_form_and_the_target_s_other_flags_stay(
 
     tune(DEMO, target, signature="decode", compiler=spy)
     assert {level for _, level in compiler.asked} == {"O1", "O2", "O3"}
-    assert len(compiler.asked) == 3 * 4
+    assert len(compiler.asked) == 3 * 5
     assert all(flags[0] == "--other=7" and len(flags) == 2 for flags in seen)
 
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
     tuned({}, signature="decode", progress=lambda *step: told.append(step))
-    assert told[0] == ("compiling", 0, 12)
-    assert told[-1] == ("compiling", 12, 12)
+    assert told[0] == ("compiling", 0, 15)
+    assert told[-1] == ("compiling", 15, 15)
 
 
 def test_a_target_without_a_compiler_is_refused() -> None:
@@ -274,7 +283,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
     found = run(capsys, "tune", str(DEMO), "--signature", "decode", "-o", str(file), "--force", "--json")
     data = json.loads(found.out)
     assert data["winner"]["form"] == "split"
-    assert len(data["trials"]) == 12
+    assert len(data["trials"]) == 15
 
 
 # The real ones

@@ -10,28 +10,36 @@ from typing import Literal
 class Form:
     """A choice of cut.
 
-    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis, `[B,T,N,H]` -> N x
-    `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead there; "far" cuts
-    first and rearranges each head; "above" cuts as far up as every head can be computed on its own, above RoPE.
-    `sink` moves multiplications by a scalar below the cut, into each head. `chain` makes pieces run one after the
-    other, where rows are cut.
+    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, as do several SLICEs; UNPACK drops the head axis,
+    `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
+    there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
+    above RoPE. `sink` moves multiplications by a scalar below the cut, into each head. `chain` makes pieces run one
+    after the other, where rows are cut. `keys` "batched" splits the queries of each key/value head only,
+    `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
     """
 
-    cut: Literal["split", "unpack"] = "split"
+    cut: Literal["split", "slice", "unpack"] = "split"
     position: Literal["near", "far", "above"] = "near"
     sink: bool = True
     chain: bool = False
+    keys: Literal["split", "batched"] = "split"
 
     @property
     def keep_axes(self) -> bool:
         """True where a head's tensors keep the head axis, at size 1."""
-        return self.cut == "split"
+        return self.cut != "unpack"
 
 
 SPLIT = Form()
 UNPACK = Form(cut="unpack", position="far")
 ABOVE = Form(position="above")
-FORMS = {"split": SPLIT, "unpack": UNPACK, "split-above-rope": ABOVE}
+FORMS = {
+    "split": SPLIT,
+    "unpack": UNPACK,
+    "split-above-rope": ABOVE,
+    "slice": Form(cut="slice"),
+    "split-keys-batched": Form(keys="batched"),
+}
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
 `[.., N, H]` are unpacked and packed. This is what the reference graphs do."""

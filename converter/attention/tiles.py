@@ -1,4 +1,4 @@
-"""Query rows as one more digit of a head's number: what splits heads can then split rows too, in one go."""
+"""Other pieces than heads: query rows as one more digit of a head's number, or only the digits within a group."""
 
 from __future__ import annotations
 
@@ -35,6 +35,34 @@ def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:
             return found
         refusal = found
     return refusal
+
+
+def in_groups(block: Block) -> Block | Refusal:
+    """The attention as G pieces that keep all K key/value heads as a batch: `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
+
+    Head n is k*G + g, so what is left of a label are the digits below G.
+    """
+    groups = block.heads // block.kv_heads
+    factored = tuple(
+        tuple(part for factor in axis for part in _digits_below(factor, groups)) for axis in block.factored
+    )
+    found = _labelled(replace(block, heads=groups), factored, 1)
+    if isinstance(found, Block):
+        for product, labelled in found.logits.items():
+            operands = found.operands(product, labelled)
+            assert isinstance(operands, dict)
+            if min(fx.piece_count(operand) for operand in operands.values()) > 1:
+                return Refusal("the heads of a group do not lie side by side", product)
+    return found
+
+
+def _digits_below(factor: Factor, limit: int) -> tuple[Factor, ...]:
+    if not factor.stride or factor.stride * factor.size <= limit:
+        return (factor,)
+    if factor.stride >= limit:
+        return (Factor(factor.size),)
+    outer, inner = fx.divide(factor, factor.stride * factor.size // limit)
+    return (Factor(outer.size), inner)
 
 
 def _as_block(single: SingleHead) -> Block | Refusal:
@@ -82,7 +110,7 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
     labelling = Labelling(sides, block.operands)
     if not labelling.core(block.output, factored) or not labelling.logits:
         return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", block.softmax)
-    for product, labelled in labelling.products.items():
+    for product, labelled in labelling.products.items() if count > 1 else ():
         rows = labelled[-2 if sides[product] == 0 else -1]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return Refusal("what is cut are no rows of the value product", product)
@@ -97,6 +125,6 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
         query_length=block.query_length // count,
         logits=dict(labelling.logits),
         core=frozenset(labelling.core_operators),
-        heads_are_rows=False,
+        heads_are_rows=block.heads_are_rows if count == 1 else False,
         tiles=count,
     )

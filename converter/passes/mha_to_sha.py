@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import form_for
 from edge_opt.attention.split import split_heads
+from edge_opt.attention.tiles import in_groups
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_opt.attention.form import Form
+    from edge_opt.attention.refusal import Refusal
 
 
 class MhaToSha(Pass):
@@ -44,18 +46,32 @@ class MhaToSha(Pass):
                 yield SkippedSite(match.softmax, "already single-head", settled=True, heads=1, kv_heads=1)
 
 
-def _site(context: Context, block: Block) -> Site:
+def _site(context: Context, block: Block) -> Site | SkippedSite:
     """Rows are cut in the same go, where they are to be: a tile's heads are then joined to finished rows."""
     target = context.target.for_attention(block)
-    tiled = tiled_block(target, block)
-    chosen, note = block, ""
-    if isinstance(tiled, Block):
-        chosen, note = tiled, tiles_note(tiled, target)
-    elif tiled is not None:
-        note = f"rows are not cut: {tiled}"
-    form = chained(form_for(target.form, merged=block.merged), chosen, chain=target.chain)
-    build = partial(_build, context, chosen, form)
+    form = form_for(target.form, merged=block.merged)
+    if form.keys == "batched" and block.kv_heads == block.heads:
+        reason = "every key/value head has one query head: nothing to split while they stay a batch"
+        return SkippedSite(block.softmax, reason, settled=True, heads=block.heads, kv_heads=block.kv_heads)
+    chosen = block
+    notes: list[str] = []
+    if form.keys == "batched":
+        chosen = _or_whole(in_groups(block), block, notes, "key/value heads are split too")
+    chosen = _or_whole(tiled_block(target, chosen), chosen, notes, "rows are not cut")
+    if chosen.tiles > 1:
+        notes.append(tiles_note(chosen, target))
+    build = partial(_build, context, chosen, chained(form, chosen, chain=target.chain))
+    note = "; ".join(text for text in notes if text)
     return Site(block.softmax, build, block.heads, block.kv_heads, note=note)
+
+
+def _or_whole(found: Block | Refusal | None, block: Block, notes: list[str], otherwise: str) -> Block:
+    """What was found, or the block as it was; why, where somebody wanted it otherwise."""
+    if isinstance(found, Block):
+        return found
+    if found is not None:
+        notes.append(f"{otherwise}: {found}")
+    return block
 
 
 def _build(context: Context, block: Block, form: Form) -> Rewrite:

@@ -48,7 +48,8 @@ def choices(target: Target, attention: Block) -> Iterator[Choice]:
     """As exported, every form, tiles; chains where one head does not fit on the chip."""
     rows = attention.query_length
     yield Choice()
-    yield from (Choice(form) for form in FORMS)
+    grouped = 1 < attention.kv_heads < attention.heads
+    yield from (Choice(name) for name, form in FORMS.items() if form.keys == "split" or grouped)
     if rows >= 2 * _TILES:
         yield Choice("split", rows // _TILES)
     if target.overflows(attention):
