@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 import edge_opt
-from edge_opt.testdata.quantize_model import LIBRARY_RECIPES, NPU_RECIPES, extremes, quantize
 from edge_opt.verify.inputs import converted, generate, plan
 from edge_opt.verify.runner import Worker
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testdata"))
+from quantize_model import LIBRARY_RECIPES, NPU_RECIPES, extremes, quantize  # a script of this checkout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = dict[str, Array]
