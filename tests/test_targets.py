@@ -114,6 +114,11 @@ def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
         ("chain = 1", "'chain' must be true or false"),
         ("long_context = {rows = 3}", "must be a table of form, rows_per_tile, chain"),
         ("long_context = {form = 'cut'}", "must be a table of form, rows_per_tile, chain"),
+        (
+            "refused_operators = ['SOFTMAXX']",
+            "'SOFTMAXX' in 'refused_operators' is no operator of TFLite, did you",
+        ),
+        ("taken_operators = [7]", "must be a list of texts"),
         ("= 3", "not valid TOML"),
     ],
 )
@@ -152,21 +157,85 @@ def test_mask_constants_that_overflow_in_half_precision_are_named() -> None:
     assert rules(attention(mask="float32(-inf)")) == ["mask-constant"]
 
 
+INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
+COMPOSITE = """
+subgraph main (%x: float32[2]) {
+  %y: float32[2] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
+  return %y
+}
+subgraph body (%x: float32[2]) {
+  %y: float32[2] = ABS(%x)
+  return %y
+}
+"""
+
+
 @pytest.mark.parametrize(
-    ("facts", "rule"),
+    ("rule", "text", "firing", "silent"),
     [
-        ({"refused_operators": ("SOFTMAX",)}, "operator"),
-        ({"largest_rank": 3}, "rank"),
+        ("operator", attention(), {"refused_operators": ("SOFTMAX",)}, {"refused_operators": ("TANH",)}),
+        ("operator", INTEGERS, {"taken_operators": ("NEG",)}, {"taken_operators": ("NEG", "ABS")}),
+        ("rank", attention(), {"largest_rank": 3}, {"largest_rank": 4}),
+        ("float", attention(), {"floats": False}, {"floats": True}),
+        ("int64", INTEGERS, {"int64": False}, {"int64": True}),
+        ("dynamic", INTEGERS, {"dynamic_shapes": False}, {"dynamic_shapes": True}),
+        ("composite", COMPOSITE, {"composites": False}, {"composites": True}),
+        (
+            "composite",
+            COMPOSITE,
+            {"composites": False, "taken_composites": ("odml.rope",)},
+            {"composites": False, "taken_composites": ("odml.rms_norm",)},
+        ),
+        (
+            "mask-size",
+            attention(rows=512, keys=1025),
+            {"largest_mask_bytes": 1 << 20},
+            {"largest_mask_bytes": 4 << 20},
+        ),
     ],
 )
-def test_what_the_target_does_not_take_is_named(facts: dict[str, object], rule: str) -> None:
-    assert rules(attention(), **facts) == [rule]
+def test_what_the_target_does_not_take_is_named(
+    rule: str, text: str, firing: dict[str, object], silent: dict[str, object]
+) -> None:
+    assert rules(text, **firing) == [rule]
+    assert rules(text, **silent) == []
+    assert rules(text) == [], "what is not known is not linted"
 
 
-def test_int64_and_dynamic_dimensions_are_named() -> None:
-    text = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
-    assert rules(text, int64=False, dynamic_shapes=False) == ["int64", "dynamic"]
-    assert rules(text) == []
+def test_a_model_with_one_signature_is_no_trouble_for_readers_of_one() -> None:
+    one = f"signature main = #0 (q=%q, k=%k, v=%v, mask=%mask) -> (out=%out)\n{attention()}"
+    assert rules(one, signatures=False) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "queries", "fires"),
+    [
+        ("float32[1,1,16,4]", "float32[1,1,4,16]", True),
+        ("float32[1,16,1,4]", "float32[1,1,4,16]", True),
+        ("float32[1,16,4]", "float32[1,1,16,4]", False),
+        ("float32[2,8,1,4]", "float32[1,8,2,4]", False),
+        ("float32[8,8,1]", "float32[1,1,8,8]", False),
+    ],
+)
+def test_keys_that_a_reshape_turns_over_are_named(keys: str, queries: str, *, fires: bool) -> None:
+    """As TensorFlow's converter writes one key/value head that is repeated over the query heads."""
+    shape = [int(size) for size in queries.removeprefix("float32[").removesuffix("]").split(",")]
+    rows, columns = shape[-2:]
+    heads = 4 * shape[-3]
+    text = f"""
+    subgraph main (%q: float32[1,{heads},8,{rows}], %k: {keys}) {{
+      %turned: {queries} = RESHAPE(%k, int32{{{", ".join(map(str, shape))}}})
+      %again: float32[1,{heads},{rows},{columns}] = BROADCAST_TO(%turned, int32{{1, {heads}, {rows}, {columns}}})
+      %y: float32[1,{heads},8,{columns}] = BATCH_MATMUL(%q, %again)
+      return %y
+    }}"""
+    assert rules(text) == (["reordered"] if fires else [])
+
+
+def test_a_rewrite_may_have_what_was_refused_before() -> None:
+    target = replace(load_target("generic"), taken_operators=("BATCH_MATMUL", "ADD", "TRANSPOSE", "RESHAPE"))
+    result = convert(parse(attention()), target=target, verify="none")
+    assert [str(site.status) for site in result.sites] == ["converted"], "SOFTMAX was refused as it stood"
 
 
 def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:

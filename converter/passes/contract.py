@@ -241,7 +241,7 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
         frame_violation(rewrite)
         or shape_violation(rewrite.added())
         or version_violation(rewrite)
-        or context.target.violation(rewrite.added())
+        or context.target.violation(rewrite.added(), rewrite.old)
     )
     if violation is not None:
         report.status, report.reason = Status.ROLLED_BACK, violation

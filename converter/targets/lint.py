@@ -11,6 +11,7 @@ import numpy as np
 from edge_opt.attention.block import Block, SingleHead, find_blocks
 from edge_opt.attention.working_set import element_bytes
 from edge_opt.ir import DType
+from edge_opt.targets.target import COMPOSITE, composite_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
+# What brings an operand into the shape that a product needs, and computes nothing.
+_LAYOUT = frozenset({"RESHAPE", "BROADCAST_TO", "TILE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "QUANTIZE"})
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
@@ -63,6 +66,7 @@ def _graph_findings(graph: Subgraph, target: Target) -> Iterator[Finding]:
     yield from _tensors(graph, target)
     yield from _masks(graph, target)
     yield from _constants(graph)
+    yield from _reordered(graph)
 
 
 def _error(rule: str, message: str) -> Finding:
@@ -77,12 +81,15 @@ def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
     counts: dict[str, int] = defaultdict(int)
     composites: dict[str, int] = defaultdict(int)
     for operator in graph.operators:
-        counts[operator.name] += 1
-        if operator.name == "STABLEHLO_COMPOSITE" and operator.options is not None:
-            composites[str(operator.options.get("name"))] += 1
-    for name in sorted(set(target.refused_operators) & set(counts)):
-        yield _error("operator", f"{name} is not taken ({_times(counts[name])})")
-    if target.composites is False and composites:
+        if not target.refuses(operator):
+            continue
+        if operator.name == COMPOSITE:
+            composites[composite_name(operator)] += 1
+        else:
+            counts[operator.name] += 1
+    for name, count in sorted(counts.items()):
+        yield _error("operator", f"{name} is not taken ({_times(count)})")
+    if composites:
         names = ", ".join(f"{name} {_times(count)}" for name, count in sorted(composites.items()))
         yield _error(
             "composite", f"composites are not opened: {names}; replace them with --inline-composites"
@@ -103,6 +110,10 @@ def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
         wide = [tensor for tensor in defined if tensor.dtype is DType.INT64]
         if wide:
             yield _error("int64", f"64-bit integers are not taken: {_names(wide)}")
+    if target.floats is False:
+        real = [tensor for tensor in defined if tensor.dtype.is_float]
+        if real:
+            yield _error("float", f"floating point is not taken, quantize the model: {_names(real)}")
     if target.dynamic_shapes is False:
         dynamic = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
         if dynamic:
@@ -167,3 +178,42 @@ def _small_float_constants(operator: Operator) -> Iterable[Tensor]:
         and tensor.dtype is DType.FLOAT32
         and 0 < tensor.elements <= 1 << 20
     )
+
+
+def _reordered(graph: Subgraph) -> Iterator[Finding]:
+    """Operands of attention's products that a RESHAPE puts into another order, where a TRANSPOSE is due.
+
+    RESHAPE keeps the order of the numbers: `[S,H] -> [H,S]` with S and H other than 1 and not the same puts parts of
+    different keys into one column. TensorFlow's converter is known to write it for one key/value head that is repeated.
+    """
+    found: dict[int, Operator] = {}
+    for product in graph.operators:
+        if product.name != "BATCH_MATMUL" or any(t is None or t.is_constant for t in product.inputs):
+            continue
+        for tensor in product.inputs:
+            operator = None if tensor is None else tensor.producer
+            while operator is not None and operator.name in _LAYOUT:
+                if operator.name == "RESHAPE" and _exchanges_axes(operator):
+                    found[id(operator)] = operator
+                source = operator.inputs[0]
+                operator = None if source is None else source.producer
+    for operator in found.values():
+        assert operator.inputs[0] is not None
+        before, after = list(operator.inputs[0].shape), list(operator.outputs[0].shape)
+        yield _warning(
+            "reordered",
+            f"a RESHAPE {before} -> {after} exchanges axes in front of a BATCH_MATMUL, where only a TRANSPOSE keeps "
+            "together what belongs together: the model was probably converted wrongly, compare it with its source",
+        )
+
+
+def _exchanges_axes(reshape: Operator) -> bool:
+    """True where the axes longer than 1 are the same in another order, and another one is the last.
+
+    Where the last one stays, whole rows are grouped anew: `[B,K*G,H] -> [B*K,G,H]` is right.
+    """
+    assert reshape.inputs[0] is not None
+    before, after = (
+        [size for size in tensor.shape if size != 1] for tensor in (reshape.inputs[0], reshape.outputs[0])
+    )
+    return sorted(before) == sorted(after) and before[-1:] != after[-1:]

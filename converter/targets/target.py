@@ -14,12 +14,16 @@ from edge_opt.attention.block import NotABlock, find_blocks
 from edge_opt.attention.form import AS_FOUND, FORMS
 from edge_opt.attention.working_set import working_set
 from edge_opt.schema.errors import UsageError
+from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from edge_opt.attention.block import Block, SingleHead
     from edge_opt.ir import Model, Operator
+
+
+COMPOSITE = "STABLEHLO_COMPOSITE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,10 @@ class Target:
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
         refused_operators: names of operators that it does not take.
+        taken_operators: all that it takes, composites left aside; anything else is refused.
+        taken_composites: names of composites that it takes, although `composites` says that it opens none.
         largest_rank: most axes that a tensor may have.
-        int64, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
+        int64, floats, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
 
     And:
@@ -65,8 +71,11 @@ class Target:
     on_chip_bytes: int | None = None
     long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
     refused_operators: tuple[str, ...] = ()
+    taken_operators: tuple[str, ...] = ()
+    taken_composites: tuple[str, ...] = ()
     largest_rank: int | None = None
     int64: bool | None = None
+    floats: bool | None = None
     dynamic_shapes: bool | None = None
     composites: bool | None = None
     signatures: bool | None = None
@@ -120,16 +129,30 @@ class Target:
         known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in known.items() if value is not None}
 
-    def violation(self, operators: Iterable[Operator]) -> str | None:
-        """Why the target cannot take these operators; None where it can."""
+    def refuses(self, operator: Operator) -> bool:
+        """True where the target is known not to take an operator of this kind."""
+        if operator.name == COMPOSITE:
+            return self.composites is False and composite_name(operator) not in self.taken_composites
+        listed = not self.taken_operators or operator.name in self.taken_operators
+        return operator.name in self.refused_operators or not listed
+
+    def violation(self, operators: Iterable[Operator], instead_of: Iterable[Operator] = ()) -> str | None:
+        """Why the target cannot take these operators; None where it can, or could not take the others either."""
+        if any(self.refuses(operator) for operator in instead_of):
+            return None
         for operator in operators:
-            if operator.name in self.refused_operators:
+            if self.refuses(operator):
                 return f"target '{self.name}' does not take {operator.name}"
             for tensor in operator.outputs:
                 if self.largest_rank is not None and len(tensor.shape) > self.largest_rank:
                     rank = len(tensor.shape)
                     return f"target '{self.name}' takes rank {self.largest_rank} at most, '{tensor.name}' has {rank}"
         return None
+
+
+def composite_name(operator: Operator) -> str:
+    """What a composite calls itself, e.g. `odml.rms_norm`."""
+    return "" if operator.options is None else str(operator.options.get("name"))
 
 
 def _attention(model: Model) -> Iterator[Block | SingleHead]:
@@ -168,10 +191,20 @@ def load_target(name: str) -> Target:
 
 
 _TEXTS = frozenset({"name", "summary", "form"})
-_LISTS = frozenset({"split_signatures", "refused_operators"})
+_LISTS = frozenset({"split_signatures", "refused_operators", "taken_operators", "taken_composites"})
+_OPERATOR_LISTS = ("refused_operators", "taken_operators")
 _COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank", "on_chip_bytes"})
 _FLAGS = frozenset(
-    {"chain", "inline_composites", "converting_matmul", "int64", "dynamic_shapes", "composites", "signatures"}
+    {
+        "chain",
+        "inline_composites",
+        "converting_matmul",
+        "int64",
+        "floats",
+        "dynamic_shapes",
+        "composites",
+        "signatures",
+    }
 )
 _TABLES = frozenset(
     {"compiler_flags", "quantized_compiler_flags", "long_context_compiler_flags", "sources", "versions"}
@@ -193,6 +226,12 @@ def _parse(text: str, source: str) -> Target:
         expected = _misfit(key, value)
         if expected is not None:
             raise UsageError(f"target file {source}: '{key}' must be {expected}, found {value!r}")
+    for key in _OPERATOR_LISTS:
+        for name in data.get(key, ()):
+            if name not in ENUMS["BuiltinOperator"]:
+                close = difflib.get_close_matches(name, ENUMS["BuiltinOperator"], 1)
+                hint = f", did you mean '{close[0]}'?" if close else ": see `edge-opt inspect` for names"
+                raise UsageError(f"target file {source}: '{name}' in '{key}' is no operator of TFLite{hint}")
     for key in ("name", "summary"):
         if key not in data:
             raise UsageError(f"target file {source}: '{key}' must be there, as text")
