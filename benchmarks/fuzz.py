@@ -46,6 +46,8 @@ def main() -> int:
     if options.only is not None:
         return _again(options)
     run = Run(options)
+    for sign in (signal.SIGINT, signal.SIGTERM):  # in the background, a shell lets the first be ignored
+        signal.signal(sign, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         run.go()
     print(run.summary())
@@ -63,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=Path, nargs="*", default=[], help="folders with models to make mutants of"
     )
-    parser.add_argument("--convert-one-in", type=int, default=8, help="default: 8; 1 converts all")
+    parser.add_argument("--convert-one-in", type=int, default=16, help="default: 16; 1 converts all")
     parser.add_argument("--save", type=Path, help="folder for the first mutant of each finding")
     parser.add_argument("--only", type=int, help="examine this one mutant here, and show what happens")
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -67,9 +67,9 @@ class TooSlowError(Exception):
 def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes]:
     """The name of the seed that mutant `number` of a run is made of, and its bytes; small seeds have more mutants."""
     chance = Random(f"{run}/{number}")
-    (chosen,) = chance.choices(seeds, cum_weights=_shares(tuple(len(seed.content) for seed in seeds)))
+    (chosen,) = chance.choices(seeds, cum_weights=_shares(tuple(map(_size, seeds))))
     content = chosen.content
-    if chosen.root is not None and chance.random() < 0.5:
+    if chosen.root is not None and chance.random() < 0.4:
         content = _structured(chosen.root, content, seeds, chance)
     if content is chosen.content or chance.random() < 0.1:
         content = _raw(content, seeds, chance)
@@ -78,7 +78,11 @@ def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes
 
 @lru_cache(maxsize=1)
 def _shares(sizes: tuple[int, ...]) -> list[float]:
-    return list(accumulate((1000 + size) ** -2 for size in sizes))
+    return list(accumulate((1000 + size) ** -3 for size in sizes))
+
+
+def _size(seed: Seed) -> int:
+    return 4 * _BUNDLE_HEADER if seed.root is None else len(seed.content)
 
 
 def examine(content: bytes, converted_one_in: int = 1) -> str:
