@@ -119,6 +119,10 @@ def test_chains_are_tried_where_a_head_does_not_fit_on_the_chip() -> None:
     ]
     grouped = [str(choice) for choice in choices(target, replace(block, kv_heads=2))]
     assert set(grouped) - set(forms) == {"split-keys-batched"}
+    limited = replace(target, largest_mask_bytes=64 * sum(block.key_lengths) * 2)
+    assert [str(choice) for choice in choices(limited, block)][:3] == [
+        "as exported", "split, tiles of 64 rows", "unpack, tiles of 64 rows",
+    ]  # fmt: skip
     small = replace(target, on_chip_bytes=1)
     assert [str(choice) for choice in choices(small, block)][len(forms) :] == [
         f"split, tiles of {rows} rows, chained" for rows in (64, 32, 16)

@@ -53,10 +53,15 @@ class TileRows(Pass):
 
 def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | None:
     """The attention cut into as few equal blocks of rows as the target's wishes allow; None where it stays whole."""
+    rows = rows_of_a_tile(target, match)
+    return None if rows == match.query_length else row_tiles(match, match.query_length // rows)
+
+
+def rows_of_a_tile(target: Target, match: Block | SingleHead) -> int:
+    """How many query rows a piece has: the most that the target's wishes allow, all of them where nothing fits."""
     rows = match.query_length
-    counts = (count for count in range(1, rows + 1) if rows % count == 0)
-    count = next((count for count in counts if _fits(target, match, rows // count)), 1)
-    return None if count == 1 else row_tiles(match, count)
+    sizes = (rows // count for count in range(1, rows + 1) if rows % count == 0)
+    return next((size for size in sizes if _fits(target, match, size)), rows)
 
 
 def tiles_note(block: Block, target: Target) -> str:

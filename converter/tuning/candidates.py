@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.form import FORMS
+from edge_opt.passes.tile_rows import rows_of_a_tile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from edge_opt.attention.block import Block
     from edge_opt.targets import Target
 
-_TILES = 4
+_TILES, _LEAST_ROWS = 4, 2
 _CHAINED_ROWS = (64, 32, 16)
 
 
@@ -45,12 +46,19 @@ class Choice:
 
 
 def choices(target: Target, attention: Block) -> Iterator[Choice]:
-    """As exported, every form, tiles; chains where one head does not fit on the chip."""
+    """As exported, every form, tiles; chains where one head does not fit on the chip.
+
+    Rows are cut wherever the target's limit on a mask's size asks for it.
+    """
     rows = attention.query_length
+    most = rows_of_a_tile(replace(target, rows_per_tile=None), attention)
+    cut = None if most == rows else most
     yield Choice()
     grouped = 1 < attention.kv_heads < attention.heads
-    yield from (Choice(name) for name, form in FORMS.items() if form.keys == "split" or grouped)
-    if rows >= 2 * _TILES:
+    yield from (Choice(name, cut) for name, form in FORMS.items() if form.keys == "split" or grouped)
+    if _LEAST_ROWS <= rows // _TILES < most:
         yield Choice("split", rows // _TILES)
     if target.overflows(attention):
-        yield from (Choice("split", size, chain=True) for size in _CHAINED_ROWS if size < rows)
+        yield from (
+            Choice("split", size, chain=True) for size in _CHAINED_ROWS if size <= most and size < rows
+        )
