@@ -28,7 +28,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(path for path in (ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "docs" / "examples").glob("*.yml")),
+    *sorted((ROOT / "examples").glob("*.yml")),
 ]
 SHELL = ("bash", "sh", "console")
 PROGRAMS = ("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "unzip")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DOCS = ROOT / "docs"
-WORKFLOW = DOCS / "examples" / "github-actions.yml"
+WORKFLOW = ROOT / "examples" / "github-actions.yml"
 TROUBLES = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^### `(.+)`$", TROUBLES, re.MULTILINE)
 # What a browser fetches by itself when it opens a page.

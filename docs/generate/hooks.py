@@ -80,6 +80,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (ROOT / name).exists():
             text = (ROOT / name).read_text(encoding="utf-8")
             files.append(File.generated(config, uri, content=_LINK.sub(_relinked, text)))
+    for path in sorted((ROOT / "examples").iterdir()):
+        if path.is_file():
+            files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
     return files
 
 
@@ -90,21 +93,21 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     def part(found: re.Match[str]) -> str:
         if found[1].startswith("output "):
             return shown.of(found[1].removeprefix("output "))
-        if found[1].startswith("file "):
-            return _file(found[1].removeprefix("file "))
+        if found[1].startswith("example "):
+            return _example(found[1].removeprefix("example "))
         if found[1] not in PARTS:
             raise PluginError(
                 f"{page.file.src_uri}: there is no part '{found[1]}', there are {', '.join(PARTS)}"
             )
         return PARTS[found[1]]()
 
-    return _PLACE.sub(part, markdown)
+    return _PLACE.sub(part, markdown.replace("](../examples/", "](examples/"))
 
 
-def _file(name: str) -> str:
-    """A file of the documentation's folder, shown whole."""
-    path = ROOT / "docs" / name
-    language = {".yml": "yaml", ".toml": "toml"}[path.suffix]
+def _example(name: str) -> str:
+    """A file of the examples, shown whole."""
+    path = ROOT / "examples" / name
+    language = {".yml": "yaml", ".toml": "toml", ".py": "python"}[path.suffix]
     return f'```{language} title="{path.name}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
 
 
