@@ -120,7 +120,8 @@ def verdicts(result: ConversionResult) -> list[str]:
         more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
         lines.append(f"  {status} {output.many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
     flags = [f"Compile it with {' '.join(result.compiler_flags)}"] if result.compiler_flags else []
-    return [*lines, *_notes(result), *flags]
+    whole = [f"  {signature.sentence()}" for signature in result.whole]
+    return [*lines, *_notes(result), *whole, *flags]
 
 
 def _notes(result: ConversionResult) -> list[str]:

@@ -48,8 +48,8 @@ class Container(Protocol):
     ) -> None:
         """Write everything back, the edited models among it."""
 
-    def pairs(self, written: Path) -> Iterator[tuple[Comparable, Comparable]]:
-        """(model as it was, model as it is in the written file), for comparing the whole."""
+    def pairs(self, written: Path | None) -> Iterator[tuple[Comparable, Comparable]]:
+        """For each part, the model as it was, and as it is in the written file, or in memory where none was written."""
 
 
 def open_container(
@@ -87,10 +87,10 @@ class SingleModel:
         """Write the model."""
         save(self.parts[0].model, path, overwrite=overwrite, progress=progress, check=check)
 
-    def pairs(self, written: Path) -> Iterator[tuple[Comparable, Comparable]]:
+    def pairs(self, written: Path | None) -> Iterator[tuple[Comparable, Comparable]]:
         """The file that was read, and the one that was written."""
         assert self._source is not None
-        yield self._source, written
+        yield self._source, self.parts[0].model if written is None else written
 
 
 class BundledModels:
@@ -127,12 +127,12 @@ class BundledModels:
         models = {index: to_tables(part.model) for index, part in zip(self._chosen, self.parts, strict=True)}
         self._bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
-    def pairs(self, written: Path) -> Iterator[tuple[Comparable, Comparable]]:
+    def pairs(self, written: Path | None) -> Iterator[tuple[Comparable, Comparable]]:
         """The chosen sections, read afresh from both bundles."""
-        after = open_bundle(written)
-        assert after is not None
-        for index in self._chosen:
-            yield _section_model(self._bundle, index), _section_model(after, index)
+        after = None if written is None else open_bundle(written)
+        for index, part in zip(self._chosen, self.parts, strict=True):
+            before = _section_model(self._bundle, index)
+            yield before, part.model if after is None else _section_model(after, index)
 
 
 def _section_model(bundle: Bundle, index: int) -> Model:

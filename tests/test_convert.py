@@ -299,7 +299,17 @@ def test_a_loaded_model_is_edited_in_place() -> None:
 def test_the_result_says_everything_as_plain_data(done: tuple[Path, ConversionResult]) -> None:
     path, result = done
     data = result.to_dict()
-    names = ["input", "output", "target", "seconds", "signatures", "sites", "verified", "compiler_flags"]
+    names = [
+        "input",
+        "output",
+        "target",
+        "seconds",
+        "signatures",
+        "sites",
+        "verified",
+        "compiler_flags",
+        "whole",
+    ]
     assert list(data) == names
     assert (data["input"], data["target"], data["verified"]) == (str(path), "generic", "full")
     assert [len(data[name]) for name in ("signatures", "sites")] == [2, 5]

@@ -84,6 +84,14 @@ class Report:
                 buckets[_bucket(site.proof.bitwise, site.proof.max_abs)] += 1
         return [(bucket, count) for bucket, count in buckets.items() if count or bucket == _BUCKETS[0]]
 
+    def distances(self) -> list[tuple[str, int]]:
+        """Elements of the whole models' float outputs by distance in units in the last place, where there are any."""
+        counts: dict[str, int] = {}
+        for signature in self.subject.whole:
+            for bucket, count in signature.distances().items():
+                counts[bucket] = counts.get(bucket, 0) + count
+        return [(bucket, count) for bucket, count in counts.items() if count]
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: `convert --json`, and the summary, counts, histogram, lint and example."""
         known = self.subject.to_dict()

@@ -29,6 +29,8 @@ def to_markdown(report: Report) -> str:
         _sites(report),
         _histogram(report),
     ]
+    if report.subject.whole:
+        parts.append(_whole(report))
     if report.lint:
         lines = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint]
         parts.append("## For the target\n\n" + "\n".join(lines))
@@ -68,6 +70,15 @@ def _histogram(report: Report) -> str:
     if not any(count for _, count in report.errors()):
         return "## What the proofs measured\n\nNo region was run."
     return "## What the proofs measured\n\n" + _table(("largest difference", "sites"), rows)
+
+
+def _whole(report: Report) -> str:
+    rows = [(item.name, item.found_text(), item.demanded()) for item in report.subject.whole]
+    parts = [_table(("signature", "found", "demanded"), rows)]
+    counts = [(bucket, f"{count:,}") for bucket, count in report.distances()]
+    if counts:
+        parts.append(_table(("units in the last place", "elements of float outputs"), counts))
+    return "## The whole models, before and after\n\n" + "\n\n".join(parts)
 
 
 def _example(example: Example) -> str:

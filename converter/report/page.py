@@ -33,6 +33,8 @@ def to_html(report: Report) -> str:
         _section("Verdicts", "".join(_verdict(verdict) for verdict in report.verdicts()) or _NO_SITES),
         _section("What the proofs measured", _histogram(report)),
     ]
+    if report.subject.whole:
+        body.append(_section("The whole models, before and after", _whole(report)))
     if report.lint:
         items = "".join(
             f"<li><span class='tag {escape(severity)}'>{escape(severity)}</span> {escape(message)}</li>"
@@ -109,18 +111,33 @@ def _verdict(verdict: Verdict) -> str:
 
 def _histogram(report: Report) -> str:
     counts = report.errors()
-    most = max((count for _, count in counts), default=0)
-    if not most:
+    if not any(count for _, count in counts):
         return "<p>No region was run.</p>"
-    bars = "".join(
-        f"<tr><th scope=row>{escape(bucket)}</th><td><span class=bar style='width:{100 * count / most:.1f}%'></span>"
-        f"<span class=count>{count}</span></td></tr>"
-        for bucket, count in counts
-    )
     return (
         "<p>Largest difference between a region before and after, over all its outputs, on XNNPACK and on the "
-        f"reference kernels; number of sites.</p><table class=histogram><tbody>{bars}</tbody></table>"
+        f"reference kernels; number of sites.</p>{_bars(counts)}"
     )
+
+
+def _bars(counts: Sequence[tuple[str, int]]) -> str:
+    most = max(count for _, count in counts)
+    bars = "".join(
+        f"<tr><th scope=row>{escape(bucket)}</th><td><span class=bar style='width:{100 * count / most:.1f}%'></span>"
+        f"<span class=count>{count:,}</span></td></tr>"
+        for bucket, count in counts
+    )
+    return f"<table class=histogram><tbody>{bars}</tbody></table>"
+
+
+def _whole(report: Report) -> str:
+    rows = [(item.name, item.found_text(), item.demanded()) for item in report.subject.whole]
+    parts = [_table(("signature", "found", "demanded"), rows, kind="wide")]
+    counts = report.distances()
+    if counts:
+        parts.append(
+            "<p>Elements of all float outputs, by distance in units in the last place.</p>" + _bars(counts)
+        )
+    return "".join(parts)
 
 
 def _example(example: Example) -> str:
@@ -139,7 +156,7 @@ def _example(example: Example) -> str:
     return f"<p>The first block of <code>{escape(example.signature)}</code>.</p>" + "".join(pictures)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "scroll") -> str:
     cells = "".join(f"<th scope=col>{escape(text)}</th>" for text in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
+    return f"<div class={kind}><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"

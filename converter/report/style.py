@@ -22,6 +22,7 @@ table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:
 th,td{text-align:left;padding:.45rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--faint);font-weight:500;white-space:nowrap}
 .scroll td{white-space:nowrap}
+.wide{overflow-x:auto}.wide td:first-child{white-space:nowrap}
 details{margin:.6rem 0;padding:.6rem 1rem}
 summary{cursor:pointer}
 details[open] summary{margin-bottom:.6rem}

@@ -22,6 +22,23 @@ class SignatureFigures(Protocol):
     converted: int
 
 
+class WholeFigures(Protocol):
+    """An entry point of the whole models, compared before and after."""
+
+    @property
+    def name(self) -> str:
+        """The signature."""
+
+    def demanded(self) -> str:
+        """How equal it had to be, and why."""
+
+    def found_text(self) -> str:
+        """How equal it was."""
+
+    def distances(self) -> dict[str, int]:
+        """Elements of float outputs by their distance in units in the last place."""
+
+
 class Subject(Protocol):
     """A conversion that was done."""
 
@@ -38,6 +55,10 @@ class Subject(Protocol):
     @property
     def sites(self) -> Sequence[SiteReport]:
         """Every site with its verdict."""
+
+    @property
+    def whole(self) -> Sequence[WholeFigures]:
+        """What comparing the whole models found; empty where nobody asked."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
