@@ -1,17 +1,22 @@
 """Models from litert-torch come in and go out as what they are; LiteRT's ahead-of-time pipeline takes a component."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import edge_opt
+from edge_opt.compilers.hexagon import SDK_VARIABLES, find_libraries
 from edge_opt.conversion import ConversionResult
 from edge_opt.integrations import aot, litert_torch
 from edge_opt.ir import load
 from edge_opt.schema.errors import UsageError
 
-DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
+TESTDATA = Path(__file__).parent.parent / "testdata"
+DEMO = TESTDATA / "demo_gemma3.tflite"
+QUANTIZED = TESTDATA / "demo_gemma3_a16w8.tflite"
 
 
 class Exported:
@@ -74,6 +79,70 @@ def test_the_ahead_of_time_component_converts_the_model_it_is_given(tmp_path: Pa
     in_memory = types.Model.create_from_path(tmp_path / "second.tflite")
     component(types.Model.create_from_bytes(DEMO.read_bytes()), in_memory)
     assert (tmp_path / "second.tflite").read_bytes() == (tmp_path / "out.tflite").read_bytes()
+
+
+@pytest.fixture
+def qualcomm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """LiteRT's Qualcomm target, its plugin finding the libraries that EDGE_OPT_QNN names."""
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    targets = pytest.importorskip("ai_edge_litert.aot.vendors.qualcomm.target", reason="needs tqdm, on Linux")
+    libraries = find_libraries(None)
+    folders = [str(libraries)]
+    if not (libraries / "libQnnLpai.so").exists():  # named by the plugin, not called for these chips
+        (tmp_path / "libQnnLpai.so").symlink_to(libraries / "libQnnSystem.so")
+        folders.append(str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(folders))
+    return targets.Target(targets.SocModel.SM8750)
+
+
+def compiled(result: Any) -> list[tuple[int, int, int]]:
+    """(operators taken, in all, partitions) of each subgraph, and that nothing but the NPU's own operator is left."""
+    ((_, model),) = result.models_with_backend
+    assert not result.failed_backends
+    for _, graph in load(model.path).entry_points():
+        assert [operator.name for operator in graph.operators] == ["CUSTOM"]
+    return [
+        (stats.num_ops_offloaded, stats.num_total_ops, stats.num_partitions_offloaded)
+        for stats in model.partition_stats.subgraph_stats
+    ]
+
+
+@pytest.mark.slow
+def test_prepare_for_npu_runs_our_component_in_front_of_the_qualcomm_plugin(
+    tmp_path: Path, qualcomm: Any
+) -> None:
+    from ai_edge_litert.aot import prepare_for_npu
+    from ai_edge_litert.aot.core import aot_types, apply_plugin
+    from ai_edge_litert.aot.vendors.qualcomm import qualcomm_backend
+
+    component = aot.transforms(target="qualcomm-htp")
+    result = prepare_for_npu.prepare_for_npu(
+        aot_types.Model.create_from_path(QUANTIZED),
+        tmp_path,
+        qualcomm_backend.QualcommBackend,
+        aot_types.CompilationConfig(target=qualcomm).to_dict(),
+        transforms=component,
+        plugin=apply_plugin.ApplyPlugin(experimental_capture_stderr=True),
+    )
+    (done,) = component.results
+    assert [site.signature for site in done.converted] == ["prefill_8", "prefill_8"]
+    assert all(site.proof is not None and site.proof.bitwise for site in done.converted)
+    for taken, operators, partitions in compiled(result):
+        assert taken == operators > 100
+        assert partitions == 1
+
+
+@pytest.mark.slow
+def test_one_call_does_what_aot_compile_does_with_edge_opt_in_front(tmp_path: Path, qualcomm: Any) -> None:
+    result = aot.aot_compile(
+        QUANTIZED, tmp_path, target=qualcomm, edge_opt_target="qualcomm-htp", keep_going=False
+    )
+    converted = tmp_path / "demo_gemma3_a16w8.edge_opt.tflite"
+    assert len(load(converted).subgraphs[0]) > len(load(QUANTIZED).subgraphs[0])
+    for taken, operators, partitions in compiled(result):
+        assert taken == operators > 100
+        assert partitions == 1
 
 
 @pytest.mark.slow
