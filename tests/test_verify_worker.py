@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import verify_models as models
 
+from edge_opt.ir import save
+from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError
 from edge_opt.verify import runner
 from edge_opt.verify.errors import (
@@ -261,3 +263,15 @@ def test_an_early_start_and_an_unused_worker_leave_nothing_behind() -> None:
     assert gone(pid)
     with Worker() as unused:
         assert unused.pid is None
+
+
+def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:
+    text = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = CUSTOM 'MyOp' (%x)\n  return %y\n}"
+    path = tmp_path / "custom.tflite"
+    save(parse(text), path)
+    with (
+        Worker() as worker,
+        pytest.raises(RuntimeRefused, match="no kernel for the custom operator 'MyOp'") as caught,
+    ):
+        worker.run(path, None, {"x": np.zeros(4, np.float32)})
+    assert "convert --verify regions" in str(caught.value)

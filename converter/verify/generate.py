@@ -263,7 +263,7 @@ class _Planner:
         if dynamic is not None:
             raise UsageError(
                 f"{self._name}, signature '{signature.name}': input '{dynamic.name}' has a dynamic shape, and text is "
-                "generated with fixed ones only"
+                "generated with fixed ones only: leave out --generate, or export with fixed lengths"
             )
         return signature
 

@@ -5,6 +5,7 @@ Nothing here loads the native runtime. A worker that crashed or was stopped is r
 
 import json
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -42,6 +43,7 @@ _LARGE_MODEL = 64 << 20
 _BASE_MEMORY = 4 << 30
 _MEMORY_PER_BYTE = 3
 _REGION = ("before", "after")
+_UNKNOWN_OPERATOR = re.compile(r"unresolved custom op: ([^.\s]+)")
 
 
 class Worker:
@@ -348,4 +350,11 @@ def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
         raise RuntimeCrashed(f"{where}: the worker failed: {reason}")
     if reason.startswith("no reason given") or reason == "out of memory":
         reason += f"; it was allowed {memory >> 20} MiB of memory"
+    custom = _UNKNOWN_OPERATOR.search(reason)
+    if custom is not None:
+        raise RuntimeRefused(
+            f"{where}: the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
+            "what edge-opt rewrites in it can be proved without it (convert --verify regions)",
+            reason,
+        )
     raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)
