@@ -145,6 +145,13 @@ def test_markdown_has_a_row_for_each_signature_and_site() -> None:
     assert "| bit for bit | 5 |" in lines
 
 
+def test_the_summary_says_what_to_compile_with() -> None:
+    result = convert(QUANTIZED, dry_run=True, target="qualcomm-htp", verify="none")
+    report = conversion_report(result, target="qualcomm-htp")
+    for suffix in (".md", ".html", ".json"):
+        assert "Compile it with --qualcomm_optimization_level=O2" in render(report, suffix)
+
+
 def test_the_page_is_well_formed_and_needs_no_network() -> None:
     page = render(report(), ".html")
     read = Reader(page)

@@ -57,6 +57,10 @@ class Subject(Protocol):
         """Every site with its verdict."""
 
     @property
+    def compiler_flags(self) -> Sequence[str]:
+        """What the target's compiler is to be told for this model."""
+
+    @property
     def whole(self) -> Sequence[WholeFigures]:
         """What comparing the whole models found; empty where nobody asked."""
 

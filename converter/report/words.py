@@ -47,7 +47,7 @@ def title(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """What was done, in two sentences."""
+    """What was done, and what to tell the vendor's compiler."""
     blocks = sum(figures.blocks for figures in report.subject.signatures)
     split = sum(figures.converted for figures in report.subject.signatures)
     done = (
@@ -57,7 +57,11 @@ def summary(report: Report) -> str:
     )
     others = report.converted - split
     more = f", and {others} other sites were rewritten" if others else ""
-    return f"{done}{more}. Target {report.subject.target}; {_VERIFIED[report.subject.verified]}."
+    flags = " ".join(report.subject.compiler_flags)
+    compile_with = f" Compile it with {flags}" if flags else ""
+    return (
+        f"{done}{more}. Target {report.subject.target}; {_VERIFIED[report.subject.verified]}.{compile_with}"
+    )
 
 
 def proof(site: SiteReport) -> str:
