@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_opt.targets import Target, load_target, target_names
 
+_MOST_SHOWN = 8
 _OWN = ("name", "summary", "sources", "versions")
 
 
@@ -76,12 +77,24 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"`{name}={item}`" for name, item in value.items())
     if isinstance(value, tuple | list):
-        return ", ".join(f"`{item}`" for item in value)
+        names = ", ".join(f"`{item}`" for item in value)
+        return (
+            names
+            if len(value) <= _MOST_SHOWN
+            else f"<details><summary>{len(value)} names</summary>{names}</details>"
+        )
     return f"`{value:,}`".replace(",", " ") if isinstance(value, int) else f"`{value}`"
+
+
+def _link(found: re.Match[str]) -> str:
+    """An address, shown short."""
+    host, _, path = found[0].partition("://")[2].partition("/")
+    last = path.rstrip("/").rpartition("/")[2]
+    return f"[{host}/…/{last}]({found[0]})" if "/" in path else f"<{found[0]}>"
 
 
 def _linked(text: str) -> str:
     """Addresses and pages of this documentation as links."""
     escaped = html.escape(text, quote=False).replace("|", "\\|")
-    escaped = re.sub(r"https?://[^\s,;:]+(?::\d+)?[^\s,;:.]*", lambda found: f"<{found[0]}>", escaped)
+    escaped = re.sub(r"https?://[^\s,;:]+(?::\d+)?[^\s,;:.]*", _link, escaped)
     return re.sub(r"\bdocs/([a-z_-]+)\.md", r"[docs/\1.md](\1.md)", escaped)
