@@ -19,6 +19,8 @@ from edge_opt.schema.tables import UNIONS
 
 IDENTIFIER: Final = b"TFL3"
 
+_DOUBLED: Final = 1 << 20
+
 
 class Hole(NamedTuple):
     """A place in the tables that wants the position of `data`: a uoffset if inside, else a uint64 offset."""
@@ -70,6 +72,23 @@ def _puts_new_data_after(root: Table) -> bool:
     return any(isinstance(data, Data) and data.external for data in stored)
 
 
+class _Growing(flatbuffers.Builder):  # type: ignore[misc]  # it has no types
+    """Grows by a quarter once it is large, not to twice its size."""
+
+    Bytes: bytearray
+
+    def GrowByteBuffer(self) -> None:  # noqa: N802 - the name of what it replaces
+        size = len(self.Bytes)
+        if size <= _DOUBLED:
+            super().GrowByteBuffer()
+            return
+        if size >= self.MAX_BUFFER_SIZE:
+            raise flatbuffers.builder.BuilderSizeError("over 2 GB")
+        grown = bytearray(min(size + size // 4, self.MAX_BUFFER_SIZE))
+        grown[-size:] = self.Bytes
+        self.Bytes = grown
+
+
 class _TableBuilder:
     """Writes back to front, as flatbuffers do: positions count from the end until everything is built."""
 
@@ -77,7 +96,7 @@ class _TableBuilder:
         self.holes: list[Hole] = []
         self._inside = inside
         self._new_after = new_after
-        self._builder = flatbuffers.Builder(1 << 16)
+        self._builder = _Growing(1 << 16)
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._vtables: dict[bytes, int] = {}
         self._tables: dict[int, int] = {}
@@ -86,7 +105,8 @@ class _TableBuilder:
 
     def finish(self, root: Table) -> bytearray:
         self._builder.Finish(self._table(root), file_identifier=IDENTIFIER)
-        content: bytearray = self._builder.Output()
+        content: bytearray = self._builder.Bytes
+        del content[: self._builder.head]  # in place, where Output() would make a second one
         return content
 
     def _table(self, table: Table) -> int:

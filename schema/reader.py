@@ -19,7 +19,7 @@ from edge_opt.schema.meaning import MEANINGS
 from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
 from edge_opt.schema.tables import TABLES, UNIONS
-from edge_opt.schema.window import PAGE, Window
+from edge_opt.schema.window import Window
 
 IDENTIFIER: Final = b"TFL3"
 
@@ -152,6 +152,7 @@ class Reader:
         self._shapes: dict[tuple[str, int], _Shape] = {}
         self._tables: dict[str, dict[int, Table]] = {name: {} for name in TABLES}
         self._values: dict[tuple[str, int], Any] = {}
+        self._contents: dict[bytes, bytes] = {}
         self._regions: dict[tuple[int, int], Data] = {}
         self._readers: dict[str, Callable[[FieldSpec, int, int], Any]] = {
             "scalars": self._scalars,
@@ -307,11 +308,15 @@ class Reader:
         return value
 
     def _numbers(self, dtype: np.dtype[Any], start: int, size: int) -> Bytes:
-        """A vector, copied out of the file: a view would keep the page around it."""
-        if self.source.fd is None or size > PAGE:
+        """A vector, copied out of the file: a view would keep the page around it.
+
+        Equal ones share their bytes: a quantized model says hundreds of times that thousands of zero points are zero.
+        """
+        if self.source.fd is None:
             return self.source.view(start, size).view(dtype)
         content, at = self._at(start, size)
-        return np.frombuffer(content[at : at + size], dtype)
+        content = content[at : at + size]
+        return np.frombuffer(self._contents.setdefault(content, content), dtype)
 
     def _string(self, field: FieldSpec, at: int, offset: int) -> str:
         return self._text(field, self._target(field, at, offset))

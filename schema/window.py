@@ -5,14 +5,15 @@ from typing import Final
 from edge_opt.schema.data import Source
 
 _PAGE_BITS: Final = 14
-PAGE: Final = 1 << _PAGE_BITS
+_PAGE: Final = 1 << _PAGE_BITS
 
-# Weights lie between the tables of a file that was exported in one piece: a few hundred pages of it hold tables.
-_MOST_PAGES: Final = 1024
+# Tables are read nearly in the order in which they lie: of a 270M, with 128 pages at hand instead of 1024, 563 are read
+# instead of 417.
+_MOST_PAGES: Final = 128
 
 
 class Window:
-    """Gives any stretch of a source as bytes and a position in them; remembers up to 16 MiB of pages."""
+    """Gives any stretch of a source as bytes and a position in them; remembers up to 2 MiB of pages."""
 
     __slots__ = ("_content", "_end", "_pages", "_source", "loaded")
 
@@ -33,11 +34,11 @@ class Window:
         if self._content is not None:
             return self._content, position
         page = self._pages.get(position >> _PAGE_BITS)
-        start = position & (PAGE - 1)
+        start = position & (_PAGE - 1)
         if page is not None and start + length <= len(page):
             return page, start
-        if start + length > PAGE:
-            self.loaded += 1 + length // PAGE
+        if start + length > _PAGE:
+            self.loaded += 1 + length // _PAGE
             return self._source.view(position, length).tobytes(), 0
         return self._load(position >> _PAGE_BITS), start
 
@@ -45,7 +46,7 @@ class Window:
         if len(self._pages) >= _MOST_PAGES:
             self._pages.clear()
         begin = number << _PAGE_BITS
-        page = self._source.view(begin, min(PAGE, self._end - begin)).tobytes()
+        page = self._source.view(begin, min(_PAGE, self._end - begin)).tobytes()
         self._pages[number] = page
         self.loaded += 1
         return page
