@@ -392,7 +392,12 @@ def tune(
     model: ModelArgument,
     target: Annotated[
         str,
-        typer.Option("--target", metavar="T", help="qualcomm-htp or ethos-u85, or a target file of yours."),
+        typer.Option(
+            "--target",
+            metavar="T",
+            autocompletion=completion.targets,
+            help="qualcomm-htp or ethos-u85, or a target file of yours.",
+        ),
     ] = "qualcomm-htp",
     output: Annotated[
         Path | None,

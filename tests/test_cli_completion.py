@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from edge_opt.cli import completion
+from edge_opt.cli.app import app
 from edge_opt.passes import PASSES
 from edge_opt.targets import target_names
 
@@ -57,6 +61,32 @@ def test_completion_is_installed_for_the_shell_that_asks(shell: str, tmp_path: P
     assert f"{shell} completion installed" in said
     assert (tmp_path / f".{shell}rc").exists()
     assert any("edge-opt" in path.name for path in tmp_path.rglob("*edge-opt*"))
+
+
+def options() -> list[Any]:
+    """Every option of every command, and its command's context."""
+    root = typer.main.get_command(app)
+    groups = [root, *(c for c in root.commands.values() if hasattr(c, "commands"))]  # type: ignore[attr-defined]
+    commands = [command for group in groups for command in group.commands.values()]
+    return [
+        p for command in commands for p in getattr(command, "params", ()) if p.param_type_name == "option"
+    ]
+
+
+def test_every_option_that_takes_one_of_some_names_completes_them() -> None:
+    known = {"target": target_names(), "passes": list(PASSES), "skip": list(PASSES)}
+    named = [option for option in options() if option.name in known]
+    assert len(named) > len(known)
+    for option in named:
+        assert offered(option) == known[option.name], option
+    choices = [option for option in options() if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+", option.metavar or "")]
+    assert choices
+    for option in choices:
+        assert offered(option) == option.metavar.split("|"), option
+
+
+def offered(option: Any) -> list[str]:
+    return [item.value for item in option.shell_complete(None, "")]
 
 
 def test_of_a_list_the_last_name_is_completed_and_none_offered_twice() -> None:
