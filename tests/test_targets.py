@@ -68,6 +68,8 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form_and_other_fl
     overflows = replace(fits, on_chip_bytes=767)
     chosen = overflows.for_attention(block)
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
+    other = replace(overflows, quantized_long_context={"rows_per_tile": 2})
+    assert other.for_attention(block).rows_per_tile == 4, "this one is float32"
     assert fits.flags(parse(attention())) == ["--level=2"]
     result = convert(parse(attention()), target=overflows, verify="none")
     assert result.compiler_flags == ["--level=1"]
@@ -76,7 +78,9 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form_and_other_fl
 
 
 def test_what_a_user_asks_for_holds_for_every_length() -> None:
-    target = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
+    target = replace(
+        load_target("qualcomm-htp"), on_chip_bytes=1, quantized_long_context={"rows_per_tile": 1}
+    )
     result = convert(parse(attention()), target=target, rows_per_tile=2, chain=False, verify="none")
     assert [site.note for site in result.converted] == [""]
     assert result.model is not None

@@ -226,6 +226,10 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
 
 def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Path) -> None:
     small = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
+    quantized = tune(
+        QUANTIZED, small, compiler=FakeCompiler({(4, "O1"): figures(100)}), signature="prefill_8"
+    )
+    assert tuned_target(quantized).quantized_long_context == {"form": "split", "chain": False}
     found = tune(DEMO, small, compiler=FakeCompiler({(4, "O1"): figures(100)}), signature="prefill_8")
     target = written(found, tmp_path)
     assert target.form == "split-above-rope", "what fits keeps its form"

@@ -17,7 +17,7 @@ from edge_opt.schema.errors import UsageError
 from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from edge_opt.attention.block import Block, SingleHead
     from edge_opt.ir import Model, Operator
@@ -41,6 +41,7 @@ class Target:
         converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
         on_chip_bytes: memory beside the NPU that a head's logits, mask, keys and values should fit into.
         long_context: `form`, `rows_per_tile` and `chain` for attention that does not fit.
+        quantized_long_context: what of that is different for quantized attention.
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
         refused_operators: names of operators that it does not take.
@@ -70,6 +71,7 @@ class Target:
     converting_matmul: bool = False
     on_chip_bytes: int | None = None
     long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
+    quantized_long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
     refused_operators: tuple[str, ...] = ()
     taken_operators: tuple[str, ...] = ()
     taken_composites: tuple[str, ...] = ()
@@ -96,20 +98,27 @@ class Target:
 
     def for_attention(self, match: Block | SingleHead) -> Target:
         """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
-        return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
+        if not self.overflows(match):
+            return self
+        quantized = {} if match.output.dtype.is_float else self.quantized_long_context
+        return replace(self, **{**self.long_context, **quantized})  # type: ignore[arg-type]
 
     def asked(self, **facts: str | int | bool | None) -> Target:
         """With facts that a user named, whatever the attention's length; None is no wish."""
         wishes = {name: value for name, value in facts.items() if value is not None}
-        long_context = {name: value for name, value in self.long_context.items() if name not in wishes}
-        return replace(self, long_context=long_context, **wishes)  # type: ignore[arg-type]
+        return replace(self._without_long(wishes), **wishes)  # type: ignore[arg-type]
 
     def without_tiles(self) -> Target:
         """The same where rows are not to be cut."""
-        kept = {
-            name: value for name, value in self.long_context.items() if name not in ("rows_per_tile", "chain")
-        }
-        return replace(self, rows_per_tile=None, chain=False, largest_mask_bytes=None, long_context=kept)
+        kept = self._without_long(("rows_per_tile", "chain"))
+        return replace(kept, rows_per_tile=None, chain=False, largest_mask_bytes=None)
+
+    def _without_long(self, names: Container[str]) -> Target:
+        long_context, quantized = (
+            {name: value for name, value in facts.items() if name not in names}
+            for facts in (self.long_context, self.quantized_long_context)
+        )
+        return replace(self, long_context=long_context, quantized_long_context=quantized)
 
     def flags(self, model: Model) -> list[str]:
         """What to tell the compiler for this model, as `--name=value`: one set for all signatures of a file."""
@@ -254,7 +263,7 @@ def _misfit(key: str, value: object) -> str | None:
         return None if type(value) is int and value > 0 else "a number of 1 or more"
     if key in _FLAGS:
         return None if isinstance(value, bool) else "true or false"
-    if key == "long_context":
+    if key in ("long_context", "quantized_long_context"):
         wrong = not isinstance(value, dict) or any(k not in _LONG or _misfit(k, v) for k, v in value.items())
         return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
     if key in _TABLES:

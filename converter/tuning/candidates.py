@@ -41,6 +41,7 @@ class Choice:
             rows_per_tile=self.rows_per_tile,
             chain=self.chain,
             long_context={},
+            quantized_long_context={},
             split_signatures=("*",),
         )
 

@@ -36,7 +36,7 @@ def tuned_target(tuning: Tuning) -> Target:
     if choice.form is not None:
         form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile, "chain": choice.chain}
         known = {name: value for name, value in form.items() if value is not None}
-        changed |= {"long_context": known} if place["form"] == "long_context" else form
+        changed |= form if place["form"] == "form" else {place["form"]: known}
     layers = "one layer" if tuning.blocks == 1 else f"{tuning.blocks} layers"
     source = f"measured with `edge-opt tune` on {layers} of {Path(tuning.model).name}, {tuning.signature}"
     return replace(
@@ -60,7 +60,8 @@ def _sources(target: Target, changed: Mapping[str, Any]) -> dict[str, str]:
 def _where(tuning: Tuning) -> dict[str, str]:
     """Which facts of a target the tuning is about."""
     if tuning.long_context:
-        return {"form": "long_context", "flags": "long_context_compiler_flags"}
+        form = "quantized_long_context" if tuning.quantized else "long_context"
+        return {"form": form, "flags": "long_context_compiler_flags"}
     flags = "quantized_compiler_flags" if tuning.quantized else "compiler_flags"
     return {"form": "form", "flags": flags}
 
