@@ -219,11 +219,12 @@ def convert(
     facts = _asked(facts, chosen, form, rows_per_tile, chain=chain, inline_composites=inline_composites)
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
+        proving = stack.enter_context(ExitStack())
         prover = None
         if verify != "none":
             # Started first: the runtime's import overlaps with reading the model.
             name = "" if isinstance(source, Model | bytes) else os.fspath(source)
-            prover = stack.enter_context(RegionProver(model=name))
+            prover = proving.enter_context(RegionProver(model=name))
             prover.start()
         container = open_container(source, sections)
         destination = None if dry_run else _destination(source, output, overwrite=overwrite)
@@ -238,6 +239,7 @@ def convert(
             _extract(container, extract_signature)
         for part in container.parts:
             _rewrite(part, chosen, facts, signatures, prover, result, progress)
+        proving.close()  # writing needs memory too
         flags = [flag for part in container.parts for flag in facts.flags(part.model)]
         result.compiler_flags = list(dict.fromkeys(flags))
         _check_requirements(result, require_match=require_match, require_all=require_all)
