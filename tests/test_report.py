@@ -18,7 +18,7 @@ from edge_opt.ir import to_bytes
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
-from edge_opt.report.diagram import can_draw
+from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw
 from edge_opt.report.document import render
 from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.reporting import conversion_report
@@ -138,7 +138,7 @@ def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> N
 
 def test_markdown_has_a_row_for_each_signature_and_site() -> None:
     lines = render(report(), ".md").splitlines()
-    assert "| prefill_8 | 2 of 2 | 122 -> 186 | 5.12 KB -> 2.56 KB |" in lines
+    assert "| prefill_8 | 2 of 2 | 122 -> 186 | 5.00 KiB -> 2.50 KiB |" in lines
     sites = [line for line in lines if line.startswith("| mha_to_sha |")]
     assert len(sites) == 5
     assert all("| converted | bit for bit equal |" in line for line in sites)
@@ -304,3 +304,23 @@ def test_what_cuts_for_several_heads_comes_first_and_every_input_before_its_use(
     for operator in ordered:
         assert all(id(t) in seen for t in operator.inputs if id(t) in made)
         seen.update(id(tensor) for tensor in operator.outputs)
+
+
+@needs_igraph
+def test_lines_between_boxes_that_are_not_neighbours_pass_beside_the_boxes_between() -> None:
+    boxes = [_Box(name, "", "operator") for name in "abcd"]
+    places, routes = _layout(len(boxes), [(0, 1), (1, 2), (2, 3), (0, 3)])
+    *short, long = routes
+    assert [len(route) for route in short] == [2, 2, 2]
+    assert (long[0], long[-1], len(long)) == (places[0], places[3], 4)
+    for point, behind in zip(long[1:-1], places[1:3], strict=True):
+        assert point[1] == behind[1]
+        assert abs(point[0] - behind[0]) > _WIDTH / 2
+
+
+def test_a_target_without_a_finding_is_told_too() -> None:
+    result = convert(DEMO, dry_run=True, verify="none")
+    for suffix in (".md", ".html"):
+        assert "Nothing in the result that the target is known to refuse" in render(
+            conversion_report(result, lint=[]), suffix
+        )

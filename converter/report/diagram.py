@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_opt.report import words
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
 _SHORTEST_FOLD = 4
+
+
+Point = tuple[float, float]
 
 
 class _Box(NamedTuple):
@@ -35,13 +39,13 @@ def can_draw() -> bool:
 def draw(operators: Sequence[Operator], name: Callable[[Tensor], str], label: str) -> str:
     """An SVG of the operators; colours come from the page's CSS variables."""
     boxes, edges = _graph(operators, name)
-    places = _layout(len(boxes), edges)
-    width = max(x for x, _ in places) + _WIDTH + 2 * _MARGIN
+    places, routes = _layout(len(boxes), edges)
+    width = max(x for x, _ in (*places, *chain(*routes))) + _WIDTH + 2 * _MARGIN
     height = max(y for _, y in places) + _HEIGHT + 2 * _MARGIN
     size = f'width="{width:.0f}" height="{height:.0f}"'
     head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{_escape(label)}">'
     parts = [head]
-    parts.extend(_edge(places[a], places[b]) for a, b in edges)
+    parts.extend(_edge(route) for route in routes)
     parts.extend(_box(box, place) for box, place in zip(boxes, places, strict=True))
     return "".join([*parts, "</svg>"])
 
@@ -82,15 +86,24 @@ def _graph(
     return boxes, list(edges)
 
 
-def _layout(count: int, edges: list[tuple[int, int]]) -> list[tuple[float, float]]:
+def _layout(count: int, edges: list[tuple[int, int]]) -> tuple[list[Point], list[list[Point]]]:
+    """Where each box has its upper left corner, and the corners that each edge passes: between boxes, not behind."""
     import igraph  # noqa: PLC0415  an optional package
 
     graph = igraph.Graph(n=count, edges=edges, directed=True)
     layout = graph.layout_sugiyama(layers=_layers(count, edges), maxiter=200)
+    passed = [[*map(tuple, points)] for points in layout.edge_routing]
     across, down = _WIDTH + _GAP_X, _HEIGHT + _GAP_Y
-    points = [(x * across, y * down) for x, y in layout.coords[:count]]
-    left, top = min(x for x, _ in points), min(y for _, y in points)
-    return [(x - left + _MARGIN, y - top + _MARGIN) for x, y in points]
+    left = min(x for x, _ in chain(layout.coords, *passed))
+
+    def place(point: Sequence[float]) -> Point:
+        return (point[0] - left) * across + _MARGIN, point[1] * down + _MARGIN
+
+    places = [place(point) for point in layout.coords]
+    return places, [
+        [places[a], *(place(point) for point in between), places[b]]
+        for (a, b), between in zip(edges, passed, strict=True)
+    ]
 
 
 def _layers(count: int, edges: list[tuple[int, int]]) -> list[int]:
@@ -106,14 +119,19 @@ def _layers(count: int, edges: list[tuple[int, int]]) -> list[int]:
     return [max(below, default=0) - place for place in below]
 
 
-def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
-    x1, y1, x2, y2 = a[0] + _WIDTH / 2, a[1] + _HEIGHT, b[0] + _WIDTH / 2, b[1]
-    bend = (y2 - y1) / 2
-    curve = f"M{x1:.1f} {y1:.1f}C{x1:.1f} {y1 + bend:.1f} {x2:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}"
-    return f'<path class="edge" d="{curve}"/>'
+def _edge(route: list[Point]) -> str:
+    """From the lower edge of the first box to the upper one of the last, straight down past every layer between."""
+    x, y = route[0][0] + _WIDTH / 2, route[0][1] + _HEIGHT
+    curve = [f"M{x:.1f} {y:.1f}"]
+    for left, top in route[1:]:
+        middle, bend = left + _WIDTH / 2, (top - y) / 2
+        curve.append(f"C{x:.1f} {y + bend:.1f} {middle:.1f} {top - bend:.1f} {middle:.1f} {top:.1f}")
+        x, y = middle, top + _HEIGHT
+        curve.append(f"V{y:.1f}")
+    return f'<path class="edge" d="{"".join(curve[:-1])}"/>'
 
 
-def _box(box: _Box, place: tuple[float, float]) -> str:
+def _box(box: _Box, place: Point) -> str:
     x, y = place
     middle = x + _WIDTH / 2
     return (

@@ -31,9 +31,8 @@ def to_markdown(report: Report) -> str:
     ]
     if report.subject.whole:
         parts.append(_whole(report))
-    if report.lint:
-        lines = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint]
-        parts.append("## For the target\n\n" + "\n".join(lines))
+    lines = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint] or [words.NO_LINT]
+    parts.append("## For the target\n\n" + "\n".join(lines))
     if report.example is not None:
         parts.append(_example(report.example))
     parts.append(f"edge-opt {report.version}, {report.subject.seconds:.1f} s.")

@@ -35,12 +35,7 @@ def to_html(report: Report) -> str:
     ]
     if report.subject.whole:
         body.append(_section("The whole models, before and after", _whole(report)))
-    if report.lint:
-        items = "".join(
-            f"<li><span class='tag {escape(severity)}'>{escape(severity)}</span> {escape(message)}</li>"
-            for severity, message in report.lint
-        )
-        body.append(_section(f"Lint for {report.subject.target}", f"<ul class=lint>{items}</ul>"))
+    body.append(_section(f"Lint for {report.subject.target}", _lint(report)))
     if report.example is not None:
         body.append(_section("One block, before and after", _example(report.example)))
     body.append(f"<footer>edge-opt {escape(report.version)}, {report.subject.seconds:.1f} s</footer>")
@@ -138,6 +133,16 @@ def _whole(report: Report) -> str:
             "<p>Elements of all float outputs, by distance in units in the last place.</p>" + _bars(counts)
         )
     return "".join(parts)
+
+
+def _lint(report: Report) -> str:
+    if not report.lint:
+        return f"<p>{words.NO_LINT}</p>"
+    items = "".join(
+        f"<li><span class='tag {escape(severity)}'>{escape(severity)}</span> {escape(message)}</li>"
+        for severity, message in report.lint
+    )
+    return f"<ul class=lint>{items}</ul>"
 
 
 def _example(example: Example) -> str:

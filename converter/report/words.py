@@ -15,7 +15,8 @@ _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _LONGEST_NAME = 64
-_UNITS = ("bytes", "KB", "MB", "GB")
+NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
+_UNITS = ("bytes", "KiB", "MiB", "GiB")
 _VERIFIED = {
     "regions": "every rewritten region was run before and after",
     "full": "every region and the whole models were run before and after",
@@ -34,10 +35,10 @@ def shortened(name: str) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes, in powers of 1000."""
+    """A number of bytes, in powers of 1024."""
     value, unit = float(count), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
     return f"{value:.0f} {_UNITS[0]}" if unit == 0 else f"{value:.2f} {_UNITS[unit]}"
 
 
