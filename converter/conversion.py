@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 from edge_opt.attention.form import FORM_NAMES
-from edge_opt.collector import rare_collections
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
 from edge_opt.exported import Exported, ExportedModel, model_content, remade
 from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
+from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.tile_rows import TileRows

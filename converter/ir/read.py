@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.forms import misformed
@@ -36,7 +37,8 @@ def load(source: str | os.PathLike[str] | bytes) -> Model:
         ModelFormatError: where the file is not a valid model; names table, field and byte offset, or subgraph,
             operator and tensor.
     """
-    return from_tables(read_model(source))
+    with rare_collections():
+        return from_tables(read_model(source))
 
 
 def from_tables(file: ModelFile) -> Model:
