@@ -170,3 +170,53 @@ def test_nothing_to_compare_is_equal() -> None:
 )
 def test_logits_are_known_by_name_or_width(name: str, shape: tuple[int, ...], expected: bool) -> None:
     assert are_logits(TensorInfo(name, name, shape, shape, "float32")) is expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_figure_is_what_plain_arithmetic_gives(seed: int) -> None:
+    """Element by element, with Python's own numbers."""
+    values = np.random.default_rng(seed)
+    a = values.normal(size=(9, 40)).astype(np.float32)
+    b = (a + values.normal(size=a.shape) * 10.0 ** values.integers(-8, 0, size=a.shape)).astype(np.float32)
+    found = measure(a, b, logits=True)
+    pairs = [(float(x), float(y)) for x, y in zip(a.ravel(), b.ravel(), strict=True)]
+    signal, noise = math.fsum(x * x for x, _ in pairs), math.fsum((x - y) ** 2 for x, y in pairs)
+    assert found.snr_db == pytest.approx(10 * math.log10(signal / noise))
+    product = math.fsum(x * y for x, y in pairs)
+    assert found.cosine == pytest.approx(product / math.sqrt(signal * math.fsum(y * y for _, y in pairs)))
+    assert found.max_abs == max(abs(x - y) for x, y in pairs)
+    assert found.max_rel == found.max_abs / max(abs(x) for x, _ in pairs)
+    assert found.differing == sum(x != y for x, y in pairs)
+    assert dict(found.ulps or ()) == _counted(a, b)
+    rows = [_row(one, other) for one, other in zip(a.tolist(), b.tolist(), strict=True)]
+    assert found.kl == pytest.approx(math.fsum(row[0] for row in rows) / len(rows))
+    assert found.top1 == pytest.approx(sum(row[1] for row in rows) / len(rows))
+    assert found.top5 == pytest.approx(sum(row[2] for row in rows) / len(rows))
+
+
+def _row(a: list[float], b: list[float]) -> tuple[float, bool, float]:
+    """KL divergence of two softmaxes, whether the highest is the same, and how many of the five highest are."""
+    weights = [[math.exp(value) for value in row] for row in (a, b)]
+    p, q = ([weight / math.fsum(row) for weight in row] for row in weights)
+    ranked = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in (a, b)]
+    common = len({*ranked[0][:5]} & {*ranked[1][:5]}) / 5
+    return (
+        math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True)),
+        ranked[0][0] == ranked[1][0],
+        common,
+    )
+
+
+def _counted(a: np.ndarray, b: np.ndarray) -> dict[str, int]:
+    """Distances counted as floats of equal sign have them, zero lying between the two signs."""
+
+    def place(value: np.float32) -> int:
+        bits = int(np.abs(value).view(np.uint32))
+        return -bits if value < 0 else bits
+
+    counts = dict.fromkeys(["0", "1", "2-4", "5-16", "17-256", "257-65536", ">65536", "nan"], 0)
+    limits = {0: "0", 1: "1", 4: "2-4", 16: "5-16", 256: "17-256", 65536: "257-65536"}
+    for x, y in zip(a.ravel(), b.ravel(), strict=True):
+        distance = abs(place(x) - place(y))
+        counts[next((name for limit, name in limits.items() if distance <= limit), ">65536")] += 1
+    return counts
