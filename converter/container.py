@@ -21,12 +21,13 @@ Sections = Literal["prefill-decode", "all"]
 _MAIN_SECTION = "prefill_decode"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """One model of a container; `name` is empty where there is only one."""
+    """One model of a container, and whether anything in it was rewritten; `name` is empty where there is only one."""
 
     name: str
     model: Model
+    changed: bool = False
 
     def signature(self, name: str) -> str:
         """A signature's name, with the part's in front where there are several."""
@@ -123,8 +124,9 @@ class BundledModels:
         progress: Callable[[int, int], None] | None,
         check: Callable[[Path], None] | None,
     ) -> None:
-        """Write the bundle, the chosen models anew."""
-        models = {index: to_tables(part.model) for index, part in zip(self._chosen, self.parts, strict=True)}
+        """Write the bundle, those of the chosen models anew in which something was rewritten."""
+        chosen = zip(self._chosen, self.parts, strict=True)
+        models = {index: to_tables(part.model) for index, part in chosen if part.changed}
         self._bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
     def pairs(self, written: Path | None) -> Iterator[tuple[Comparable, Comparable]]:

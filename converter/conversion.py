@@ -385,6 +385,7 @@ def _rewrite(
         raise_runtime_version(model)
         remove_unused(model, usage)
         name_apart(model, old)
+        part.changed = True
     for graph, summary in summaries:
         summary.operators_after = len(graph)
         summary.largest_tensor_after = largest_intermediate(graph)

@@ -1,13 +1,17 @@
 """A real client: the LiteRT-LM runtime prints the same tokens from a bundle before and after."""
 
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bundles import task
 
+from edge_opt.conversion import convert
 from edge_opt.integrations.litert_torch import export_language_model
+from edge_opt.schema.litertlm import read_bundle
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 
@@ -33,33 +37,101 @@ def tokens(bundle: Path) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.slow
-def test_an_exported_bundle_says_the_same_after_the_conversion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what litert-torch exports of a tiny Gemma3, bundled, and the same bundle converted."""
     for package in ("litert_torch", "litert_lm", "litert_lm_builder"):
         pytest.importorskip(package, reason=f"{package} is not installed (extras torch and lm)")
-    monkeypatch.syspath_prepend(str(TESTDATA))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    import make_families
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TESTDATA))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        import make_families
 
-    # Wide enough that random weights do not say one word for ever.
-    sizes = make_families.Sizes(
-        kv_heads=1, head_size=32, hidden=128, ffn=256, vocab=512, prefill=16, cache=64
-    )
-    make_families.save_checkpoint("gemma3", sizes, tmp_path / "hf")
-    results = export_language_model(
-        tmp_path / "hf",
-        tmp_path / "out",
-        prefill_lengths=[16],
-        cache_length=64,
-        quantization_recipe="",
-        bundle_litert_lm=True,
-    )
-    bundle = tmp_path / "out" / "model.litertlm"
-    converted = bundle.with_name("model.opt.litertlm")
-    assert len(results[converted].converted) == 5
-    before = tokens(bundle)
+        # Wide enough that random weights do not say one word for ever.
+        sizes = make_families.Sizes(
+            kv_heads=1, head_size=32, hidden=128, ffn=256, vocab=512, prefill=16, cache=64
+        )
+        make_families.save_checkpoint("gemma3", sizes, folder / "hf")
+        results = export_language_model(
+            folder / "hf",
+            folder / "out",
+            prefill_lengths=[16],
+            cache_length=64,
+            quantization_recipe="",
+            bundle_litert_lm=True,
+        )
+    assert len(results[folder / "out" / "model.opt.litertlm"].converted) == 5
+    return folder / "out"
+
+
+@pytest.mark.slow
+def test_an_exported_bundle_says_the_same_after_the_conversion(exported: Path) -> None:
+    before = tokens(exported / "model.litertlm")
     assert len(before) > 10
     assert len(set(before)) > 5
-    assert tokens(converted) == before
+    assert tokens(exported / "model.opt.litertlm") == before
+
+
+@pytest.mark.slow
+def test_a_bundle_says_the_same_when_all_of_its_models_are_rewritten(exported: Path, tmp_path: Path) -> None:
+    output = tmp_path / "all.litertlm"
+    convert(exported / "model.litertlm", output, sections="all", inline_composites=True)
+    assert tokens(output) == tokens(exported / "model.litertlm")
+
+
+@pytest.mark.slow
+def test_a_task_bundle_says_the_same_after_the_conversion(exported: Path, tmp_path: Path) -> None:
+    made = tmp_path / "model.task"
+    made.write_bytes(
+        task(
+            {
+                "TF_LITE_PREFILL_DECODE": model_in(exported / "model.litertlm"),
+                "TOKENIZER_MODEL": tokenizer(tmp_path),
+                "METADATA": metadata(),
+            }
+        )
+    )
+    result = convert(made, require_all=True)
+    before = tokens(made)
+    assert len(set("".join(before))) > 5
+    assert tokens(Path(str(result.output))) == before
+
+
+def model_in(bundle: Path) -> bytes:
+    opened = read_bundle(bundle)
+    places = [
+        index for index, section in enumerate(opened.sections) if section.model_type == "prefill_decode"
+    ]
+    content = opened.content(places[0])
+    return bytes(content.view(0, content.size))
+
+
+def tokenizer(folder: Path) -> bytes:
+    """A SentencePiece model of 512 pieces; the runtime reads no other tokenizer in a .task bundle."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="extra torch is not installed")
+    chance = random.Random(0)
+    words = [f"w{index}" for index in range(800)]
+    (folder / "text").write_text("\n".join(" ".join(chance.choices(words, k=12)) for _ in range(2000)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"),
+        model_prefix=str(folder / "pieces"),
+        vocab_size=512,
+        model_type="bpe",
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+    )
+    return (folder / "pieces.model").read_bytes()
+
+
+def metadata() -> bytes:
+    from litert_lm_builder.runtime.proto import llm_metadata_pb2
+
+    made = llm_metadata_pb2.LlmMetadata(max_num_tokens=64)
+    made.stop_tokens.add(token_str="</s>")
+    made.start_token.token_str = "<s>"
+    made.pad_token.token_str = "<pad>"
+    made.llm_model_type.gemma3.SetInParent()
+    return bytes(made.SerializeToString())

@@ -78,6 +78,36 @@ def test_all_models_are_rewritten_on_request_and_named_by_what_they_are_for(
     }
 
 
+def test_a_bundle_in_which_nothing_is_rewritten_stays_byte_for_byte(file: Path, tmp_path: Path) -> None:
+    convert(file, tmp_path / "same.litertlm", sections="all", passes=["quantized_mask"])
+    assert (tmp_path / "same.litertlm").read_bytes() == file.read_bytes()
+
+
+MASKS = """
+signature prefill_mask_4 = #0 (open=%open) -> (mask=%mask)
+subgraph masks (%open: bool[1,1,4,6]) {
+  %n: bool[1,1,4,6] = LOGICAL_NOT(%open)
+  %f: float32[1,1,4,6] = CAST(%n) {in_data_type: 6}
+  %m: float32[1,1,4,6] = MUL(%f, float32(-100.0))
+  %mask: int16[1,1,4,6] q(0.00305176, 0) = QUANTIZE(%m)
+  return %mask
+}
+"""
+
+
+def test_the_masks_of_the_auxiliary_model_are_rewritten_on_request_only(tmp_path: Path) -> None:
+    path = tmp_path / "model.litertlm"
+    path.write_bytes(bundle([*PARTS, model_part("aux", to_bytes(parse(MASKS)))]))
+    alone = convert(path, tmp_path / "alone.litertlm")
+    both = convert(path, tmp_path / "both.litertlm", sections="all", verify="full")
+    assert {site.pass_name for site in alone.converted} == {"mha_to_sha"}
+    assert contents(read_bundle(tmp_path / "alone.litertlm"))[3] == contents(read_bundle(path))[3]
+    (masks,) = [site for site in both.converted if site.signature == "aux/prefill_mask_4"]
+    assert masks.pass_name == "quantized_mask"
+    assert masks.proof is not None
+    assert masks.proof.bitwise
+
+
 def test_a_bundle_without_the_model_says_which_it_has(tmp_path: Path) -> None:
     path = tmp_path / "aux.litertlm"
     path.write_bytes(bundle([model_part("embedder", SMALL)]))
