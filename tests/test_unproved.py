@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ def test_a_crash_rolls_the_site_back_and_names_model_and_region(
     assert "region 'decode' up to '" in site.reason
     assert not result.converted
     assert (tmp_path / "out.tflite").exists()
+
+
+def test_so_does_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "to_bytes", lambda _: verify_models.endless())
+    monkeypatch.setattr("edge_opt.conversion.RegionProver", partial(regions.RegionProver, time_limit=0.5))
+    result = convert_decode(tmp_path / "out.tflite")
+    (site, *_) = [site for site in result.sites if site.heads != 1]
+    assert site.status is Status.ROLLED_BACK
+    assert f"of model '{DEMO}'" in site.reason
+    assert "0.5 s" in site.reason
 
 
 def test_a_worker_killed_between_two_regions_is_started_again(
