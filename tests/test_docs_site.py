@@ -106,7 +106,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("mkdocs is not installed (extra docs)")
     folder = tmp_path_factory.mktemp("docs") / "site"
     apart = ["unshare", "--map-root-user", "--net"]
-    possible = shutil.which("unshare") and subprocess.run([*apart, "true"], check=False).returncode == 0
+    possible = (
+        shutil.which("unshare")
+        and subprocess.run([*apart, "true"], capture_output=True, check=False).returncode == 0
+    )
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     ran = subprocess.run(
