@@ -60,7 +60,12 @@ def python_blocks() -> list[object]:
             elif block.text.startswith("import edge_opt") or block.language == "python":
                 together.setdefault(page, []).append(block)
     shown = {page: [b for b in found if "def test_" not in b.text] for page, found in together.items()}
-    return [pytest.param(found, id=page.name) for page, found in shown.items() if found] + apart
+    quick = ("README.md", "adding-a-pass.md")
+    return [
+        pytest.param(found, id=page.name, marks=() if page.name in quick else pytest.mark.slow)
+        for page, found in shown.items()
+        if found
+    ] + apart
 
 
 def parse_only(command: Command) -> None:
