@@ -112,6 +112,8 @@ def test_both_models_read_what_the_first_ones_prefill_left(
     assert all(None not in one for plans in stored for one in plans[:2]), "realistic sets"
     assert all(one == {None} for plans in stored for one in plans[2:]), "hostile ones keep what is hostile"
     assert stored[0] == stored[1] == stored[2] == stored[3]
+    told = [int(count) for count in said.rsplit("position ", 1)[1].split(", ")]
+    assert told == [max(made.start for plans in asked for made in plans[number]) for number in (0, 1)]
 
 
 def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
