@@ -86,13 +86,13 @@ def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
     check(case, form, reference=reference)
 
 
-@settings(graphs, max_examples=EXAMPLES or 25)
+@settings(graphs, max_examples=EXAMPLES or 10)
 @given(cases())
 def test_heads_cut_by_slices_compute_the_same_bits(case: Case) -> None:
     check(case, "slice", reference=False)
 
 
-@settings(graphs, max_examples=EXAMPLES or 25)
+@settings(graphs, max_examples=EXAMPLES or 15)
 @given(cases())
 def test_groups_that_keep_their_keys_as_a_batch_compute_the_same_bits(case: Case) -> None:
     attention = build(case)

@@ -133,6 +133,7 @@ def tune(
     model = load(Path(path))
     layer = cut_block(model, signature, blocks=blocks)
     tried = [(choice, level) for choice in choices(facts, layer.attention) for level in LEVELS[facts.name]]
+    own = dict(flag[2:].split("=", 1) for flag in facts.flags(layer.model))
     trials: list[Trial] = []
     profiles: list[Profile] = []
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
@@ -142,7 +143,7 @@ def tune(
             if progress is not None:
                 progress("compiling", done, len(tried))
             converted = _converted(exported, choice, facts)
-            flags = _flags(facts, load(exported), level)
+            flags = [f"--{name}={value}" for name, value in {**own, **level}.items()]
             started = time.perf_counter()
             try:
                 told = compiler(converted, facts, sdk=sdk, chip=chip, flags=flags, seconds=seconds)
@@ -165,12 +166,6 @@ def _converted(exported: Path, choice: Choice, facts: Target) -> Path:
     if not path.exists():
         convert(exported, path, target=choice.applied(facts), verify="none")
     return path
-
-
-def _flags(facts: Target, model: Any, level: Mapping[str, str]) -> list[str]:
-    """The target's flags with those of the level in place of its own."""
-    own = dict(flag[2:].split("=", 1) for flag in facts.flags(model))
-    return [f"--{name}={value}" for name, value in {**own, **level}.items()]
 
 
 def _tuning(
