@@ -66,6 +66,7 @@ def _options() -> argparse.Namespace:
         "--models", type=Path, nargs="*", default=[], help="folders with models to make mutants of"
     )
     parser.add_argument("--convert-one-in", type=int, default=16, help="default: 16; 1 converts all")
+    parser.add_argument("--structured", type=float, default=0.4, help="share of changed tables, default 0.4")
     parser.add_argument("--save", type=Path, help="folder for the first mutant of each finding")
     parser.add_argument("--only", type=int, help="examine this one mutant here, and show what happens")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -110,6 +111,7 @@ class Run:
         ]
         command += ["--seed", str(self.options.seed), "--models", *map(str, self.options.models)]
         command += ["--convert-one-in", str(self.options.convert_one_in)]
+        command += ["--structured", str(self.options.structured)]
         command += ["--save", str(self.options.save)] if self.options.save else []
         position[:] = first.to_bytes(8, "little")
         read, write = os.pipe()
@@ -211,7 +213,7 @@ def _serve(options: argparse.Namespace) -> None:
     slowest = (0.0, 0)
     for number in range(options.first, options.first + options.count):
         position[:] = number.to_bytes(8, "little")
-        name, content = fuzz.mutant(seeds, number, options.seed)
+        name, content = fuzz.mutant(seeds, number, options.seed, options.structured)
         started = time.process_time()
         try:
             with fuzz.time_limit():
@@ -272,7 +274,7 @@ def _processor_seconds(pid: int) -> float:
 def _again(options: argparse.Namespace) -> int:
     import fuzz  # noqa: PLC0415
 
-    name, content = fuzz.mutant(_seeds(options), options.only, options.seed)
+    name, content = fuzz.mutant(_seeds(options), options.only, options.seed, options.structured)
     _save(options, options.only, content)
     print(f"mutant {options.only} of '{name}', {len(content)} bytes")
     print(fuzz.examine(content))

@@ -43,6 +43,7 @@ from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
 
 SECONDS = 1.0
 """Processor time that a mutant may take."""
+STRUCTURED = 0.4
 
 _COPIED_ONE_IN = 16
 _BUNDLE_HEADER, _BUNDLE_DIRECTORY = 700, 280
@@ -64,12 +65,17 @@ class TooSlowError(Exception):
     """A mutant took longer than `SECONDS` of processor time."""
 
 
-def mutant(seeds: Sequence[Seed], number: int, run: int = 0) -> tuple[str, bytes]:
-    """The name of the seed that mutant `number` of a run is made of, and its bytes; small seeds have more mutants."""
+def mutant(
+    seeds: Sequence[Seed], number: int, run: int = 0, structured: float = STRUCTURED
+) -> tuple[str, bytes]:
+    """The name of the seed that mutant `number` of a run is made of, and its bytes; small seeds have more mutants.
+
+    `structured` is the share of those whose tables are changed; of the others, bytes are.
+    """
     chance = Random(f"{run}/{number}")
     (chosen,) = chance.choices(seeds, cum_weights=_shares(tuple(map(_size, seeds))))
     content = chosen.content
-    if chosen.root is not None and chance.random() < 0.4:
+    if chosen.root is not None and chance.random() < structured:
         content = _structured(chosen.root, content, seeds, chance)
     if content is chosen.content or chance.random() < 0.1:
         content = _raw(content, seeds, chance)
