@@ -220,21 +220,12 @@ def convert(
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
         proving = stack.enter_context(ExitStack())
-        prover = None
-        if verify != "none":
-            # Started first: the runtime's import overlaps with reading the model.
-            name = "" if isinstance(source, Model | bytes) else os.fspath(source)
-            prover = proving.enter_context(RegionProver(model=name))
-            prover.start()
+        # Started first: the runtime's import overlaps with reading the model.
+        prover = None if verify == "none" else proving.enter_context(_started_prover(source))
         container = open_container(source, sections)
         destination = None if dry_run else _destination(source, output, overwrite=overwrite)
-        result = ConversionResult(
-            None if isinstance(source, Model | bytes) else os.fspath(source),
-            None,
-            facts.name,
-            verify,
-            model=container.parts[0].model,
-        )
+        model = container.parts[0].model
+        result = ConversionResult(_path(source), None, facts.name, verify, model=model)
         if extract_signature is not None:
             _extract(container, extract_signature)
         for part in container.parts:
@@ -251,7 +242,17 @@ def convert(
         elif check is not None:
             check(None)
     result.seconds = time.perf_counter() - started
-    return result if exported is None else remade(exported, container.parts[0].model)
+    return result if exported is None else remade(exported, model)
+
+
+def _path(source: str | os.PathLike[str] | bytes | Model) -> str | None:
+    return None if isinstance(source, Model | bytes) else os.fspath(source)
+
+
+def _started_prover(source: str | os.PathLike[str] | bytes | Model) -> RegionProver:
+    prover = RegionProver(model=_path(source) or "")
+    prover.start()
+    return prover
 
 
 def _asked(
