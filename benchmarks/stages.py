@@ -109,7 +109,7 @@ def main() -> int:
     clock.leave()
     with tempfile.TemporaryDirectory(dir=options.model.resolve().parent) as folder:
         result = convert(options.model, Path(folder) / "out.tflite", verify=options.verify)
-    clock.enter("done")
+        clock.enter("done")  # removing the output is no stage
     total = sum(clock.wall.values())
     if options.json:
         print(json.dumps({"wall": clock.wall, "processor": clock.processor, "total": total}))
