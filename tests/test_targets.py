@@ -70,6 +70,9 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form_and_other_fl
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
     other = replace(overflows, quantized_long_context={"rows_per_tile": 2})
     assert other.for_attention(block).rows_per_tile == 4, "this one is float32"
+    assert replace(other, quantized_long_context_compiler_flags={"level": "9"}).flags(parse(attention())) == [
+        "--level=1"
+    ]
     assert fits.flags(parse(attention())) == ["--level=2"]
     result = convert(parse(attention()), target=overflows, verify="none")
     assert result.compiler_flags == ["--level=1"]

@@ -229,7 +229,9 @@ def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Pa
     assert target.long_context == {"form": "split", "chain": False}
     assert target.long_context_compiler_flags == {"qualcomm_optimization_level": "O1"}
     assert target.compiler_flags == {}
-    assert tuned_target(replace(found, quantized=True)).quantized_long_context == target.long_context
+    quantized = tuned_target(replace(found, quantized=True))
+    assert quantized.quantized_long_context == target.long_context
+    assert quantized.quantized_long_context_compiler_flags == target.long_context_compiler_flags
 
 
 def test_a_signature_that_is_best_as_exported_is_left_alone(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Target:
         compiler_flags: that go with it, for every model.
         quantized_compiler_flags: for quantized models only.
         long_context_compiler_flags: where there is attention that does not fit.
+        quantized_long_context_compiler_flags: where there is quantized attention that does not fit.
         sources: of each fact.
         versions: what it was measured with.
     """
@@ -84,6 +85,7 @@ class Target:
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
     quantized_compiler_flags: Mapping[str, str] = field(default_factory=dict)
     long_context_compiler_flags: Mapping[str, str] = field(default_factory=dict)
+    quantized_long_context_compiler_flags: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -129,8 +131,11 @@ class Target:
             for tensor in operator.outputs
         )
         chosen = {**self.compiler_flags, **(self.quantized_compiler_flags if quantized else {})}
-        if self.long_context_compiler_flags and any(self.overflows(match) for match in _attention(model)):
-            chosen |= self.long_context_compiler_flags
+        if self.long_context_compiler_flags or self.quantized_long_context_compiler_flags:
+            beyond = [match for match in _attention(model) if self.overflows(match)]
+            chosen |= self.long_context_compiler_flags if beyond else {}
+            if any(not match.output.dtype.is_float for match in beyond):
+                chosen |= self.quantized_long_context_compiler_flags
         return [f"--{name}={value}" for name, value in chosen.items()]
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,7 +221,14 @@ _FLAGS = frozenset(
     }
 )
 _TABLES = frozenset(
-    {"compiler_flags", "quantized_compiler_flags", "long_context_compiler_flags", "sources", "versions"}
+    {
+        "compiler_flags",
+        "quantized_compiler_flags",
+        "long_context_compiler_flags",
+        "quantized_long_context_compiler_flags",
+        "sources",
+        "versions",
+    }
 )
 _LONG = ("form", "rows_per_tile", "chain")
 

@@ -59,11 +59,10 @@ def _sources(target: Target, changed: Mapping[str, Any]) -> dict[str, str]:
 
 def _where(tuning: Tuning) -> dict[str, str]:
     """Which facts of a target the tuning is about."""
+    prefix = "quantized_" if tuning.quantized else ""
     if tuning.long_context:
-        form = "quantized_long_context" if tuning.quantized else "long_context"
-        return {"form": form, "flags": "long_context_compiler_flags"}
-    flags = "quantized_compiler_flags" if tuning.quantized else "compiler_flags"
-    return {"form": "form", "flags": flags}
+        return {"form": f"{prefix}long_context", "flags": f"{prefix}long_context_compiler_flags"}
+    return {"form": "form", "flags": f"{prefix}compiler_flags"}
 
 
 def _split(tuning: Tuning, *, split: bool) -> tuple[str, ...]:
