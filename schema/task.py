@@ -138,11 +138,10 @@ class TaskBundle:
                 self._check(member)
         first = min(member.begin for member in self.sections)
         places, stop = self._lay_out(models, first)
-        total = first + sum(place.stop - place.begin for place in places.values())
+        total = sum(place.stop - place.begin for place in places.values())
         advance = counter(total, progress)
         with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
-            os.ftruncate(target, stop)
-            self._copy(0, target, 0, first, advance)
+            os.ftruncate(target, stop)  # what no member fills is zeros
             sums = {index: self._write_member(place, target, advance) for index, place in places.items()}
             records = [
                 _record(member, places[index], sums[index]) for index, member in enumerate(self.sections)

@@ -162,6 +162,9 @@ def test_mask_constants_that_overflow_in_half_precision_are_named() -> None:
     assert rules(attention(mask="float32(-65504.0)")) == []
     assert rules(attention(mask="float32(-65505.0)")) == ["mask-constant"]
     assert rules(attention(mask="float32(-inf)")) == ["mask-constant"]
+    lowest = lint(parse(attention(mask="float32(-3.4028235e38)")), load_target("generic"))
+    assert [finding.rule for finding in lowest] == ["mask-constant"]
+    assert "has no precision left" in lowest[0].message
 
 
 INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
@@ -222,6 +225,7 @@ def test_a_model_with_one_signature_is_no_trouble_for_readers_of_one() -> None:
         ("float32[1,16,4]", "float32[1,1,16,4]", False),
         ("float32[2,8,1,4]", "float32[1,8,2,4]", False),
         ("float32[8,8,1]", "float32[1,1,8,8]", False),
+        ("float32[1,32,8]", "float32[1,1,16,16]", False),
     ],
 )
 def test_keys_that_a_reshape_turns_over_are_named(keys: str, queries: str, *, fires: bool) -> None:

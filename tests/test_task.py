@@ -111,6 +111,14 @@ def test_what_needs_it_is_written_as_zip64(
     read_task(path).write({1: to_tables(from_tables(read_model(SMALL)))}, output)
     assert contents(output) == {**MEMBERS, "TF_LITE_PREFILL_DECODE": SMALL}
     assert b"PK\x06\x06" in output.read_bytes()
+    replaced = read_task(output).sections[1]
+    place = 30 + len(replaced.name)
+    assert struct.unpack_from("<2H2Q", replaced.header, place) == (1, 16, len(SMALL), len(SMALL))
+    assert (
+        struct.unpack_from("<H", replaced.header, 4) == struct.unpack_from("<H", replaced.record, 6) == (45,)
+    )
+    for record in (replaced.header[18:26], replaced.record[20:28], replaced.record[42:46]):
+        assert set(record) == {255}, "the mark that sends readers to zip64's field"
     monkeypatch.undo()
     read_task(output).write({}, again)
     assert contents(again) == contents(output)
@@ -119,8 +127,8 @@ def test_what_needs_it_is_written_as_zip64(
 
 def test_sizes_behind_the_content_are_put_into_the_header(tmp_path: Path) -> None:
     class Pipe(io.BytesIO):
-        def seekable(self) -> bool:
-            return False
+        def seek(self, *_: int) -> int:
+            raise OSError("a pipe")
 
     pipe = Pipe()
     with zipfile.ZipFile(pipe, "w") as archive:
@@ -133,6 +141,7 @@ def test_sizes_behind_the_content_are_put_into_the_header(tmp_path: Path) -> Non
     assert {name: content for name, content in found.items() if "PREFILL" not in name} == {
         name: content for name, content in MEMBERS.items() if "PREFILL" not in name
     }
+    assert struct.unpack_from("<H", read_task(path).sections[1].header, 6) == (8,)
     replaced = read_task(output).sections[1]
     assert struct.unpack_from("<H", replaced.header, 6) == (0,)
     assert struct.unpack_from("<2I", replaced.header, 18) == (len(found[replaced.name]),) * 2
