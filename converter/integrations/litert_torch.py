@@ -5,6 +5,9 @@ from edge_opt.integrations.litert_torch import optimize
 
 edge_model = optimize(litert_torch.convert(module, sample_inputs), target="generic")
 edge_model.export("model.tflite")
+
+On PyPI, ai-edge-torch is today an empty package that requires litert-torch (0.7.2). Models of its earlier versions are
+taken too.
 """
 
 from __future__ import annotations
