@@ -267,7 +267,8 @@ def _figures(outcome: Outcome) -> str:
     texts = []
     for kernels, proofs in outcome.outputs.items():
         worst = max((proof.open_rows for proof in proofs), key=lambda difference: difference.max_abs)
+        steps = f" ({worst.steps} steps)" if worst.steps else ""
         texts.append(
-            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g} on {kernels}"
+            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g}{steps} on {kernels}"
         )
     return "; ".join(texts)

@@ -24,7 +24,7 @@ from edge_opt.schema.errors import UsageError
 from edge_opt.verify.compare import compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from edge_opt.ir import Model, Operator, Subgraph
     from edge_opt.passes import SiteReport
@@ -41,26 +41,37 @@ _BITS = {DType.INT4: 4, DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16}
 class Allowance:
     """How far the outputs of a signature may be apart: `relative` to an output's range, or so many `steps` by name.
 
-    `because` names the passes that ask for it; empty where every output must be the same bit for bit.
+    `because` names the passes that ask for it; empty where every output must be the same bit for bit. `floats` says
+    whether any output is not counted in steps.
     """
 
     relative: float = 0.0
     steps: Mapping[str, int] = field(default_factory=dict)
     because: str = ""
+    floats: bool = True
 
     def __str__(self) -> str:
         if not self.because:
             return "bit for bit, as every rewritten region demands"
-        steps = max(self.steps.values(), default=0)
-        coded = f", of quantized ones at most {steps} steps" if steps else ""
-        return f"within {self.relative:.2g} of each output's range{coded}, because of {self.because}"
+        room = [f"{_span(self.steps.values())} steps"] if self.steps else []
+        room += [f"{self.relative:.2g} of the range"] * self.floats
+        return f"within {', floats '.join(room)}, because of {self.because}"
+
+    def in_steps(self, output: OutputComparison) -> bool:
+        """Whether the output is judged by steps, not by its range."""
+        return (
+            output.name in self.steps
+            and output.difference is not None
+            and output.difference.steps is not None
+        )
 
     def permits(self, output: OutputComparison) -> bool:
         """Whether the output is as near as it must be."""
         found = output.difference
         if output.bitwise or output.reason or found is None or not self.because:
             return output.bitwise
-        if found.steps is not None and output.name in self.steps:
+        if self.in_steps(output):
+            assert found.steps is not None
             return found.steps <= self.steps[output.name]
         return found.max_rel <= self.relative
 
@@ -103,17 +114,18 @@ class WholeSignature:
 
     def found_text(self) -> str:
         """How equal the outputs were."""
-        figures = [output.difference for output in self.found.outputs if output.difference is not None]
+        outputs = self.found.outputs
+        figures = [(o.difference, self.allowance.in_steps(o)) for o in outputs if o.difference is not None]
         count = f"all {len(self.found.outputs)} outputs"
         if self.found.bitwise:
             found = f"{count} are bitwise equal"
         else:
-            worst = max((figure.max_rel for figure in figures), default=0.0)
-            steps = max((figure.steps or 0 for figure in figures), default=0)
-            found = f"{count} are within {worst:.2g} of their range" + (
-                f" and {steps} steps" if steps else ""
-            )
-            agreement = [figure.top1 for figure in figures if figure.top1 is not None]
+            coded = [figure for figure, steps in figures if steps]
+            floats = [figure.max_rel for figure, steps in figures if not steps]
+            room = [f"{max(figure.steps or 0 for figure in coded)} steps"] if coded else []
+            room += [f"{max(floats):.2g} of the range"] if floats else []
+            found = f"{count} are within {', floats '.join(room)}"
+            agreement = [figure.top1 for figure, _ in figures if figure.top1 is not None]
             found += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
         return found
 
@@ -199,7 +211,12 @@ def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[st
         coded = {name: _BITS[dtype] for name, dtype in outputs.items() if dtype in _BITS}
         steps = {name: int(_STEPS * 2.0 ** max(own - bits, 0)) for name, own in coded.items()}
     because = ", ".join(f"{count} site{'s'[: count > 1]} of {name}" for name, count in tolerant.items())
-    return Allowance(relative, steps, because)
+    return Allowance(relative, steps, because, floats=len(steps) < len(outputs))
+
+
+def _span(counts: Collection[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(high) if low == high else f"{low} to {high}"
 
 
 def _bits(operator: Operator) -> float:
