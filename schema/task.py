@@ -109,9 +109,10 @@ class TaskBundle:
             for at in range(member.data, member.end, _CHUNK)
         )
         if found != member.crc:
-            raise ModelFormatError(
-                f"{self.source.name}: member '{member.name}' has the checksum {found:08x} and {member.crc:08x} is "
-                "recorded: the file is damaged, export or download it again"
+            raise _fail(
+                self.source,
+                f"member '{member.name}' has the checksum {found:08x} and {member.crc:08x} is recorded: the file is "
+                "damaged, export or download it again",
             )
 
     def write(

@@ -6,9 +6,9 @@ from edge_opt.integrations.aot import aot_compile
 soc = target.Target(target.SocModel.SM8750)
 compiled = aot_compile("gemma.tflite", "out", target=soc, edge_opt_target="qualcomm-htp")
 
-Or as a component of the pipeline itself: `prepare_for_npu(..., transforms=transforms(target="qualcomm-htp"))`. The vendor's
-libraries come from LiteRT's SDK packages, or are found through LD_LIBRARY_PATH. LiteRT hands no flags to the compiler on
-this way: what `ConversionResult.compiler_flags` advises is for its `apply_plugin_main`, and for `edge-opt profile`.
+Or as a component of the pipeline itself: `prepare_for_npu(..., transforms=transforms(target="qualcomm-htp"))`.
+The vendor's libraries come from LiteRT's SDK packages, or are found through LD_LIBRARY_PATH. LiteRT hands no flags to
+the compiler on this way: what `ConversionResult.compiler_flags` advises is for its `apply_plugin_main`.
 """
 
 from __future__ import annotations
