@@ -136,6 +136,14 @@ def test_a_user_s_target_file_is_checked(tmp_path: Path, line: str, complaint: s
         load_target(str(file))
 
 
+def test_a_target_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "latin.toml").write_bytes(b"name = 'caf\xe9'")
+    for name in ("missing.toml", "folder.toml", "latin.toml"):
+        with pytest.raises(UsageError, match=f"{name} cannot be read"):
+            load_target(str(tmp_path / name))
+
+
 def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("name = 'mine'\nsummary = 'Mine.'\nsplit_signatures = ['prefill*']\n")

