@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import verify_models as models
+from bundles import bundle, model_part
 
 from edge_opt.schema.errors import UsageError
 from edge_opt.testing import assert_golden
@@ -173,3 +174,17 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     path.write_bytes(packed.getvalue())
     with pytest.raises(GoldenError):
         golden.check(models.adder(), path)
+
+
+def test_of_a_bundle_the_prefill_decode_model_is_recorded_and_checked(tmp_path: Path) -> None:
+    model = models.projection(WEIGHT)
+    path, other = tmp_path / "m.litertlm", tmp_path / "other.litertlm"
+    path.write_bytes(bundle([model_part("aux", models.adder()), model_part("prefill_decode", model)]))
+    other.write_bytes(bundle([model_part("prefill_decode", models.projection(changed(WEIGHT, 7, 0.5)))]))
+    recorded = golden.record(path, tmp_path / "g.npz")
+    with np.load(recorded) as stored:
+        meta = json.loads(stored["meta"].tobytes())
+    assert meta["model"]["bytes"] == path.stat().st_size
+    assert assert_golden(path, recorded).b == str(path)
+    assert assert_golden(model, recorded).bitwise
+    assert not golden.check(other, recorded).equal

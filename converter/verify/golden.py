@@ -11,19 +11,21 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_opt.ir import Model
 from edge_opt.schema.atomic import replacing
 from edge_opt.verify import metrics, noise
 from edge_opt.verify.compare import choose
 from edge_opt.verify.comparison import ComparisonReport, OutputComparison, SignatureComparison
 from edge_opt.verify.errors import GoldenError
+from edge_opt.verify.generate import find_models
 from edge_opt.verify.inputs import plan
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.runner import Worker
@@ -63,7 +65,7 @@ def record(
     rtol: float = 1e-4,
     overwrite: bool = False,
 ) -> Path:
-    """Runs the model and writes what came out as a golden file; returns its path.
+    """Runs the model (of a bundle, the prefill/decode one) and writes what came out as a golden file; returns its path.
 
     The default tolerances leave room for another processor's rounding; 0 and 0 demand the same bits' values. For
     quantized outputs they apply to the real numbers.
@@ -75,7 +77,7 @@ def record(
     """
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        source = stack.enter_context(Source(model, "model"))
+        source = stack.enter_context(_opened(model))
         described = {signature.name: signature for signature in worker.describe(source.model)}
         names = choose(list(described), signatures)
         count = sum(len(described[name].outputs) for name in names) * runs
@@ -88,7 +90,7 @@ def record(
             "format": FORMAT,
             "version": VERSION,
             "generator": noise.GENERATOR_VERSION,
-            "model": _fingerprint(source.model),
+            "model": _fingerprint(source.model if isinstance(model, Model) else model),
             "seed": seed,
             "runs": runs,
             "atol": atol,
@@ -109,7 +111,7 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
     meta, arrays = _read(Path(path))
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        source = stack.enter_context(Source(model, "model"))
+        source = stack.enter_context(_opened(model))
         described = {signature.name: signature for signature in worker.describe(source.model)}
         try:
             found = [
@@ -129,6 +131,15 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         rtol=meta["rtol"],
         signatures=tuple(found),
     )
+
+
+@contextmanager
+def _opened(model: ModelLike) -> Iterator[Source]:
+    """The model itself, of a bundle its prefill/decode model, under the name of the file."""
+    with Source(find_models(model, None, None).main, "model") as source:
+        if isinstance(model, str | os.PathLike):
+            source.name = os.fspath(model)
+        yield source
 
 
 def _run(worker: Worker, source: Source, signature: SignatureInfo, runs: int, seed: int) -> list[Arrays]:
