@@ -2,8 +2,9 @@
 
     python benchmarks/cpu.py BEFORE.tflite AFTER.tflite [--signatures prefill_128,decode] [--threads 1,2] [--runs 10]
 
-Prints the ratio AFTER / BEFORE of the fastest and of the median run. Both models stay loaded and take turns, so that
-whatever else the machine does hits both alike; inputs are random and the same.
+Prints ratios AFTER / BEFORE: of the fastest and the median run, the median of the ratios of neighbouring runs, and that
+of processor time, which another process on the machine does not lengthen. Both models stay loaded and take turns, so
+that whatever else the machine does hits both alike; inputs are random and the same.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def inputs_of(runner: Any) -> dict[str, np.ndarray[Any, Any]]:
     return values
 
 
-def seconds(runner: Any, values: dict[str, np.ndarray[Any, Any]]) -> float:
-    """One run."""
-    started = time.perf_counter()
+def seconds(runner: Any, values: dict[str, np.ndarray[Any, Any]]) -> tuple[float, float]:
+    """One run: time on the clock, and processor time of all threads."""
+    started, worked = time.perf_counter(), time.process_time()
     runner(**values)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - worked
 
 
 def compare(paths: tuple[str, str], signature: str, threads: int, runs: int) -> str:
@@ -44,17 +45,20 @@ def compare(paths: tuple[str, str], signature: str, threads: int, runs: int) -> 
     values = inputs_of(runners[0])
     for runner in runners:
         seconds(runner, values)
-    times: tuple[list[float], list[float]] = ([], [])
+    taken: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
     for turn in range(runs):
         # Whoever comes second finds a warmer machine, so they take turns at that too.
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            times[which].append(seconds(runners[which], values))
-    fastest, middle = min(times[1]) / min(times[0]), median(times[1]) / median(times[0])
-    pairs = median(b / a for a, b in zip(*times, strict=True))
-    return (
-        f"{signature:14} {threads:7} {min(times[0]) * 1e3:10.1f} {min(times[1]) * 1e3:10.1f} "
-        f"{fastest:8.3f} {middle:8.3f} {pairs:8.3f}"
-    )
+            taken[which].append(seconds(runners[which], values))
+    clock, worked = ([[run[kind] for run in own] for own in taken] for kind in (0, 1))
+    ratios = [
+        min(clock[1]) / min(clock[0]),
+        median(clock[1]) / median(clock[0]),
+        median(b / a for a, b in zip(*clock, strict=True)),
+        median(b / a for a, b in zip(*worked, strict=True)),
+    ]
+    figures = " ".join(f"{ratio:8.3f}" for ratio in ratios)
+    return f"{signature:14} {threads:7} {min(clock[0]) * 1e3:10.1f} {min(clock[1]) * 1e3:10.1f} {figures}"
 
 
 def main() -> None:
@@ -68,7 +72,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--runs", type=int, default=10)
     given = parser.parse_args()
-    print(f"{'signature':14} threads  before ms   after ms  fastest   median    pairs")
+    print(f"{'signature':14} threads  before ms   after ms  fastest   median    pairs  cpu time")
     for signature in given.signatures.split(","):
         for threads in given.threads.split(","):
             print(compare((given.before, given.after), signature, int(threads), given.runs), flush=True)
