@@ -11,6 +11,7 @@ from cli_runs import run
 from generation_models import CACHE, ROWS, export
 
 from edge_opt import compare
+from edge_opt.verify import filling
 from edge_opt.verify.caches import growing_axis
 from edge_opt.verify.errors import RuntimeCrashed
 from edge_opt.verify.filling import FilledCaches, Filler
@@ -90,6 +91,22 @@ def test_no_chunk_goes_beyond_the_end_of_the_cache(folder: Path, worker: Worker,
     starts = [chunk.start for chunk in filler._chunks(described["prefill_4"], CACHE + 3, 0)]
     assert starts == [0, 4, 8, 12, 12]
     assert filler._chunks(described["prefill_4"], 0, 3) == ()
+
+
+def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
+    folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "_MOST_CALLS", 1)
+    caches, filler = filled(folder / "unsplit.tflite", worker, [0, 1], tmp_path)
+    planned = [filler._needed(["decode"], number) for number in (0, 1)]
+    assert max(planned) > ROWS, "otherwise this shows nothing"
+    for number, start in enumerate(planned):
+        made = caches.plan(filler.described["decode"], 5, number)
+        assert {one.start for one in made} == {min(start, ROWS)}
+        keys = caches.stored["prefill_4", number, "kv_cache_k_0"].array()[0, 0]
+        assert keys[:start].any()
+        assert not keys[ROWS:].any()
+    assert caches.told[0].startswith("caches of prefill_4, decode: filled by prefill_4 up to position 4")
 
 
 @pytest.mark.parametrize("name", ["split", "unsplit"])

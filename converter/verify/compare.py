@@ -306,9 +306,10 @@ class _Job:
     ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         plans_a, plans_b = [], []
         for kind, run in sets:
-            made = plan(signature, seed=self.seed, run=run, kind=kind)
             if kind == "realistic":
-                made = self.caches.put_into(made, signature.name, run)
+                made = self.caches.plan(signature, self.seed, run)
+            else:
+                made = plan(signature, seed=self.seed, run=run, kind=kind)
             twins = [pair(one, other) for one, (_, other) in zip(made, paired.inputs, strict=True)]
             plans_a.append([one for one, _ in twins])
             plans_b.append([other for _, other in twins])

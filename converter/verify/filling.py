@@ -27,27 +27,32 @@ if TYPE_CHECKING:
     from edge_opt.verify.tensors import SignatureInfo, TensorInfo
 
 _REPLY_BYTES = 256 << 20
+_MOST_CALLS = 4  # twice what a comparison itself runs of the prefill, once in each model
 
 
 @dataclass(slots=True)
 class FilledCaches:
     """Filled caches by prefill signature, run and name; `fillers` has the prefill of each signature that has one.
 
-    `told` says, for people, what the caches of which signatures hold.
+    `reach` is, for such a signature, the position up to which its caches may be filled. `told` says, for people, what
+    the caches of which signatures hold.
     """
 
     fillers: dict[str, str] = field(default_factory=dict)
+    reach: dict[str, int] = field(default_factory=dict)
     stored: dict[tuple[str, int, str], Stored] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
-    def put_into(self, plans: Iterable[InputPlan], signature: str, run: int) -> tuple[InputPlan, ...]:
-        """The plans of one run, those of filled caches with where their numbers lie."""
-        filler = self.fillers.get(signature, "")
+    def plan(self, signature: SignatureInfo, seed: int, run: int) -> tuple[InputPlan, ...]:
+        """Realistic inputs of one run, filled caches among them, not beyond the position that these reach to."""
+        made = plan(signature, seed=seed, run=run)
+        reach = self.reach.get(signature.name, math.inf)
+        if any(one.start > reach for one in made):
+            made = plan(signature, seed=seed, run=run, start=int(reach))
+        filler = self.fillers.get(signature.name, "")
         return tuple(
-            replace(made, stored=self.stored.get((filler, run, made.info.name)))
-            if made.role == "cache"
-            else made
-            for made in plans
+            replace(one, stored=self.stored.get((filler, run, one.info.name))) if one.role == "cache" else one
+            for one in made
         )
 
 
@@ -78,7 +83,9 @@ class Filler:
     def fill(self, filler: str, names: Sequence[str], runs: Sequence[int], into: FilledCaches) -> None:
         """Run one prefill, for each run as far as the signatures need it."""
         prefill = self.described[filler]
-        chunks = {run: self._chunks(prefill, self._needed(names, run), run) for run in runs}
+        reach = _MOST_CALLS * new_tokens(prefill)
+        needed = {run: min(self._needed(names, run), reach) for run in runs}
+        chunks = {run: self._chunks(prefill, count, run) for run, count in needed.items()}
         size = sum(_bytes(info) for info in caches_of(prefill).values())
         batch = max(_REPLY_BYTES // max(size, 1), 1)
         listed = ", ".join(names)
@@ -94,7 +101,8 @@ class Filler:
             )
             return
         into.fillers.update(dict.fromkeys(names, filler))
-        tokens = ", ".join(str(self._needed(names, run)) for run in runs)
+        into.reach.update(dict.fromkeys(names, reach))
+        tokens = ", ".join(map(str, needed.values()))
         into.told.append(f"caches of {listed}: filled by {filler} up to position {tokens}")
 
     def _needed(self, names: Iterable[str], run: int) -> int:
