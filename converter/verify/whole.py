@@ -5,7 +5,7 @@ gave the same bits, every output must be the same, bit for bit. Where one did no
 of the network, and outputs get room:
 
 - `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. One region's error of
-  1e-6 may grow on its way; measured on 12 exports, outputs differed by at most 0.4 times that sum.
+  1e-6 may grow on its way; measured, outputs differ by at most 0.4 times that sum.
 - where activations are quantized, `24` steps of the coarsest type among them, because a difference of any size turns
   into a step where it crosses the middle of two codes, in every layer anew. Measured: at most 16, for int8 and int16
   alike; two heads swapped in the last block gave 28 (int8) and 234 (int16). In a type with more bits it is as much of
