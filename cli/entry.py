@@ -4,9 +4,12 @@ Loads nothing heavy itself, so that `--help` and usage errors answer at once.
 """
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 
@@ -29,8 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     output.make_tolerant()
     try:
-        code = _run(given)
+        with _asked_to_end():
+            code = _run(given)
         output.flush()
+    except _AskedToEndError as error:
+        return _end(error.exit_code, f"{PROGRAM}: ended by {error}")
     except (KeyboardInterrupt, typer.Abort):
         return _end(EXIT_INTERRUPTED, f"{PROGRAM}: interrupted")
     except BrokenPipeError:
@@ -39,6 +45,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _failed(error, as_json=_wants_json(given))
     return code
+
+
+class _AskedToEndError(KeyboardInterrupt):
+    """A signal asks the process to end; what is under way cleans up as at an interrupt."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[None]:
+    """Within the block, signals that would end the process at once let it remove its temporary files first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise _AskedToEndError(number)
+
+    # One that is ignored stays so: `nohup` asks for that.
+    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run(arguments: list[str]) -> int:

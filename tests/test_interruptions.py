@@ -177,8 +177,49 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
         said = process.stderr.read()
     if sign is signal.SIGINT:
         assert (process.returncode, said) == (130, "edge-opt: interrupted\n")
+    if sign is signal.SIGTERM:
+        assert (process.returncode, said) == (143, "edge-opt: ended by SIGTERM\n")
     assert ended(worker)
     assert names(folder) == ["in.tflite"]
+
+
+_COMPARING = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import verify_models
+from edge_opt.cli import main
+from edge_opt.verify import compare
+Path({source!r}).write_bytes(verify_models.endless())
+signatures = compare._Job.signatures
+def announced(*arguments):
+    print("comparing", flush=True)
+    return signatures(*arguments)
+compare._Job.signatures = announced
+sys.exit(main(["compare", {source!r}, {source!r}]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_scratch_files_go_when_the_process_is_asked_to_end(
+    tmp_path: Path, sign: signal.Signals, code: int
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    script = _COMPARING.format(tests=str(TESTS), source=str(tmp_path / "endless.tflite"))
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"comparing\n"
+        assert names(scratch) != []
+        process.send_signal(sign)
+        process.communicate()
+    assert process.returncode == code
+    assert names(scratch) == []
 
 
 # The input
