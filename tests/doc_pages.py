@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 import shlex
 import shutil
@@ -163,6 +164,7 @@ def inline_commands(page: Path) -> list[Command]:
 def supplies() -> Path:
     """A folder with the files that the pages speak of, made of the bundled tiny Gemma3."""
     folder = Path(mkdtemp(prefix="edge-opt-pages-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copy(DEMO, folder / "gemma.tflite")
     shutil.copy(QUANTIZED, folder / "gemma_int16.tflite")
     edge_opt.convert(DEMO, folder / "gemma.opt.tflite", verify="none")
