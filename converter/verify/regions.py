@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Self
 
 from edge_opt.ir import Model, to_bytes
@@ -42,6 +43,10 @@ class _Question:
     limits: tuple[tuple[int, int] | None, ...] = ()
     must_compare: bool = True
     at_once: bool = False
+
+    def digest(self) -> _Question:
+        """The question with digests in place of its models, to be remembered by."""
+        return replace(self, before=sha256(self.before).digest(), after=sha256(self.after).digest())
 
 
 class RegionProver:
@@ -98,10 +103,11 @@ class RegionProver:
         return _all_of(proofs)
 
     def _answer(self, question: _Question, rewrite: Rewrite) -> Proof:
-        known = self._known.get(question)
+        key = question.digest()
+        known = self._known.get(key)
         if known is not None:
             return replace(known, repeated=True)
-        self._known[question] = proof = self._run(question, self._name(rewrite))
+        self._known[key] = proof = self._run(question, self._name(rewrite))
         return proof
 
     def _name(self, rewrite: Rewrite) -> str:
