@@ -134,6 +134,8 @@ def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> Non
 _PROVING = """
 import sys
 sys.path.insert(0, {tests!r})
+import terminal_signals
+terminal_signals.restore()
 import verify_models
 from edge_opt.cli import main
 from edge_opt.verify import regions, runner
@@ -186,6 +188,8 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
 _COMPARING = """
 import sys
 sys.path.insert(0, {tests!r})
+import terminal_signals
+terminal_signals.restore()
 from pathlib import Path
 import verify_models
 from edge_opt.cli import main

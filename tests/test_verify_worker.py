@@ -227,6 +227,8 @@ def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
 _HOLDER = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})
+import terminal_signals
+terminal_signals.restore()
 import numpy as np
 import verify_models as models
 from edge_opt.verify.runner import Worker
