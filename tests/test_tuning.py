@@ -119,6 +119,7 @@ def test_chains_are_tried_where_a_head_does_not_fit_on_the_chip() -> None:
         "unpack",
         "split-above-rope",
         "slice",
+        "split, projected per head",
         "split, tiles of 128 rows",
     ]
     grouped = [str(choice) for choice in choices(target, replace(block, kv_heads=2))]
@@ -186,7 +187,7 @@ def test_every_level_is_tried_with_every_form_and_the_target_s_other_flags_stay(
 
     tune(DEMO, target, signature="decode", compiler=spy)
     assert {level for _, level in compiler.asked} == {"O1", "O2", "O3"}
-    assert len(compiler.asked) == 3 * 5
+    assert len(compiler.asked) == 3 * 6
     assert all(flags[0] == "--other=7" and len(flags) == 2 for flags in seen)
 
 
@@ -246,8 +247,8 @@ def test_nothing_is_written_where_nothing_compiled_and_progress_is_told() -> Non
     told: list[tuple[str, int, int]] = []
     with pytest.raises(UsageError, match="there is no winner"):
         tuned_target(tuned({}, signature="decode", progress=lambda *step: told.append(step)))
-    assert told[0] == ("compiling", 0, 15)
-    assert told[-1] == ("compiling", 15, 15)
+    assert told[0] == ("compiling", 0, 18)
+    assert told[-1] == ("compiling", 18, 18)
 
 
 def test_a_file_is_not_written_over_and_must_be_a_target_file(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
     found = run(capsys, "tune", str(DEMO), "--signature", "decode", "-o", str(file), "--force", "--json")
     data = json.loads(found.out)
     assert data["winner"]["form"] == "split"
-    assert len(data["trials"]) == 15
+    assert len(data["trials"]) == 18
 
 
 # The real ones

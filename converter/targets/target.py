@@ -35,6 +35,7 @@ class Target:
         split_signatures: patterns of the entry points that are worth splitting.
         rows_per_tile: most query rows of a head in one piece.
         chain: True where the pieces of rows are to run one after the other.
+        projection_per_head: True where the output projection is to be summed per head (float32 only, not bit for bit).
         largest_mask_bytes: of one head's mask operand, else its rows are cut too.
         mask_constant: lowest value of an additive mask; lower ones, and -inf, are raised to it.
         inline_composites: open every composite, not only attention.
@@ -66,6 +67,7 @@ class Target:
     split_signatures: tuple[str, ...] = ("*",)
     rows_per_tile: int | None = None
     chain: bool = False
+    projection_per_head: bool = False
     largest_mask_bytes: int | None = None
     mask_constant: float = -65472.0
     inline_composites: bool = False
@@ -211,6 +213,7 @@ _COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank", "on_
 _FLAGS = frozenset(
     {
         "chain",
+        "projection_per_head",
         "inline_composites",
         "converting_matmul",
         "int64",

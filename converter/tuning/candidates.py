@@ -25,12 +25,14 @@ class Choice:
     form: str | None = None
     rows_per_tile: int | None = None
     chain: bool = False
+    projection_per_head: bool = False
 
     def __str__(self) -> str:
         if self.form is None:
             return "as exported"
         rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
-        return self.form + rows + (", chained" if self.chain else "")
+        projected = ", projected per head" if self.projection_per_head else ""
+        return self.form + rows + (", chained" if self.chain else "") + projected
 
     def applied(self, target: Target) -> Target:
         """The target with this form, which must be one, for every signature and length; its other facts stay."""
@@ -40,6 +42,7 @@ class Choice:
             form=self.form,
             rows_per_tile=self.rows_per_tile,
             chain=self.chain,
+            projection_per_head=self.projection_per_head,
             long_context={},
             quantized_long_context={},
             split_signatures=("*",),
@@ -47,7 +50,7 @@ class Choice:
 
 
 def choices(target: Target, attention: Block) -> Iterator[Choice]:
-    """As exported, every form, tiles; chains where one head does not fit on the chip.
+    """As exported, every form, the projection per head of floats, tiles; chains where a head does not fit on the chip.
 
     Rows are cut wherever the target's limit on a mask's size asks for it.
     """
@@ -57,6 +60,8 @@ def choices(target: Target, attention: Block) -> Iterator[Choice]:
     yield Choice()
     grouped = 1 < attention.kv_heads < attention.heads
     yield from (Choice(name, cut) for name, form in FORMS.items() if form.keys == "split" or grouped)
+    if attention.output.dtype.is_float:
+        yield Choice("split", cut, projection_per_head=True)
     if _LEAST_ROWS <= rows // _TILES < most:
         yield Choice("split", rows // _TILES)
     if target.overflows(attention):

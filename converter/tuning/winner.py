@@ -31,6 +31,7 @@ def tuned_target(tuning: Tuning) -> Target:
     choice, patterns = best.choice, _split(tuning, split=best.choice.form is not None)
     changed: dict[str, Any] = {
         "split_signatures": patterns,
+        "projection_per_head": choice.projection_per_head,
         place["flags"]: {**getattr(tuning.target, place["flags"]), **best.level},
     }
     if choice.form is not None:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Model, Operator
     from edge_opt.report import Example
+    from edge_opt.targets import Target
 
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
 _MOST_LINES = 40
+_ON_SINGLE_HEADS = ("tile_rows", "project_heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +68,15 @@ def _counted(operators: Sequence[Operator]) -> str:
 
 def picture(name: str) -> Picture:
     """The first region that a pass rewrites in the model that shows it best."""
-    if name in ("mha_to_sha", "tile_rows"):
+    if name in ("mha_to_sha", "tile_rows", "project_heads"):
         path = TESTDATA / "demo_gemma3.tflite"
         source = "A tiny Gemma3, exported by litert-torch; bundled, as `edge-opt demo` shows it."
     else:
         path = TESTDATA / f"pass_{name}.txt"
         source = _SOURCES[name]
     rows = 2 if name == "tile_rows" else None
-    return Picture(_example(path, name, rows), source.replace("`", ""), _proved(path, name, rows))
+    target = replace(load_target("generic"), rows_per_tile=rows, projection_per_head=name == "project_heads")
+    return Picture(_example(path, name, target), source.replace("`", ""), _proved(path, name, target))
 
 
 _SOURCES = {
@@ -84,26 +87,25 @@ _SOURCES = {
 }
 
 
-def _read(path: Path, *, single: bool) -> Model:
+def _read(path: Path, name: str) -> Model:
     """The model, its heads split first where the pass works on single heads."""
     model = load(path) if path.suffix == ".tflite" else parse(path.read_text(encoding="utf-8"))
-    if single:
+    if name in _ON_SINGLE_HEADS:
         convert(model, passes=["mha_to_sha"], verify="none")
     return model
 
 
-def _example(path: Path, name: str, rows: int | None) -> Example:
-    model = _read(path, single=rows is not None)
+def _example(path: Path, name: str, target: Target) -> Example:
+    model = _read(path, name)
     signature = next(entry for entry, _ in model.entry_points())
-    target = replace(load_target("generic"), rows_per_tile=rows)
     example = example_rewrite(model, signature, name, target)
     assert example is not None, f"{name} finds nothing in {path.name}"
     return example
 
 
-def _proved(path: Path, name: str, rows: int | None) -> str:
+def _proved(path: Path, name: str, target: Target) -> str:
     """The pass's own proof of that region, in words."""
-    result = convert(_read(path, single=rows is not None), passes=[name], rows_per_tile=rows)
+    result = convert(_read(path, name), passes=[name], target=target)
     site = next((site for site in result.sites if site.status is Status.CONVERTED), None)
     assert site is not None, f"{name} converts nothing in {path.name}"
     return f"Run before and after on both kernel sets: {proof_words(site)}."
