@@ -172,4 +172,6 @@ def _environment() -> dict[str, str]:
     environment.pop("PYTHONINSPECT", None)
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # glibc gives each thread a heap of its own, and what one of them frees is not there for the next.
+    environment.setdefault("MALLOC_ARENA_MAX", "1")
     return environment
