@@ -56,6 +56,14 @@ def test_one_projection_for_each_head_and_the_bias_once() -> None:
     assert names(model)[-1] == "ADD"
 
 
+def test_heads_that_are_read_elsewhere_too_stay_joined_for_that() -> None:
+    text = two_heads().replace("return %out", "return %out, %all")
+    model, sites = convert_text(text, "project_heads", target=PER_HEAD)
+    assert [(site.status, site.reason) for site in sites] == [(Status.CONVERTED, "")]
+    assert names(model).count("FULLY_CONNECTED") == 2
+    assert names(model).count("CONCATENATION") == 1
+
+
 def test_the_activation_is_applied_to_the_sum() -> None:
     model, _ = convert_text(two_heads(activation=1), "project_heads", target=PER_HEAD)
     kinds = [

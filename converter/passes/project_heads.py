@@ -12,6 +12,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import SingleHead, find_blocks
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType
+from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.table import Table, new_table
@@ -116,8 +117,11 @@ def _build(context: Context, projection: Operator, joined: _Joined) -> Rewrite:
         last = number == len(ends) - 1
         total = part if total is None else _added(assembly, projection, total, part, last=last)
     assert total is output
-    new = assembly.finished(output)
-    return Rewrite(context.subgraph, (*joined.between, projection), tuple(new), projection)
+    old = (*joined.between, projection)
+    # The heads side by side may be read elsewhere, too.
+    staying = still_needed(context.subgraph, old, projection)
+    new = (*(operator for operator in old if operator in staying), *assembly.finished(output))
+    return Rewrite(context.subgraph, old, new, projection)
 
 
 def _added(assembly: Assembly, projection: Operator, one: Tensor, other: Tensor, *, last: bool) -> Tensor:
