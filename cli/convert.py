@@ -151,6 +151,8 @@ def _headline(result: ConversionResult) -> str:
         return "The model holds no attention: there was nothing to split."
     converted = result.converted
     if not converted and all(site.settled for site in attention):
+        if any((site.heads or 0) > 1 for site in attention):
+            return f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
         return "Every attention in the model is single-head already: there was nothing to split."
     sites = [site for site in attention if not site.settled]
     return f"{len(converted)} of {output.many(len(sites), 'site')} converted{_proved(result)}."
