@@ -208,3 +208,12 @@ def test_without_attention_require_match_exits_4_and_writes_nothing(tmp_path: Pa
 
 def test_without_attention_require_all_is_fulfilled(tmp_path: Path, capsys: Captured) -> None:
     assert run(capsys, "convert", written(tmp_path, NO_ATTENTION), "--require-all").code == 0
+
+
+def test_attention_that_the_target_leaves_is_not_called_single_head(capsys: Captured, tmp_path: Path) -> None:
+    target = tmp_path / "mine.toml"
+    target.write_text('name = "mine"\nsummary = "splits nothing"\nsplit_signatures = []\n')
+    ran = run(capsys, "convert", DEMO, "--dry-run", "--target", target)
+    assert ran.code == 0
+    assert "Target 'mine' leaves the attention of these signatures as it is" in ran.out + ran.err
+    assert "single-head already" not in ran.out + ran.err
