@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_opt.cli import output
-from edge_opt.compilers import Figures, Profile, SpillFigures, profile
+from edge_opt.npu import Figures, Profile, SpillFigures, profile
 
 _SPILL_HEADS = (
     "NPU operators",

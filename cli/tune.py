@@ -4,9 +4,8 @@ from pathlib import Path
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
-from edge_opt.compilers import SpillFigures
+from edge_opt.npu import SpillFigures, Trial, Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
-from edge_opt.tuning import Trial, Tuning, tune, tuned_target, write_target
 
 _SPILL_HEADS = ("spill", "fill", "DDR read", "x floor", "DDR written", "run list")
 _VELA_HEADS = ("cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")

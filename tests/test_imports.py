@@ -24,12 +24,11 @@ ALLOWED = {
     "targets": {"schema", "ir", "attention", "targets"},
     "passes": _CORE,
     "verify": _CORE | {"verify"},
-    "compilers": _CORE | {"compilers"},
     "report": _CORE | {"verify", "report"},
     "integrations": _CORE | {"verify", "report", "integrations", "top"},
-    "tuning": _CORE | {"verify", "compilers", "top", "tuning"},
+    "npu": _CORE | {"verify", "top", "npu"},
     "top": _CORE | {"verify", "report", "integrations", "top"},
-    "cli": _CORE | {"verify", "compilers", "report", "integrations", "tuning", "top", "cli"},
+    "cli": _CORE | {"verify", "report", "integrations", "npu", "top", "cli"},
     "main": {"cli"},
 }
 # package -> where it may be imported from

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import edge_opt
-from edge_opt.compilers.hexagon import SDK_VARIABLES, find_libraries
 from edge_opt.conversion import ConversionResult
 from edge_opt.integrations import aot, litert_torch
 from edge_opt.ir import load
+from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
 from edge_opt.schema.errors import UsageError
 
 TESTDATA = Path(__file__).parent.parent / "testdata"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED
 
-from edge_opt.compilers import CompilerMissingError, profile
-from edge_opt.compilers.ethos import find_vela
-from edge_opt.compilers.hexagon import SDK_VARIABLES
 from edge_opt.conversion import convert
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
+from edge_opt.npu import CompilerMissingError, profile
+from edge_opt.npu.ethos import find_vela
+from edge_opt.npu.hexagon import SDK_VARIABLES
 from edge_opt.verify.inputs import generate, plan
 from edge_opt.verify.runner import Worker
 

@@ -15,7 +15,7 @@ from edge_opt.targets import Target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_opt.tuning.search import Tuning
+    from edge_opt.npu.search import Tuning
 
 
 def tuned_target(tuning: Tuning) -> Target:

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.compilers.errors import CompilerFailedError, CompilerMissingError
-from edge_opt.compilers.ethos_log import read_counts, read_refusals, read_summary
-from edge_opt.compilers.figures import VelaFigures
-from edge_opt.compilers.floor import read_floor
 from edge_opt.ir import load, save
 from edge_opt.ir.cleanup import keep_signature
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.ethos_log import read_counts, read_refusals, read_summary
+from edge_opt.npu.figures import VelaFigures
+from edge_opt.npu.floor import read_floor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.compilers.errors import CompilerFailedError, CompilerMissingError
-from edge_opt.compilers.figures import SpillFigures
-from edge_opt.compilers.floor import read_floor
-from edge_opt.compilers.hexagon_log import Compiled, first_complaint, library_version, read_log
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.figures import SpillFigures
+from edge_opt.npu.floor import read_floor
+from edge_opt.npu.hexagon_log import Compiled, first_complaint, library_version, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

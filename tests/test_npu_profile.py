@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_runs import NO_ATTENTION, QUANTIZED, run
 
-from edge_opt.compilers import CompilerFailedError, CompilerMissingError, hexagon, profile, read_floor
-from edge_opt.compilers.ethos import find_vela
-from edge_opt.compilers.ethos_log import read_counts, read_refusals, read_summary
-from edge_opt.compilers.hexagon import SDK_VARIABLES, find_libraries
-from edge_opt.compilers.hexagon_log import first_complaint, library_version, read_log
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
+from edge_opt.npu import CompilerFailedError, CompilerMissingError, hexagon, profile, read_floor
+from edge_opt.npu.ethos import find_vela
+from edge_opt.npu.ethos_log import read_counts, read_refusals, read_summary
+from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
+from edge_opt.npu.hexagon_log import first_complaint, library_version, read_log
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def test_vela_gets_one_signature_at_a_time(
         """,
     )
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("edge_opt.compilers.ethos.find_spec", lambda _: None)
+    monkeypatch.setattr("edge_opt.npu.ethos.find_spec", lambda _: None)
     report = profile(model, "ethos-u85")
     (figures,) = report.to_dict()["signatures"]
     assert (figures["taken"], figures["operators"], figures["cycles"], figures["sram"]) == (7, 10, 60, 1536)
@@ -277,7 +277,7 @@ def test_vela_gets_one_signature_at_a_time(
 
 def test_without_vela_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
-    monkeypatch.setattr("edge_opt.compilers.ethos.find_spec", lambda _: None)
+    monkeypatch.setattr("edge_opt.npu.ethos.find_spec", lambda _: None)
     with pytest.raises(CompilerMissingError, match=r"pip install 'edge-opt\[vela\]'"):
         find_vela()
 

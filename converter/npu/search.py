@@ -9,25 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_opt.compilers import LEVELS, CompilerFailedError, SpillFigures, profile
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
+from edge_opt.npu.candidates import Choice, choices
+from edge_opt.npu.errors import CompilerFailedError
+from edge_opt.npu.figures import SpillFigures
+from edge_opt.npu.one_block import cut_block
+from edge_opt.npu.profiling import LEVELS, profile
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-from edge_opt.tuning.candidates import Choice, choices
-from edge_opt.tuning.one_block import cut_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from edge_opt.compilers import Figures, Profile
-    from edge_opt.tuning.one_block import OneBlock
+    from edge_opt.npu.figures import Figures, Profile
+    from edge_opt.npu.one_block import OneBlock
 
     Progress = Callable[[str, int, int], None]
 
 
 class Compile(Protocol):
-    """What `edge_opt.compilers.profile` does."""
+    """What `edge_opt.npu.profile` does."""
 
     def __call__(
         self,
@@ -120,7 +122,7 @@ def tune(
         chip: the compiler's word for the chip.
         seconds: after so long a trial is given up; None never.
         progress: called with (stage, done, total).
-        compiler: what compiles, `edge_opt.compilers.profile`.
+        compiler: what compiles, `edge_opt.npu.profile`.
 
     Raises:
         UsageError: there is no compiler for the target, no such signature, or no attention in it.

@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.compilers import ethos, hexagon
-from edge_opt.compilers.figures import Profile
 from edge_opt.ir import load
+from edge_opt.npu import ethos, hexagon
+from edge_opt.npu.figures import Profile
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_opt.compilers.figures import Figures
+    from edge_opt.npu.figures import Figures
 
 LEVELS: dict[str, tuple[dict[str, str], ...]] = {
     "qualcomm-htp": tuple({"qualcomm_optimization_level": level} for level in ("O1", "O2", "O3")),

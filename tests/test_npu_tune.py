@@ -12,15 +12,28 @@ import pytest
 from cli_runs import DEMO, QUANTIZED, run
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
-from edge_opt.compilers import CompilerFailedError, CompilerMissingError, Profile, SpillFigures, VelaFigures
-from edge_opt.compilers.ethos import find_vela
-from edge_opt.compilers.hexagon import SDK_VARIABLES
 from edge_opt.conversion import convert
 from edge_opt.ir import load
+from edge_opt.npu import (
+    Choice,
+    CompilerFailedError,
+    CompilerMissingError,
+    Profile,
+    SpillFigures,
+    Trial,
+    Tuning,
+    VelaFigures,
+    choices,
+    cut_block,
+    tune,
+    tuned_target,
+    write_target,
+)
+from edge_opt.npu.ethos import find_vela
+from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.search import rank
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-from edge_opt.tuning import Choice, Trial, Tuning, choices, cut_block, tune, tuned_target, write_target
-from edge_opt.tuning.search import rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
