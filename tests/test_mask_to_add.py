@@ -188,6 +188,31 @@ def test_conditions_of_either_polarity(condition: str, polarity: str, prover: Re
     assert count(model, "ADD") == count(model, "MUL") == count(model, "CAST") == 1
 
 
+@pytest.mark.parametrize("batch", [2, 3, 4])
+@pytest.mark.parametrize(("rows", "form"), [(1, "[{b},{s}]"), (4, "[{b},{t},{s}]")])
+def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, prover: RegionProver) -> None:
+    """`[B, S]` with B a divisor of T, or `[B, T, S]`: which rows of the result a closed row of the mask closes."""
+    given = form.format(b=batch, t=4, s=S)
+    model, report = converted(
+        f"""
+        subgraph main (%mask: float32{given}, %x: float32[{batch},{N},4,{S}]) {{
+          %wide: float32[{batch},1,{rows},{S}] = RESHAPE(%mask, int32{{{batch}, 1, {rows}, {S}}})
+          %open: bool[{batch},1,{rows},{S}] = NOT_EQUAL(%wide, float32(0.0))
+          %masked: float32[{batch},{N},4,{S}] = SELECT_V2(%open, %x, float32(-1e+09))
+          %p: float32[{batch},{N},4,{S}] = SOFTMAX(%masked) {{beta: 1.0}}
+          return %p
+        }}
+        """,
+        prover,
+    )
+    assert (str(report.status), report.reason) == ("converted", "")
+    assert report.proof is not None
+    assert report.proof.max_abs <= 1e-6
+    # Of every mask a row was closed, and its rows were measured apart.
+    assert report.proof.fully_masked_rows_max_abs
+    assert "SELECT_V2" not in names(model)
+
+
 @pytest.mark.parametrize("shape", [f"[1,1,{T},{S}]", f"[1,{N},{T},{S}]", f"[{T},{S}]", f"[1,1,1,{S}]"])
 @pytest.mark.parametrize("polarity", ["open", "closed"])
 def test_a_boolean_graph_input_of_any_shape(shape: str, polarity: str, prover: RegionProver) -> None:

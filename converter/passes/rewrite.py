@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_opt.attention.labelling import constant_reader
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factor
+from edge_opt.attention.labelling import OperandFactors, constant_reader
 from edge_opt.ir.region import reads
 from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
@@ -15,6 +17,7 @@ from edge_opt.shapes.call import recorded_shape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from edge_opt.attention.factors import Factored
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
 
@@ -69,10 +72,40 @@ class Rewrite:
             if self.subgraph.is_output(tensor) or any(c not in inside for c in tensor.consumers)
         )
 
+    def mask_axes(self) -> tuple[int | None, ...]:
+        """For each output the axis where the mask's rows lie, index modulo their number; None where they are on none.
+
+        `[T, S]` lies on axis -2 of `[B, N, T, S]` or `[B, K, G*T, S]`, a padding mask `[B, S]` on axis 0.
+        """
+        mask = None if self.mask is None else self.mask.tensor
+        if mask is None or len(mask.shape) < 2 or mask.shape[-2] == 1:
+            return (None,) * len(self.outputs())
+        return tuple(_axis_of_rows(mask, output) for output in self.outputs())
+
     def added(self) -> tuple[Operator, ...]:
         """The new operators that are not old ones."""
         kept = set(self.old)
         return tuple(operator for operator in self.new if operator not in kept)
+
+
+def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:
+    """The axis of `output` whose index, modulo the mask's rows, says which of them (axis -2) is read there."""
+    operands, rows = OperandFactors(), mask.shape[-2]
+    for axis, size in enumerate(output.shape[:-1]):
+        if size % rows:
+            continue
+        plain = fx.plain(output.shape)
+        pending = [(output, (*plain[:axis], (Factor(size, 1),), *plain[axis + 1 :]))]
+        seen: set[tuple[int, Factored]] = set()
+        while pending:
+            tensor, factored = pending.pop()
+            if tensor is mask and factored[-2] == (Factor(rows, 1),):
+                return axis
+            above = operands.of(tensor, factored)
+            if (id(tensor), factored) not in seen and isinstance(above, dict) and tensor.producer is not None:
+                seen.add((id(tensor), factored))
+                pending += [(tensor.producer.input(index), own) for index, own in above.items()]
+    return None
 
 
 def shape_violation(operators: Iterable[Operator]) -> str | None:

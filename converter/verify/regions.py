@@ -95,7 +95,7 @@ class RegionProver:
         at_once = _bytes_between((*rewrite.old, *rewrite.new)) <= _AT_ONCE_BYTES
         proofs: list[Proof] = []
         for spreads in rewrite.spreads:
-            known = _hints(rewrite, inputs, outputs, spreads)
+            known = _hints(rewrite, inputs, spreads)
             question = _Question(before, after, demand, *known, limits, not proofs, at_once)
             proofs.append(self._answer(question, rewrite))
             if not proofs[-1].holds:
@@ -168,19 +168,18 @@ def _bytes_between(operators: Sequence[Operator]) -> int:
 
 
 def _hints(
-    rewrite: Rewrite, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float]
+    rewrite: Rewrite, inputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float]
 ) -> tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]:
     """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
     mask = rewrite.mask
     data = tuple(InputHint(spread=spreads[tensor]) if tensor in spreads else None for tensor in inputs)
     if mask is None:
         return (data if any(data) else ()), ()
-    rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
-    results = [tensor.shape for tensor in outputs]
-    by_row = rows > 1 and all(len(shape) > 1 and shape[-2] % rows == 0 for shape in results)
-    hint = InputHint("mask", mask.masked, mask.opened, (rows - 1,) if by_row else ())
+    axes = rewrite.mask_axes()
+    closed = () if None in axes else (mask.tensor.shape[-2] - 1,)
+    hint = InputHint("mask", mask.masked, mask.opened, closed)
     hints = tuple(hint if tensor is mask.tensor else own for tensor, own in zip(inputs, data, strict=True))
-    return hints, tuple(len(shape) - 2 if by_row else None for shape in results)
+    return hints, axes if closed else (None,) * len(axes)
 
 
 def _failed(demand: Demand, reason: str) -> Proof:
