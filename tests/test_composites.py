@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from edge_opt.conversion import convert
-from edge_opt.ir import Model, load, to_bytes
+from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
+from edge_opt.schema.table import new_table
 from edge_opt.verify.compare import compare
 
 DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
@@ -106,3 +107,56 @@ def test_an_unknown_signature_is_refused_with_the_nearest_name() -> None:
 def test_a_model_without_composites_has_no_such_site() -> None:
     model = parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
     assert convert(model, inline_composites=True).sites == []
+
+
+# State
+
+COUNTING = """
+subgraph main (%x: float32[4]) {
+  %a: float32[4], %b: float32[4] = STABLEHLO_COMPOSITE(%x) {name: 'count', BODY: 1}
+  %out: float32[8] = CONCATENATION(%a, %b)
+  return %out
+}
+subgraph body (%x: float32[4]) {
+  return %x
+}
+""".replace("BODY", "composite_attributes: [0, 0, 1], decomposition_subgraph_index")
+
+
+def counting() -> Model:
+    """The body assigns its argument to a variable and reads it, adds the argument and reads the variable again."""
+    model = parse(COUNTING)
+    body = model.subgraphs[1]
+    (x,) = body.inputs
+    handle = body.add_tensor(Tensor("handle", (), DType.RESOURCE))
+    read, doubled, again = (body.add_tensor(Tensor(name, (4,), DType.FLOAT32)) for name in "rdg")
+    named = new_table("VarHandleOptions", container="", shared_name="state")
+    body.append(Operator(model.operator_code("VAR_HANDLE"), [], [handle], named))
+    for name, inputs, outputs in (
+        ("ASSIGN_VARIABLE", [handle, x], []),
+        ("READ_VARIABLE", [handle], [read]),
+        ("ADD", [read, x], [doubled]),
+        ("ASSIGN_VARIABLE", [handle, doubled], []),
+        ("READ_VARIABLE", [handle], [again]),
+    ):
+        body.append(Operator(model.operator_code(name), inputs, outputs))
+    body.outputs[:] = [read, again]
+    return model
+
+
+def test_reads_of_a_variable_before_and_after_a_write_stay_two() -> None:
+    before = to_bytes(counting())
+    result = convert(before, inline_composites=True)
+    assert [str(site.status) for site in result.sites] == ["converted"]
+    assert result.model is not None
+    assert names(result.model).count("READ_VARIABLE") == 2
+    assert compare(before, to_bytes(result.model)).bitwise
+
+
+def test_a_body_with_a_tensor_that_is_kept_between_runs_is_left() -> None:
+    """Every call of the body shares that tensor; copies of the body would each have their own."""
+    model = parse(TWO_COMPOSITES)
+    model.subgraphs[1].tensors[1].is_variable = True
+    result = convert(model, inline_composites=True, verify="none")
+    left = [site.reason for site in result.sites if site.status is not Status.CONVERTED]
+    assert left[0].startswith("all calls of the body share a tensor that is kept between runs")

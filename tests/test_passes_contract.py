@@ -302,6 +302,44 @@ def test_operators_that_differ_in_options_result_or_not_added_are_not_merged() -
     assert share_equal(graph, [*made, twin]) == 1
 
 
+def test_what_reads_state_draws_numbers_or_calls_a_subgraph_equals_nothing() -> None:
+    """Between two equal reads there may be a write; no proof runs after the merging."""
+    model, t, _ = graph_of(CHAIN)
+    graph = model.subgraphs[0]
+    handle = Tensor("handle", (), DType.RESOURCE)
+    state = Tensor("state", (4,), DType.FLOAT32, is_variable=True)
+    call = new_table("CallOptions", subgraph=0)
+    for name, inputs, options in (
+        ("READ_VARIABLE", [handle], None),
+        ("RANDOM_UNIFORM", [t["x"]], None),
+        ("CALL", [t["x"]], call),
+        ("CUSTOM", [t["x"]], None),
+        ("ADD", [t["x"], state], None),
+    ):
+        code = model.operator_code(name)
+        twins = [graph.append(Operator(code, inputs, [fresh(f"{name}{i}")], options)) for i in range(2)]
+        assert share_equal(graph, twins) == 0, name
+
+
+def test_dead_operators_that_change_state_stay() -> None:
+    model, t, _ = graph_of(CHAIN)
+    handle = Tensor("handle", (), DType.RESOURCE)
+    graph = model.subgraphs[0]
+    body = parse(CHAIN).subgraphs[0]
+    model.subgraphs.append(body)
+    call = Operator(
+        model.operator_code("CALL"), [t["x"]], [fresh("called")], new_table("CallOptions", subgraph=1)
+    )
+    graph.append(call)
+    assign = model.operator_code("ASSIGN_VARIABLE")
+    direct = graph.append(Operator(assign, [handle, t["x"]], []))
+    inside = body.append(Operator(assign, [handle, body.inputs[0]], []))
+    assert remove_dead(graph, [direct, call], model.subgraphs) == 0
+    body.remove(inside)
+    assert remove_dead(graph, [call]) == 0, "nothing is known of what it calls"
+    assert remove_dead(graph, [call], model.subgraphs) == 1, "now its body only computes"
+
+
 def _data(value: float) -> "Data":
     return Data(np.array(value, np.float32).tobytes())
 

@@ -47,6 +47,19 @@ def test_a_rewrite_may_keep_old_operators() -> None:
     assert rewrite_of(change) is None
 
 
+def test_what_reads_state_may_not_move_past_other_operators() -> None:
+    """`other` stands inside the region and would run before what stood in front of it."""
+
+    def of_variable(model: Model, operators: list[Operator], anchor: Tensor) -> Rewrite:
+        new = op(model, "READ_VARIABLE", [Tensor("handle", (), DType.RESOURCE)], anchor)
+        return replacing(model, operators, new)
+
+    model, t, o = graph_of(CHAIN)
+    reads = "READ_VARIABLE of the region would run after operators that it stood before"
+    assert frame_violation(of_variable(model, [o["a"], o["b"], o["c"]], t["c"])) == reads
+    assert frame_violation(of_variable(model, [o["a"], o["b"]], t["b"])) != reads
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

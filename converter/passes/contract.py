@@ -226,7 +226,7 @@ def _finish(chosen: Pass, context: Context) -> None:
             f"was written, convert with --skip {chosen.name} and report this mistake of edge-opt"
         )
     context.frame = None
-    remove_dead(context.subgraph, context.sharing)
+    remove_dead(context.subgraph, context.sharing, context.model.subgraphs)
     share_equal(context.subgraph, context.added)
     context.sharing.clear()
     context.added.clear()

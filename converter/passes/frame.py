@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_opt.ir.effects import is_pure
 from edge_opt.ir.region import reads
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ def frame_violation(rewrite: Rewrite) -> str | None:
     """Why the new region could touch anything outside itself; None where it cannot.
 
     It reads only tensors that the old region read (or new constants), and defines exactly those that the old one
-    defined for others, at the place where they were defined.
+    defined for others, at the place where they were defined. Only pure operators move past others.
     """
     return (
         _place_violation(rewrite)
+        or _moving_violation(rewrite)
         or _reading_violation(rewrite)
         or _definition_violation(rewrite)
         or _order_violation(rewrite)
@@ -49,6 +51,27 @@ def _place_violation(rewrite: Rewrite) -> str | None:
         return (
             f"the old region goes on behind '{rewrite.anchor.outputs[0].name}', where the new one is to stand"
         )
+    return None
+
+
+def _moving_violation(rewrite: Rewrite) -> str | None:
+    """The new region runs where the old one ended, so what stands between its operators runs before it now.
+
+    The proof cannot see that: it runs the region alone.
+    """
+    old = set(rewrite.old)
+    earlier: Operator | None = rewrite.anchor
+    while earlier is not None and earlier in old:
+        old.remove(earlier)
+        earlier = rewrite.subgraph.before(earlier)
+    if not old:
+        return None
+    subgraphs = rewrite.calls.subgraphs if rewrite.calls is not None else ()
+    staying = set(rewrite.new)
+    moved = [operator for operator in rewrite.old if operator not in staying]
+    for operator in (*moved, *rewrite.added()):
+        if not is_pure(operator, subgraphs):
+            return f"{operator.name} of the region would run after operators that it stood before"
     return None
 
 

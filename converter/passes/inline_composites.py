@@ -53,6 +53,9 @@ def multiplies_activations(body: Subgraph) -> bool:
 def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite | Refusal:
     if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
         return Refusal("the composite and its body differ in arguments", composite)
+    kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
+    if kept is not None:
+        return Refusal("all calls of the body share a tensor that is kept between runs", composite, kept)
     known: dict[int, Tensor] = {}
     for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
         if tensor is None or not _same_type(argument, tensor):
@@ -87,4 +90,5 @@ def _copied(operator: Operator, known: dict[int, Tensor], prefix: str) -> Operat
 
     inputs = [None if tensor is None else local(tensor) for tensor in operator.inputs]
     outputs = [local(tensor) for tensor in operator.outputs]
-    return Operator(operator.code, inputs, outputs, operator.options, operator.table)
+    intermediates = [local(tensor) for tensor in operator.intermediates]
+    return Operator(operator.code, inputs, outputs, operator.options, operator.table, intermediates)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors, constant_reader
+from edge_opt.ir.effects import is_pure
 from edge_opt.ir.region import reads
 from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import recorded_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from edge_opt.attention.factors import Factored
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
@@ -161,8 +162,11 @@ def commit(rewrite: Rewrite) -> list[Operator]:
     return [operator for operator in rewrite.old if operator in staying]
 
 
-def remove_dead(graph: Subgraph, candidates: Iterable[Operator]) -> int:
-    """Remove those operators whose results nobody reads any more, and what only they needed; returns how many."""
+def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> int:
+    """Remove those operators whose results nobody reads any more, and what only they needed; returns how many.
+
+    What does more than compute its results stays. `subgraphs` are the model's: without them, any call does.
+    """
     pending = list(candidates)
     removed = 0
     while pending:
@@ -170,6 +174,8 @@ def remove_dead(graph: Subgraph, candidates: Iterable[Operator]) -> int:
         if operator.subgraph is not graph:
             continue
         if any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs):
+            continue
+        if not is_pure(operator, subgraphs):
             continue
         sources = [tensor.producer for tensor in operator.inputs if tensor is not None]
         graph.remove(operator)

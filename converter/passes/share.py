@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_opt.ir.effects import is_pure
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
 
@@ -17,7 +19,8 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
     """Merge equal operators among the `added` ones; returns how many went.
 
     Equal: the same operator and options on the same inputs (constants by value), with results of the same type. Such
-    operators compute the same bits, so readers of the later one can read the earlier one's result.
+    operators compute the same bits, so readers of the later one can read the earlier one's result. No proof runs after
+    this: so what reads state, draws random numbers or calls a subgraph is never equal to anything.
     """
     if not added:
         return 0
@@ -25,7 +28,9 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
     known: dict[Hashable, Operator] = {}
     removed = 0
     for operator in graph.operators:
-        if operator not in chosen or any(graph.is_output(tensor) for tensor in operator.outputs):
+        if operator not in chosen or not is_pure(operator):
+            continue
+        if any(graph.is_output(tensor) for tensor in operator.outputs):
             continue
         first = known.setdefault(_key(operator), operator)
         if first is operator:
