@@ -2,7 +2,7 @@
 
 It must not read or write a byte of the weights.
 
-    [tables][length, weights inside the flatbuffer]...[weights after it]...
+    [tables][length, weights inside the flatbuffer]...[weights after it]...[what no table names]
 
 Within each part, weights of the same old file keep their order, and neighbours keep their distance, so that
 they go over in one copy; new weights follow. The bytes of every weight are 16-byte aligned, or as they were.
@@ -83,6 +83,17 @@ def place(built: Built) -> Placement:
             position = inside.positions[_key(hole.data)] - 4
             tables[hole.at : hole.at + 4] = (position - hole.at).to_bytes(4, "little")
     return Placement(tables, inside.pieces + outside.pieces, flatbuffer_size, end)
+
+
+def with_trailing(placement: Placement, trailing: Data) -> Placement:
+    """Put what no table names at the file's end, from where readers look for it, and no nearer to the file's begin.
+
+    Positions in it count from its own begin or from the file's. Readers of zip archives find either by what stands in
+    front of it, which may have grown (as with self-extracting archives) but not shrunk.
+    """
+    at = max(placement.size, trailing.offset)
+    moved = Piece(at, trailing.length, trailing.source, trailing.offset, None)
+    return placement._replace(pieces=[*placement.pieces, moved], size=at + trailing.length)
 
 
 def _key(data: Data) -> tuple[int, int, int]:

@@ -38,6 +38,9 @@ _VTABLE_COST: Final = 16
 _TEXT_PER_OBJECT: Final = 64
 _BYTES_PER_OBJECT: Final = 256
 
+# Writers may fill a file up to a boundary of as many bytes.
+_PADDING: Final = 64
+
 # A table far from all others costs a read of its page.
 _PAGE_COST: Final = 8
 
@@ -147,6 +150,7 @@ class Reader:
         self._at = self._window.at
         self._pages_paid = 0
         self.external_start = source.size
+        self._named_end = 0
         self._bytes_left = source.size
         self._objects_left = self._max_objects = max_objects
         self._shapes: dict[tuple[str, int], _Shape] = {}
@@ -171,8 +175,15 @@ class Reader:
         if root < 8:
             self.fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
         table = self.table(TABLES["Model"], root)
-        size = min(self.external_start, self.source.size)
-        return ModelFile(table, self.source, size, self._max_objects)
+        table.trailing = self._trailing()
+        return ModelFile(table, self.source, min(self.external_start, self._named_end), self._max_objects)
+
+    def _trailing(self) -> Data | None:
+        """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
+        begin, size = self._named_end, self.source.size - self._named_end
+        if size < _PADDING and not self.source.view(begin, size).any():
+            return None
+        return Data.region(self.source, begin, size, external=True)
 
     def fail(self, field: FieldSpec | None, message: str, offset: int | None = None) -> NoReturn:
         """Refuse the file, naming the field that points to the trouble.
@@ -194,6 +205,7 @@ class Reader:
 
     def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
         self._bytes_left -= size
+        self._named_end = max(self._named_end, offset + size)
         if self._bytes_left < 0:
             self.fail(field, "tables, vectors or weights overlap", offset)
         pages = self._window.loaded
@@ -245,6 +257,7 @@ class Reader:
         length, size = _u16_u16(*self._at(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self.end or size < 4:
             self.fail(field, f"the vtable of a {spec.name} has impossible sizes {length} and {size}", vtable)
+        self._named_end = max(self._named_end, vtable + length)
         entries = struct.unpack_from(f"<{length // 2 - 2}H", *self._at(vtable + 4, length - 4))
         present: list[tuple[int, FieldSpec]] = []
         for slot, at in enumerate(entries):

@@ -1,11 +1,14 @@
 """A table in memory: its spec and the fields that are present. It must not know how it is stored."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_opt.schema.spec import TableSpec
 from edge_opt.schema.tables import TABLES, UNIONS
+
+if TYPE_CHECKING:
+    from edge_opt.schema.data import Data
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
@@ -30,13 +33,17 @@ class Table:
     Values: int, float, bool; str; read-only 1-D little-endian arrays for vectors of numbers; `list[Table]`
     and `list[str]`; a union's value is a Table, its type the int field `<name>_type` beside it; the bytes of
     a buffer, and custom options stored after the flatbuffer, are `Data`. Vectors and tables may be shared.
+
+    `trailing`, of a file's root: what stands behind everything that the tables name, e.g. the zip archive of TFLite
+    Metadata; None where nothing does.
     """
 
-    __slots__ = ("fields", "spec")
+    __slots__ = ("fields", "spec", "trailing")
 
     def __init__(self, spec: TableSpec, fields: dict[str, Any]) -> None:
         self.spec = spec
         self.fields = fields
+        self.trailing: Data | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +91,9 @@ class Table:
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""
-        return Table(self.spec, dict(self.fields))
+        copy = Table(self.spec, dict(self.fields))
+        copy.trailing = self.trailing
+        return copy
 
     def __repr__(self) -> str:
         return f"{self.spec.name}({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.builder import build
 from edge_opt.schema.data import Data, Source
-from edge_opt.schema.placement import Placement, place
+from edge_opt.schema.placement import Placement, place, with_trailing
 from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import copy_range, write_bytes
 
@@ -77,8 +77,8 @@ def model_bytes(root: Table) -> bytes:
 
 
 def _sources(root: Table) -> list[Source]:
-    """The files that weights and large custom options come from."""
-    stored = [buffer.fields.get("data") for buffer in root.fields.get("buffers", ())]
+    """The files that weights, large custom options and trailing bytes come from."""
+    stored = [root.trailing, *(buffer.fields.get("data") for buffer in root.fields.get("buffers", ()))]
     for graph in root.fields.get("subgraphs", ()):
         stored += [operator.fields.get("custom_options") for operator in graph.fields.get("operators", ())]
     sources = {id(data.source): data.source for data in stored if isinstance(data, Data)}
@@ -88,9 +88,10 @@ def _sources(root: Table) -> list[Source]:
 def place_model(root: Table) -> Placement:
     """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be."""
     try:
-        return place(build(root, inside=True))
+        placement = place(build(root, inside=True))
     except OverflowError:
-        return place(build(root, inside=False))
+        placement = place(build(root, inside=False))
+    return placement if root.trailing is None else with_trailing(placement, root.trailing)
 
 
 def write_placed(placement: Placement, target: int, base: int, advance: Callable[[int], None]) -> None:

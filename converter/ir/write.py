@@ -77,7 +77,7 @@ class _ModelWriter:
 
     def write(self) -> Table:
         model = self._model
-        root = _copy(model.table) if model.table is not None else new_table("Model", version=_SCHEMA_VERSION)
+        root = model.table.copy() if model.table is not None else new_table("Model", version=_SCHEMA_VERSION)
         _put(root, "subgraphs", [self._subgraph(subgraph) for subgraph in model.subgraphs])
         _put(root, "signature_defs", [self._signature(signature) for signature in model.signatures])
         _put(root, "metadata", [self._metadata(entry) for entry in model.metadata])
@@ -87,11 +87,11 @@ class _ModelWriter:
         return root
 
     def _metadata(self, entry: Any) -> Table:
-        table = _copy(entry.table) if entry.table is not None else new_table("Metadata", name=entry.name)
+        table = entry.table.copy() if entry.table is not None else new_table("Metadata", name=entry.name)
         return _update(table, "buffer", self._buffers.of(entry.buffer))
 
     def _subgraph(self, subgraph: Subgraph) -> Table:
-        table = _copy(subgraph.table) if subgraph.table is not None else new_table("SubGraph")
+        table = subgraph.table.copy() if subgraph.table is not None else new_table("SubGraph")
         if subgraph.table is None and subgraph.name:
             table.set("name", subgraph.name)
         numbers = self._tensors[id(subgraph)] = _Numbering(subgraph.tensors)
@@ -103,7 +103,7 @@ class _ModelWriter:
         return table
 
     def _operator(self, operator: Operator, numbers: _Numbering) -> Table:
-        table = _copy(operator.table) if operator.table is not None else new_table("Operator")
+        table = operator.table.copy() if operator.table is not None else new_table("Operator")
         _update(table, "opcode_index", self._codes.of(operator.code))
         inputs = [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs]
         _put_indices(table, "inputs", inputs)
@@ -114,7 +114,7 @@ class _ModelWriter:
         return table
 
     def _tensor(self, tensor: Tensor) -> Table:
-        table = _copy(tensor.table) if tensor.table is not None else new_table("Tensor", has_rank=True)
+        table = tensor.table.copy() if tensor.table is not None else new_table("Tensor", has_rank=True)
         _update(table, "name", tensor.name)
         _put_indices(table, "shape", tensor.shape)
         if tensor.shape_signature is None:
@@ -129,7 +129,7 @@ class _ModelWriter:
         return table
 
     def _signature(self, signature: Signature) -> Table:
-        table = _copy(signature.table) if signature.table is not None else new_table("SignatureDef")
+        table = signature.table.copy() if signature.table is not None else new_table("SignatureDef")
         _update(table, "signature_key", signature.key)
         _update(table, "subgraph_index", self._subgraphs.of(signature.subgraph))
         numbers = self._tensors[id(signature.subgraph)]
@@ -170,10 +170,6 @@ def _put_options(table: Table, options: Table | None) -> None:
                 table.set(field, options)
         elif table.fields.get(field) is not None:
             table.set(field, None)
-
-
-def _copy(table: Table) -> Table:
-    return Table(table.spec, dict(table.fields))
 
 
 def _update(table: Table, field: str, value: object) -> Table:
