@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_opt.ir import control_edges
 from edge_opt.ir.extract import renumbered
+from edge_opt.ir.graph import Buffer
 from edge_opt.ir.references import subgraph_indices
+from edge_opt.schema.data import Data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,13 +105,14 @@ def keep_signature(model: Model, key: str) -> None:
 
     Raises:
         KeyError: there is no such signature.
+        UsageError: the model orders operators of its subgraphs in a form that is not known.
     """
     chosen = next((signature for signature in model.signatures if signature.key == key), None)
     if chosen is None:
         raise KeyError(key)
     usage = Usage.of(model)
-    model.signatures[:] = [chosen]
     _renumber(model, [chosen.subgraph, *(g for g in model.subgraphs if g is not chosen.subgraph)])
+    model.signatures[:] = [chosen]
     remove_unused(model, usage)
 
 
@@ -121,10 +125,12 @@ def _remove_subgraphs(model: Model, before: Usage) -> None:
 
 
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
-    position = {id(graph): index for index, graph in enumerate(kept)}
-    places = {
-        index: position[id(graph)] for index, graph in enumerate(model.subgraphs) if id(graph) in position
-    }
+    index = {id(graph): place for place, graph in enumerate(model.subgraphs)}
+    places = {index[id(graph)]: place for place, graph in enumerate(kept)}
+    for entry in model.metadata:
+        if entry.name == control_edges.ENTRY:
+            content = b"" if entry.buffer.data is None else bytes(entry.buffer.data.view())
+            entry.buffer = Buffer(Data(control_edges.reordered(content, list(places))))
     model.subgraphs[:] = kept
     for graph in kept:
         for operator in graph.operators:

@@ -31,6 +31,9 @@ class Signature:
     outputs: dict[str, Tensor]
     table: Table | None = None
 
+    def __post_init__(self) -> None:
+        self.subgraph.name_outputs(self.outputs.values())
+
 
 @dataclass(slots=True)
 class Metadata:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
+from edge_opt.ir import control_edges
 from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
 from edge_opt.passes.share import share_equal
@@ -162,8 +164,8 @@ class Context:
     def frozen(self) -> str:
         """Why nothing in this model may be rewritten; empty where it may."""
         names = {entry.name for entry in self.model.metadata}
-        if "model_control_dependencies" in names:
-            return "the model orders operators by index (metadata model_control_dependencies), which a rewrite breaks"
+        if control_edges.ENTRY in names:
+            return f"the model orders operators by index (metadata {control_edges.ENTRY}), which a rewrite breaks"
         return ""
 
 
@@ -173,6 +175,8 @@ class Pass(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     demand: ClassVar[Demand] = Demand()
+    repeats: ClassVar[bool] = False
+    """Its rewrites may bring further sites, which are then looked for again."""
 
     @abstractmethod
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
@@ -192,14 +196,16 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         BrokenFrameError: the pass changed the graph outside its rewrites. That is a mistake of ours, not of the model.
     """
     reports: list[SiteReport] = []
-    sites = list(chosen.sites(context))
+    sites = deque(chosen.sites(context))
+    known = {site.operator for site in sites}
     if any(isinstance(site, Site) for site in sites):
         context.frame = Frame(context.model, context.subgraph)
-    for index, site in enumerate(sites):
+    while sites:
+        site = sites.popleft()
         report = SiteReport(
             chosen.name,
             context.signature,
-            index,
+            len(reports),
             Status.SKIPPED,
             heads=site.heads,
             kv_heads=site.kv_heads,
@@ -214,6 +220,9 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         reports.append(report)
         if context.on_site is not None:
             context.on_site(report)
+        if not sites and chosen.repeats:
+            sites.extend(found for found in chosen.sites(context) if found.operator not in known)
+            known.update(found.operator for found in sites)
     _finish(chosen, context)
     return reports
 
@@ -239,7 +248,7 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
         return
     violation = (
         frame_violation(rewrite)
-        or shape_violation(rewrite.added())
+        or shape_violation(rewrite.derivable())
         or version_violation(rewrite)
         or context.target.violation(rewrite.added(), rewrite.old)
     )
