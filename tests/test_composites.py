@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from flatbuffers import flexbuffers
 
 from edge_opt.conversion import convert
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
@@ -107,6 +109,95 @@ def test_an_unknown_signature_is_refused_with_the_nearest_name() -> None:
 def test_a_model_without_composites_has_no_such_site() -> None:
     model = parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
     assert convert(model, inline_composites=True).sites == []
+
+
+NESTED = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
+subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
+  %heads: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'outer', BODY: 1}
+  %t: float32[1,3,2,4] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
+  %out: float32[1,3,8] = RESHAPE(%t, int32{1, 3, 8}) {new_shape: [1, 3, 8]}
+  return %out
+}
+subgraph outer (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
+  %scaled: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q) {name: 'test.positive', BODY: 2}
+  %logits: float32[1,2,3,5] = BATCH_MATMUL(%scaled, %k) {adj_y: true}
+  %p: float32[1,2,3,5] = SOFTMAX(%logits) {beta: 1.0}
+  %heads: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
+  return %heads
+}
+subgraph positive (%x: float32[1,2,3,4]) {
+  %y: float32[1,2,3,4] = ABS(%x)
+  return %y
+}
+""".replace("BODY", "composite_attributes: [0, 0, 1], decomposition_subgraph_index")
+
+
+def test_a_body_that_holds_another_composite_is_opened_and_the_other_moves_as_it_is() -> None:
+    before = to_bytes(parse(NESTED))
+    model = convert(before).model
+    assert model is not None
+    assert names(model).count("STABLEHLO_COMPOSITE") == 1
+    assert names(model).count("SOFTMAX") == 2
+    assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
+    assert compare(before, to_bytes(model)).bitwise
+
+
+def test_on_request_composites_are_opened_at_every_depth() -> None:
+    before = to_bytes(parse(NESTED))
+    result = convert(before, inline_composites=True)
+    assert result.model is not None
+    opened = [site for site in result.converted if site.pass_name == "inline_composites"]
+    assert [site.index for site in opened] == [0, 1]
+    assert "STABLEHLO_COMPOSITE" not in names(result.model)
+    assert len(result.model.subgraphs) == 1
+    assert compare(before, to_bytes(result.model)).bitwise
+
+
+def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
+    body = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
+    graphs = [
+        f"""subgraph g{depth} (%x: float32[4]) {{
+          %a: float32[4] = STABLEHLO_COMPOSITE(%x) {{name: 'n', {body}: {depth + 1}}}
+          %b: float32[4] = STABLEHLO_COMPOSITE(%a) {{name: 'n', {body}: {depth + 1}}}
+          return %b
+        }}"""
+        for depth in range(40)
+    ]
+    last = "subgraph last (%x: float32[4]) { %y: float32[4] = ABS(%x) return %y }"
+    result = convert(parse("\n".join([*graphs, last])), inline_composites=True, verify="none")
+    assert {site.status for site in result.sites} == {Status.SKIPPED}
+    assert "operators" in result.sites[0].reason
+
+
+def spectrogram(options: bytes) -> Model:
+    """A composite whose body is one custom operator, with the options that only its kernel understands."""
+    body = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
+    model = parse(f"""
+    signature main = #0 (x=%x) -> (y=%y)
+    subgraph main (%x: float32[32,1]) {{
+      %y: float32[1,7,5] = STABLEHLO_COMPOSITE(%x) {{name: 'sound', {body}: 1}}
+      return %y
+    }}
+    subgraph sound (%x: float32[32,1]) {{
+      %y: float32[1,7,5] = CUSTOM 'AudioSpectrogram' (%x)
+      return %y
+    }}
+    """)
+    (operator,) = model.subgraphs[1].operators
+    operator.table = new_table("Operator", custom_options=np.frombuffer(options, np.uint8))
+    return load(to_bytes(model))
+
+
+def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
+    options = flexbuffers.Dumps({"window_size": 8, "stride": 4, "magnitude_squared": True})
+    before = to_bytes(spectrogram(bytes(options)))
+    result = convert(before, inline_composites=True)
+    assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
+    assert result.sites[0].proof is not None
+    assert result.model is not None
+    assert names(result.model) == ["CUSTOM"]
+    assert compare(before, to_bytes(result.model)).bitwise
 
 
 # State

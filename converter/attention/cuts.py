@@ -184,7 +184,7 @@ class Cutter:
         axes = fx.labelled_axes(factored)
         if not axes and target == tensor.shape:
             return tensor
-        if tensor.is_constant and tensor.dtype.numpy is not None:
+        if tensor.has_numbers:
             return self._constant_piece(tensor, factored, head)
         if not axes:
             return self._assembly.reshaped(tensor, target, f"{tensor.name}/squeezed")
@@ -273,7 +273,7 @@ def leading(axis: Axis) -> Axis:
 
 def _scales(operator: Operator, carriers: Sequence[int]) -> bool:
     others = [t for i, t in enumerate(operator.inputs) if i not in carriers]
-    scalar = all(t is not None and t.is_constant and t.elements == 1 for t in others)
+    scalar = all(t is not None and t.has_numbers and t.elements == 1 for t in others)
     return (
         operator.name in _SCALINGS
         and len(carriers) == 1

@@ -83,7 +83,7 @@ def constant_reader(operator: Operator) -> Callable[[int], NDArray[np.generic] |
 
     def constant(index: int) -> NDArray[np.generic] | None:
         tensor = operator.inputs[index]
-        if tensor is None or not tensor.is_constant or tensor.dtype.numpy is None:
+        if tensor is None or not tensor.has_numbers:
             return None
         return tensor.array() if tensor.elements <= _LARGEST_STEERING else None
 

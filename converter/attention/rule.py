@@ -104,7 +104,7 @@ class Rule(ABC):
 def constant_integers(operator: Operator, index: int) -> list[int] | Refusal:
     """The numbers of a constant operand that steers an operator (axes, sizes)."""
     tensor = operator.inputs[index] if index < len(operator.inputs) else None
-    if tensor is None or not tensor.is_constant or tensor.dtype.numpy is None:
+    if tensor is None or not tensor.has_numbers:
         return Refusal("an operand that steers the operator must be constant", operator, tensor)
     return [int(value) for value in tensor.array().ravel()]
 

@@ -53,7 +53,7 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     if operator.name in allowed:
         return data_input(operator) is tensor
     others = [t for t in operator.inputs if t is not tensor and t is not None]
-    return operator.name in ("MUL", "DIV") and all(t.is_constant and t.elements == 1 for t in others)
+    return operator.name in ("MUL", "DIV") and all(t.has_numbers and t.elements == 1 for t in others)
 
 
 def _takes_one(operator: Operator) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
-from edge_opt.schema.table import Table
+from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,9 @@ class _Copier:
         for operator in operators:
             read = [None if tensor is None else copy(tensor) for tensor in operator.inputs]
             defined = [copy(tensor) for tensor in operator.outputs]
-            graph.append(Operator(operator.code, read, defined, self._options(operator.options)))
+            scratch = [copy(tensor) for tensor in operator.intermediates]
+            options, table = self._options(operator.options), _custom(operator)
+            graph.append(Operator(operator.code, read, defined, options, table, scratch))
         graph.outputs = [copy(tensor) for tensor in outputs]
 
     def _options(self, options: Table | None) -> Table | None:
@@ -73,6 +75,14 @@ class _Copier:
         self._copy(graph, list(called.operators), called.inputs, called.outputs)
 
 
+def _custom(operator: Operator) -> Table | None:
+    """What only an operator's own kernel understands of its table; the rest is indices and made anew."""
+    if operator.table is None or not operator.table.has("custom_options"):
+        return None
+    fields = ("custom_options", "custom_options_format")
+    return new_table("Operator", **{name: operator.table.fields.get(name) for name in fields})
+
+
 def _copied(tensor: Tensor, name: str) -> Tensor:
     buffer = None
     if tensor.is_constant:
@@ -85,12 +95,13 @@ def _copied(tensor: Tensor, name: str) -> Tensor:
         quantization=tensor.quantization,
         buffer=buffer,
         is_variable=tensor.is_variable,
+        table=tensor.table if tensor.is_sparse else None,
     )
 
 
 def renumbered(options: Table, places: Mapping[int, int]) -> Table:
     """Options that name subgraphs, told of their new places."""
-    table = Table(options.spec, dict(options.fields))
+    table = options.copy()
     for field in SUBGRAPH_FIELDS[options.name]:
         value = options.fields.get(field)
         if isinstance(value, int):

@@ -99,6 +99,16 @@ class Tensor:
         return self.buffer is not None and self.buffer.data is not None and not self.is_variable
 
     @property
+    def is_sparse(self) -> bool:
+        """True where the bytes hold only some of the elements, and the file says which."""
+        return self.table is not None and self.table.get("sparsity") is not None
+
+    @property
+    def has_numbers(self) -> bool:
+        """True where `array` can give the numbers: a constant of a type that numpy has, with all its elements."""
+        return self.is_constant and self.dtype.numpy is not None and not self.is_sparse
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         count = 1
@@ -115,10 +125,10 @@ class Tensor:
         """The constant's stored numbers, shape `shape`; reads the file only now.
 
         Raises:
-            ValueError: if the tensor is not constant, or its type has no numpy counterpart.
+            ValueError: if the tensor does not have `has_numbers`.
         """
         dtype = self.dtype.numpy
-        if not self.is_constant or dtype is None:
+        if not self.has_numbers or dtype is None:
             raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
         assert self.buffer is not None
         assert self.buffer.data is not None
@@ -241,6 +251,7 @@ class Subgraph:
         self._count = 0
         self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
         self._given: tuple[list[Tensor], set[int]] = ([], set())
+        self._named: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -255,13 +266,17 @@ class Subgraph:
             operator = following
 
     def is_output(self, tensor: Tensor) -> bool:
-        """True where the subgraph gives the tensor to its caller."""
+        """True where the subgraph gives the tensor to its caller: as an output, or by a signature that names it."""
         known, ids = self._given
         # Lists of the same objects compare by identity alone: far less work than looking for the tensor.
         if known != self.outputs:
             ids = {id(output) for output in self.outputs}
             self._given = (list(self.outputs), ids)
-        return id(tensor) in ids
+        return id(tensor) in ids or id(tensor) in self._named
+
+    def name_outputs(self, tensors: Iterable[Tensor]) -> None:
+        """A signature gives these to its caller; they need not be among `outputs`."""
+        self._named.update((id(tensor), tensor) for tensor in tensors)
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """List a tensor; operators may only use listed ones when the model is written."""

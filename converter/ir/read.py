@@ -143,9 +143,9 @@ class _SubgraphReader:
         return shape
 
     def _check_bytes(self, tensor: Tensor, where: str) -> None:
-        assert tensor.table is not None
-        if not tensor.is_constant or tensor.table.get("sparsity") is not None:
+        if not tensor.is_constant or tensor.is_sparse:
             return
+        assert tensor.table is not None
         assert tensor.buffer is not None
         assert tensor.buffer.data is not None
         expected, actual = tensor.dtype.byte_size(tensor.elements), tensor.buffer.data.length

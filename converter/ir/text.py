@@ -161,7 +161,7 @@ def _constant(tensor: Tensor) -> str:
     dtype = tensor.dtype.name.lower()
     suffix = _quantization(tensor.quantization)
     shape = "" if len(tensor.shape) <= 1 else f"[{','.join(map(str, tensor.shape))}]"
-    if tensor.dtype.numpy is None or tensor.elements > _MOST_PRINTED:
+    if not tensor.has_numbers or tensor.elements > _MOST_PRINTED:
         return f"{dtype}[{','.join(map(str, tensor.shape))}]{_splat(tensor)}{suffix}"
     values = [_number(value) for value in tensor.array().ravel()]
     if not tensor.shape:
@@ -170,7 +170,7 @@ def _constant(tensor: Tensor) -> str:
 
 
 def _splat(tensor: Tensor) -> str:
-    if tensor.dtype.numpy is None or tensor.elements > 1 << 16:
+    if not tensor.has_numbers or tensor.elements > 1 << 16:
         return "{...}"
     values = tensor.array().ravel()
     return f"{{splat {_number(values[0])}}}" if (values == values[0]).all() else "{...}"

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Operator, Tensor, same_quantization
+from edge_opt.ir.extent import MAX_EXTENT
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.targets.target import COMPOSITE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,26 +22,43 @@ class InlineComposites(Pass):
     """A composite stands for its decomposition, but a runtime may compute it in a way of its own.
 
     So both are run: the body must give what the composite gives, to 1e-6. Only composites that multiply
-    activations are opened, as attention does, unless the target (or `--inline-composites`) asks for all.
+    activations are opened, as attention does, unless the target (or `--inline-composites`) asks for all. What a body
+    holds moves as it is; composites among it are opened in their turn.
     """
 
     name: ClassVar[str] = "inline_composites"
     summary: ClassVar[str] = "replaces attention composites by their bodies, which can then be split"
     demand: ClassVar[Demand] = Demand("relative", 1e-6)
+    repeats: ClassVar[bool] = True
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
-        """One for each composite that is to be opened; bodies may hold further ones."""
+        """One for each composite that is to be opened."""
+        sizes: dict[int, int] = {}
+        total = 0
         for operator in context.subgraph.operators:
-            if operator.name != "STABLEHLO_COMPOSITE":
+            if operator.name != COMPOSITE:
                 continue
             body = decomposition(context.model, operator)
-            if context.target.inline_composites or multiplies_activations(body):
+            if not (context.target.inline_composites or multiplies_activations(body)):
+                continue
+            total += _opened(context.model, body, sizes)
+            if total > MAX_EXTENT:
+                yield SkippedSite(operator, f"opened, the composites up to here are {total:,} operators")
+            else:
                 yield Site(operator, partial(_build, context, operator, body))
 
 
 def decomposition(model: Model, composite: Operator) -> Subgraph:
     """The subgraph that says what a composite computes."""
     return model.subgraphs[int(composite.option("decomposition_subgraph_index"))]
+
+
+def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
+    """How many operators a body has once all that is in it is opened; bodies within bodies may double it each time."""
+    if id(body) not in sizes:
+        inner = (decomposition(model, operator) for operator in body.operators if operator.name == COMPOSITE)
+        sizes[id(body)] = len(body) + sum(_opened(model, called, sizes) for called in inner)
+    return sizes[id(body)]
 
 
 def multiplies_activations(body: Subgraph) -> bool:
@@ -66,8 +85,8 @@ def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite | R
             return Refusal("a result is an argument, or has another type in the body", composite, tensor)
         known[id(result)] = tensor
     prefix = composite.outputs[0].name
-    new = [_copied(operator, known, prefix) for operator in body.operators]
-    return Rewrite(context.subgraph, (composite,), tuple(new), composite, calls=context.model)
+    moved = {_copied(operator, known, prefix): operator for operator in body.operators}
+    return Rewrite(context.subgraph, (composite,), tuple(moved), composite, calls=context.model, moved=moved)
 
 
 def _same_type(a: Tensor, b: Tensor) -> bool:

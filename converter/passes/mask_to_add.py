@@ -166,7 +166,7 @@ def _uniform(tensor: Tensor, result: Tensor) -> float | None:
 
     SELECT copies stored numbers, so they mean what the result's parameters say.
     """
-    if not tensor.is_constant or tensor.dtype.numpy is None or not tensor.elements:
+    if not tensor.has_numbers or not tensor.elements:
         return None
     values = tensor.array().ravel()
     first = float(values[0])
@@ -264,7 +264,7 @@ def _compared(comparison: Operator) -> Tensor | None:
     if comparison.name == "LOGICAL_NOT":
         return comparison.input(0)
     data = [t for t in comparison.inputs if t is not None and not t.is_constant]
-    others = [t for t in comparison.inputs if t is not None and t.is_constant and t.elements == 1]
+    others = [t for t in comparison.inputs if t is not None and t.has_numbers and t.elements == 1]
     return data[0] if len(data) == 1 and len(others) == 1 else None
 
 

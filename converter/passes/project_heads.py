@@ -93,6 +93,10 @@ def _refusal(projection: Operator, joined: _Joined) -> Refusal | None:
     weights = projection.input(1)
     if projection.outputs[0].dtype is not DType.FLOAT32 or weights.dtype is not DType.FLOAT32:
         return Refusal("sums of integers would be rounded once more for each head", projection, weights)
+    if weights.is_sparse:
+        return Refusal(
+            "the weights are stored sparsely, their columns cannot be cut out", projection, weights
+        )
     if not weights.is_constant:
         return Refusal("the weights are no constant, their columns cannot be cut out", projection, weights)
     if joined.between[0].option(_ACTIVATION):
@@ -138,6 +142,6 @@ def _plain(projection: Operator) -> Table | None:
     table = projection.options
     if table is None or not projection.option(_ACTIVATION):
         return table
-    plain = Table(table.spec, dict(table.fields))
+    plain = table.copy()
     plain.set(_ACTIVATION, 0)
     return plain

@@ -88,7 +88,7 @@ def _carried(operator: Operator) -> Tensor | None:
     """The operand that carries the mask: the only one, or the one beside a constant of one element."""
     data = [t for t in operator.inputs if t is not None and not t.is_constant]
     others = [t for t in operator.inputs if t is not None and t.is_constant]
-    known = all(t.elements == 1 and t.dtype.numpy is not None for t in others)
+    known = all(t.elements == 1 and t.has_numbers for t in others)
     return data[0] if len(data) == 1 and known else None
 
 

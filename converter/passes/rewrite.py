@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import recorded_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from edge_opt.attention.factors import Factored
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
@@ -47,7 +47,8 @@ class Rewrite:
     ones take its place. `mask` is given where the two differ on rows that are masked everywhere, `saturation` where the
     old region clips values that the new one does not. `calls`: the model whose subgraphs the operators call. A proof
     runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are not
-    named): with the first, not everything may be clipped.
+    named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so, with
+    the one that each is a copy of.
     """
 
     subgraph: Subgraph
@@ -58,6 +59,7 @@ class Rewrite:
     calls: Model | None = None
     saturation: Saturation | None = None
     spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
+    moved: Mapping[Operator, Operator] = field(default_factory=dict)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""
@@ -87,6 +89,18 @@ class Rewrite:
         """The new operators that are not old ones."""
         kept = set(self.old)
         return tuple(operator for operator in self.new if operator not in kept)
+
+    def derivable(self) -> Iterator[Operator]:
+        """The new operators without those that were moved and read and define what they did: their shapes stay true."""
+        for operator in self.added():
+            copied = self.moved.get(operator)
+            if copied is None or _recorded(copied) != _recorded(operator):
+                yield operator
+
+
+def _recorded(operator: Operator) -> list[object]:
+    tensors = (*operator.inputs, *operator.outputs)
+    return [tensor and (tensor.dtype, recorded_shape(tensor)) for tensor in tensors]
 
 
 def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:

@@ -52,7 +52,7 @@ def _key(operator: Operator) -> Hashable:
 
 
 def _operand_key(tensor: Tensor | None) -> Hashable:
-    if tensor is None or not tensor.is_constant or tensor.dtype.numpy is None or tensor.elements > 1 << 12:
+    if tensor is None or not tensor.has_numbers or tensor.elements > 1 << 12:
         return id(tensor)
     return (tensor.array().tobytes(), _type_key(tensor))
 

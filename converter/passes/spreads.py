@@ -49,7 +49,7 @@ def real_range(tensor: Tensor) -> tuple[float, float]:
 
 def moments(tensor: Tensor) -> tuple[float, float]:
     """Mean and deviation of the real numbers that a proof puts into a tensor: of a constant, its own."""
-    if tensor.is_constant:
+    if tensor.has_numbers:
         assert tensor.quantization is not None
         zero_point, scale = int(tensor.quantization.zero_point[0]), float(tensor.quantization.scale[0])
         values = (tensor.array().astype(np.float64) - zero_point) * scale
@@ -126,12 +126,12 @@ def _summands(tensor: Tensor, inside: set[Operator], gain: float = 1.0) -> Itera
 
 
 def _constant_factor(operator: Operator) -> float:
-    constants = [t for t in operator.inputs if t is not None and t.is_constant and t.elements == 1]
+    constants = [t for t in operator.inputs if t is not None and t.has_numbers and t.elements == 1]
     factor = 1.0
     for tensor in constants:
         if is_integer(tensor):
             factor *= abs(moments(tensor)[0])
-        elif tensor.dtype.is_float and tensor.dtype.numpy is not None:
+        elif tensor.dtype.is_float:
             factor *= abs(float(tensor.array().ravel()[0]))
     return factor if math.isfinite(factor) and factor else 1.0
 

@@ -136,8 +136,7 @@ def _words(parameters: object | None) -> str:
 def constant_misfit(tensor: Tensor) -> str | None:
     """Say why a constant's bytes do not fill its shape; None where they do, or nothing can be said."""
     data = None if tensor.buffer is None else tensor.buffer.data
-    sparse = tensor.table is not None and tensor.table.get("sparsity") is not None
-    if data is None or sparse or tensor.dtype == DType.STRING:
+    if data is None or tensor.is_sparse or tensor.dtype == DType.STRING:
         return None
     needed = tensor.dtype.byte_size(tensor.elements)
     if needed is None or data.length == needed:

@@ -20,15 +20,15 @@ class ConstantValues:
     def value(self, tensor: Tensor) -> Array | None:
         """The constant's numbers; None for other tensors, large ones, and types that numpy does not have."""
         if tensor not in self._read:
-            self._read[tensor] = _read(tensor) if tensor.is_constant else None
+            self._read[tensor] = _read(tensor) if tensor.has_numbers else None
         return self._read[tensor]
 
 
 def _read(tensor: Tensor) -> Array | None:
     data = tensor.buffer.data if tensor.buffer is not None else None
     dtype = tensor.dtype.numpy
-    if data is None or dtype is None or data.length > _MOST_BYTES:
-        return None
-    if data.length != tensor.elements * dtype.itemsize:
+    assert data is not None
+    assert dtype is not None
+    if data.length > _MOST_BYTES or data.length != tensor.elements * dtype.itemsize:
         return None
     return tensor.array()

@@ -174,7 +174,7 @@ def _small_float_constants(operator: Operator) -> Iterable[Tensor]:
         tensor
         for tensor in operator.inputs
         if tensor is not None
-        and tensor.is_constant
+        and tensor.has_numbers
         and tensor.dtype is DType.FLOAT32
         and 0 < tensor.elements <= 1 << 20
     )
