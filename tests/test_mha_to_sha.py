@@ -124,11 +124,13 @@ def test_heads_that_others_read_end_the_block_and_nothing_is_computed_twice() ->
     assert join.option("axis") == 1
 
 
-def test_probabilities_that_others_read_stay_as_they_are_beside_the_heads() -> None:
+def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads_stay() -> None:
     model = parse(SCALED.format(also="", returned=", %p"))
     assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
     counted = kinds(model)
-    assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["MUL"]) == (5, 9, 1)
+    assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["MUL"]) == (4, 8, 4)
+    joined = [op.outputs[0].name for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
+    assert joined == ["r/heads", "p"]
     again = convert(model, "split")
     assert all(report.settled for report in again)
 

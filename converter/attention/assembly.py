@@ -32,10 +32,10 @@ class Assembly:
         self._again: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
         self._names: set[str] = set()
 
-    def finished(self, output: Tensor) -> list[Operator]:
-        """The operators that `output` needs, in execution order."""
-        operators = cancel_transposes(self._operators, {id(output)})
-        needed = {id(output)}
+    def finished(self, *outputs: Tensor) -> list[Operator]:
+        """The operators that the outputs need, in execution order."""
+        needed = {id(output) for output in outputs}
+        operators = cancel_transposes(self._operators, frozenset(needed))
         kept: list[Operator] = []
         for operator in reversed(operators):
             if any(id(tensor) in needed for tensor in operator.outputs):

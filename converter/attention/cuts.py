@@ -128,6 +128,8 @@ class Cutter:
         while above and not above[0].scales:
             source = above.pop(0).result.tensor
         source = self._moved(source, [step.result for step in above if not step.scales])
+        # A scaling may raise the rank: `[N,T,H] * [1,1,1,1]`.
+        source = self._assembly.reshaped(source, fx.sizes(places[index]), f"{source.name}/ranked")
         sunk = [step for step in above if step.scales]
         steps = (*sunk, *(step for step, _, _ in chain[index:]))
         return Cut(source, places[index], steps, tuple(step.result.operator for step in above))

@@ -38,7 +38,8 @@ def split_heads(
 ) -> tuple[list[Operator], list[Operator]]:
     """The operators of the block, and those that replace them (detached, in execution order).
 
-    The new ones define `block.output` itself. Old operators whose results are needed outside are in both lists.
+    The new ones define `block.output` itself, and what others read of the block: there, too, heads are joined. Old
+    operators that lead to the block, and whose results are needed outside, are in both lists.
     """
     if form.cut == "unpack" and (block.heads_are_rows or block.tiles > 1):
         # Dropping the axis would leave a vector where BATCH_MATMUL needs a matrix; and rows are no axis of their own.
@@ -62,13 +63,7 @@ class _Splitter:
         self._cuts: dict[tuple[int, Factored], Cut] = {}
         self._costs: dict[tuple[int, Factored], int] = {}
         self._passed: dict[tuple[int, Factored], bool] = {}
-        self._staying = self._escape_makers()
-
-    def _escape_makers(self) -> set[Operator]:
-        """Operators of the core that stay, because somebody outside reads what they lead to."""
-        producer = self._block.output.producer
-        assert producer is not None
-        return set(still_needed(self._subgraph, topological(self._block.core), producer))
+        self._labelled: dict[Tensor, Factored] = {}
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
@@ -80,8 +75,18 @@ class _Splitter:
         join_heads(self._assembly, self._form, heads, output, factored)
         assert output.producer is not None
         old = topological(self._old)
-        new = self._assembly.finished(output)
-        return old, [*still_needed(self._subgraph, old, output.producer, new), *new]
+        joined = [output]
+        for tensor, own in self._labelled.items():
+            if tensor is not output and self._is_read_outside(tensor):
+                pieces = [self.piece(tensor, own, head) for head in range(self._block.heads)]
+                join_heads(self._assembly, self._form, pieces, tensor, own)
+                joined.append(tensor)
+        new = self._assembly.finished(*joined)
+        return old, [*still_needed(self._subgraph, old, output.producer, new, joined), *new]
+
+    def _is_read_outside(self, tensor: Tensor) -> bool:
+        outside = any(reader not in self._old for reader in tensor.consumers)
+        return outside or self._subgraph.is_output(tensor)
 
     # Pieces
 
@@ -99,8 +104,8 @@ class _Splitter:
         operator = tensor.producer
         if operator is not None and self._passes(tensor, factored, depth):
             self._old[operator] = None
-            if any(reader in self._staying for reader in tensor.consumers):
-                self._staying.add(operator)
+            if operator in self._block.core and fx.piece_count(factored) == self._block.heads:
+                self._labelled.setdefault(tensor, factored)
             return self._emit(Labelled(operator, factored, output_index(tensor)), head, depth)
         cut = self._cut(tensor, factored)
         self._old.update(dict.fromkeys(cut.above))
@@ -154,8 +159,7 @@ class _Splitter:
     def _cut(self, tensor: Tensor, factored: Factored) -> Cut:
         key = (id(tensor), factored)
         if key not in self._cuts:
-            # What staying operators read stays too: beside a chain of its own the heads would only repeat it.
-            readers = {*self._block.core, *self._old} - self._staying
+            readers = {*self._block.core, *self._old}
             self._cuts[key] = self._cutter.choose(tensor, factored, readers)
         return self._cuts[key]
 

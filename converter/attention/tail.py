@@ -35,7 +35,7 @@ def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refus
                 if len(shape) < 2:
                     return Refusal("a value product must be a matrix", operator)
                 found[operator] = (side, shape[-1] if side == 0 else shape[-2])
-            elif _maps(operator, tensor, _PROBABILITY_PATH):
+            elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
                 frontier.extend(operator.outputs)
             elif blocked is None or operator.name in OPAQUE:
                 blocked = operator
@@ -44,6 +44,11 @@ def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refus
     if blocked is not None and blocked.name in OPAQUE:
         return Refusal("the probabilities go into an operator that nothing is known of", blocked)
     return Refusal("no value product behind this SOFTMAX: not attention", blocked)
+
+
+def _per_element(operator: Operator, tensor: Tensor) -> bool:
+    """True where each element of the result belongs to one of the tensor: a mask, a guard against NaN, a clip."""
+    return operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
 
 
 def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:

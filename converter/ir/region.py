@@ -22,21 +22,26 @@ def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
 
 
 def still_needed(
-    subgraph: Subgraph, old: Sequence[Operator], replaced: Operator, new: Collection[Operator] = ()
+    subgraph: Subgraph,
+    old: Sequence[Operator],
+    replaced: Operator,
+    new: Collection[Operator] = (),
+    redefined: Collection[Tensor] = (),
 ) -> list[Operator]:
     """Of the `old` operators (in execution order), those that must stay when `replaced` is defined anew.
 
-    They are the ones whose results the graph's caller, operators outside, or the `new` operators read, and the old ones
-    that those need in turn.
+    They are the ones whose results the graph's caller, operators outside, or the `new` operators read (unless the new
+    ones define them, as `redefined` says), and the old ones that those need in turn.
     """
     inside = set(old)
+    anew = {id(tensor) for tensor in redefined}
     needed: set[Operator] = set()
     read_anew = {id(tensor) for operator in new for tensor in operator.inputs}
     for operator in reversed(old):
         if operator is replaced:
             continue
         for tensor in operator.outputs:
-            if (
+            if id(tensor) not in anew and (
                 id(tensor) in read_anew
                 or subgraph.is_output(tensor)
                 or any(reader not in inside or reader in needed for reader in tensor.consumers)

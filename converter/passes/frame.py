@@ -95,13 +95,11 @@ def _definition_violation(rewrite: Rewrite) -> str | None:
             if tensor.is_constant:
                 return f"the new region defines the constant '{tensor.name}'"
             defined[id(tensor)] = operator
-    anchored = {id(tensor) for tensor in rewrite.anchor.outputs}
     for tensor in rewrite.outputs():
-        definer = defined.get(id(tensor))
-        if definer is None:
+        if id(tensor) not in defined:
             return f"the new region leaves '{tensor.name}' undefined"
-        if definer is not tensor.producer and id(tensor) not in anchored:
-            return f"the new region defines '{tensor.name}' behind operators that may read it"
+    if rewrite.late_readers() is None:
+        return "what others read of the old region comes back into it, or cannot wait for the new one"
     return None
 
 

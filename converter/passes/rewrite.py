@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
 
+# fmt: off
+_MORE_THAN_COMPUTING = frozenset({
+    "CUSTOM", "CALL", "CALL_ONCE", "IF", "WHILE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "RANDOM_UNIFORM",
+    "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE",
+})
+# fmt: on
+
+
 @dataclass(frozen=True, slots=True)
 class MaskInput:
     """Which of a region's inputs is a mask `[.., T, S]`, and what masked and open entries are in it."""
@@ -84,6 +92,38 @@ class Rewrite:
         if mask is None or len(mask.shape) < 2 or mask.shape[-2] == 1:
             return (None,) * len(self.outputs())
         return tuple(_axis_of_rows(mask, output) for output in self.outputs())
+
+    def late_readers(self) -> list[Operator] | None:
+        """Operators that read what the new region defines, and run before it as yet; in execution order.
+
+        They have to go behind it. None where they cannot: the region needs them, or they do more than compute.
+        """
+        inside, staying = set(self.old), set(self.new)
+        late = {id(t) for operator in self.added() for t in operator.outputs}
+        late -= {id(tensor) for tensor in self.anchor.outputs}
+        moved: dict[int, Operator] = {}
+        for operator in self._span({op for op in self.old if any(id(t) in late for t in op.outputs)}):
+            read = {id(tensor) for tensor in operator.inputs}
+            if operator in inside:
+                if not read.isdisjoint(late if operator in staying else moved):
+                    return None
+            elif not read.isdisjoint(late):
+                if not operator.outputs or operator.name in _MORE_THAN_COMPUTING:
+                    return None
+                moved.update((id(tensor), operator) for tensor in operator.outputs)
+                late.update(moved)
+        return list(dict.fromkeys(moved.values()))
+
+    def _span(self, operators: set[Operator]) -> list[Operator]:
+        """Everything in the graph from the first of these operators up to the anchor."""
+        span: list[Operator] = []
+        operator: Operator | None = self.anchor
+        missing = set(operators)
+        while missing and operator is not None:
+            span.append(operator)
+            missing.discard(operator)
+            operator = self.subgraph.before(operator)
+        return span[::-1]
 
     def added(self) -> tuple[Operator, ...]:
         """The new operators that are not old ones."""
@@ -164,7 +204,11 @@ def commit(rewrite: Rewrite) -> list[Operator]:
     """
     graph = rewrite.subgraph
     staying = set(rewrite.new)
+    late = rewrite.late_readers()
+    assert late is not None
     position = graph.after(rewrite.anchor)
+    for operator in late:
+        graph.remove(operator)
     for operator in reversed(rewrite.old):
         if operator not in staying:
             graph.remove(operator)
@@ -173,6 +217,8 @@ def commit(rewrite: Rewrite) -> list[Operator]:
         for tensor in (*operator.inputs, *operator.outputs):
             if tensor is not None and not graph.lists(tensor):
                 graph.add_tensor(tensor)
+    for operator in late:
+        graph.insert_before(position, operator)
     return [operator for operator in rewrite.old if operator in staying]
 
 

@@ -1,0 +1,112 @@
+"""How exporters other than litert-torch write attention: every block is split, to the same bits; none stays beside it.
+
+Each graph is what onnx2tf, Keras or TensorFlow wrote of a real model, cut down to the block.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from attention_checks import assert_same_bits, convert, random_inputs
+
+from edge_opt.ir import Model, Signature, load, to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import Status
+
+MERGED = """%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+            %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})"""
+LOGITS = "%l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}"
+SOFTMAX = "%p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}"
+VALUES = "%o: float32[1,4,6,5] = BATCH_MATMUL(%w, %v)"
+FORMS = ("split", "unpack", "slice", "split-above-rope")
+
+
+def block(*lines: str, inputs: str = "", returned: str = "%r") -> str:
+    """Four heads of size 5, six queries, eight keys."""
+    given = f"%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]{inputs}"
+    return f"subgraph main ({given}) {{\n" + "\n".join(lines) + f"\nreturn {returned}\n}}"
+
+
+GUARDED = """%nan: bool[1,4,6,8] = NOT_EQUAL(%p, %p)
+             %w: float32[1,4,6,8] = SELECT_V2(%nan, float32(0.0), %p)"""
+CASES = {
+    "a guard against NaN": block(LOGITS, SOFTMAX, GUARDED, VALUES, MERGED),
+    "probabilities filled by a mask": block(
+        LOGITS,
+        SOFTMAX,
+        "%w: float32[1,4,6,8] = SELECT_V2(%m, %p, float32(0.0))",
+        VALUES,
+        MERGED,
+        inputs=", %m: bool[1,1,6,8]",
+    ),
+    "probabilities times a mask, then clipped": block(
+        LOGITS,
+        SOFTMAX,
+        """%s: float32[1,4,6,8] = MUL(%p, %m)
+           %w: float32[1,4,6,8] = MINIMUM(%s, float32(0.5))""",
+        VALUES,
+        MERGED,
+        inputs=", %m: float32[6,8]",
+    ),
+    "probabilities times a number for each head": block(
+        LOGITS, SOFTMAX, "%w: float32[1,4,6,8] = MUL(%p, %g)", VALUES, MERGED, inputs=", %g: float32[4,1,1]"
+    ),
+    "probabilities that are returned": block(LOGITS, SOFTMAX, GUARDED, VALUES, MERGED, returned="%r, %w"),
+    "probabilities whose mean over the heads is returned": block(
+        LOGITS,
+        SOFTMAX,
+        "%mean: float32[1,6,8] = MEAN(%p, int32{1})",
+        VALUES.replace("%w", "%p"),
+        MERGED,
+        returned="%mean, %r",
+    ),
+    "scores that are returned beside probabilities": block(
+        LOGITS, SOFTMAX, VALUES.replace("%w", "%p"), MERGED, returned="%p, %l, %r"
+    ),
+    "queries whose scaling raises the rank": """
+        subgraph main (%x: float32[6,4,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
+          %n: float32[4,6,5] = TRANSPOSE(%x, int32{1, 0, 2})
+          %q: float32[1,4,6,5] = MUL(%n, float32[1,1,1,1]{0.4})
+          %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+          %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+          %t: float32[6,1,4,5] = TRANSPOSE(%o, int32{2, 0, 1, 3})
+          %r: float32[6,20] = RESHAPE(%t, int32{6, 20})
+          return %r
+        }""",
+}
+
+
+def signed(model: Model) -> Model:
+    """The model with a signature, so that it can be run by names."""
+    graph = model.subgraphs[0]
+    inputs, outputs = ({tensor.name: tensor for tensor in ends} for ends in (graph.inputs, graph.outputs))
+    model.signatures = [Signature("main", graph, inputs, outputs)]
+    return model
+
+
+def several_heads(model: Model) -> list[str]:
+    """Products of two activations and softmaxes that hold more than one row matrix."""
+    found = []
+    for operator in model.subgraphs[0].operators:
+        product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED") and not operator.input(1).is_constant
+        if (product or operator.name in ("SOFTMAX", "LOG_SOFTMAX")) and math.prod(
+            operator.outputs[0].shape[:-2]
+        ) > 1:
+            found.append(f"{operator.name} {operator.outputs[0].shape}")
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str, form: str) -> None:
+    before = to_bytes(signed(parse(CASES[case])))
+    model = load(before)
+    assert several_heads(model)
+    reports = convert(model, form)
+    assert [report.status for report in reports] == [Status.CONVERTED], reports
+    assert not several_heads(model)
+    for kernels in ("xnnpack", "reference"):
+        assert_same_bits(before, to_bytes(model), random_inputs(model), kernels)
+    assert all(report.settled for report in convert(model, form))
