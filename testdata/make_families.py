@@ -1,11 +1,12 @@
 """Make one tiny random-weight .tflite per way that an exporter writes attention; reads no model.
 
-    make_families.py OUT_DIR [--only NAME ...] [--list]
+    make_families.py OUT_DIR [--from MODULE] [--only NAME ...] [--list]
 
 Every family is made in a process of its own (a converter may crash, and peak memory stays that of one export)
 and lands in OUT_DIR/NAME.tflite, beside it the exporter's chatter in NAME.log. Needs the extras `torch` and
-`tensorflow`. Sizes differ from each other wherever the exporter allows it, so that no axis passes for another
-by chance: N=4, H=20, T=14, S=44, hidden 72, vocabulary 320.
+`tensorflow`; `--from` takes the families of a module exports_*.py instead, which says what it needs. Sizes differ
+from each other wherever the exporter allows it, so that no axis passes for another by chance: N=4, H=20, T=14,
+S=44, hidden 72, vocabulary 320.
 """
 
 from __future__ import annotations
@@ -412,10 +413,11 @@ def all_families() -> list[Family]:
     return families
 
 
-def make_in_child(family: Family, out: Path) -> bool:
+def make_in_child(family: Family, out: Path, module: str | None) -> bool:
     """Run this script for one family; True if it wrote the model."""
     target, start = out / f"{family.name}.tflite", time.monotonic()
     command = [sys.executable, str(Path(__file__).resolve()), str(out), "--only", family.name, "--here"]
+    command += ["--from", module] if module else []
     with target.with_suffix(".log").open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     outcome = (
@@ -427,15 +429,22 @@ def make_in_child(family: Family, out: Path) -> bool:
 
 def main() -> int:
     """Parse the command line and make the families it names; 1 if any of them failed."""
-    families = all_families()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    modules = sorted(path.stem for path in Path(__file__).parent.glob("exports_*.py"))
     parser.add_argument("out", type=Path, nargs="?", default=Path())
-    parser.add_argument("--only", nargs="+", choices=[f.name for f in families], metavar="NAME")
+    parser.add_argument("--from", choices=modules, dest="module", help="another exporter's families")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the table and stop")
     parser.add_argument("--here", action="store_true", help="in this process, chatter and tracebacks shown")
     arguments = parser.parse_args()
+    families = (
+        [Family(*row) for row in lib(arguments.module).FAMILIES] if arguments.module else all_families()
+    )
+    unknown = set(arguments.only or ()) - {family.name for family in families}
+    if unknown:
+        parser.error(f"no such family: {', '.join(sorted(unknown))}")
     chosen = [f for f in families if arguments.only is None or f.name in arguments.only]
     if arguments.list:
         print("\n".join(f"{f.name:24} {f.about}" for f in chosen))
@@ -445,7 +454,7 @@ def main() -> int:
         for family in chosen:
             family.make(arguments.out / f"{family.name}.tflite")
         return 0
-    made = [make_in_child(family, arguments.out) for family in chosen]
+    made = [make_in_child(family, arguments.out, arguments.module) for family in chosen]
     return 0 if all(made) else 1
 
 
