@@ -1,6 +1,6 @@
 """The arguments of every command. Parsing gives back what to do; nothing of the library is loaded before that."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,7 @@ VERIFY = ("regions", "full", "none")
 SECTIONS = ("prefill-decode", "all")
 FORMS = ("as-found", "split", "unpack", "split-above-rope", "slice", "split-keys-batched")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
+PLACES = ("cpu", "npu")
 
 _EPILOG = (
     "Exit codes: 0 done; 1 a difference was found, or --require-all and a site was not converted; 2 usage; "
@@ -60,6 +61,20 @@ def _listed(values: list[str] | None) -> list[str]:
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .tflite model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Sdk = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT."),
+]
+Soc = Annotated[
+    str | None,
+    typer.Option(
+        "--soc", "--chip", metavar="C", help="The chip, as the compiler calls it: SM8750, ethos-u85-256, ..."
+    ),
+]
+Flag = Annotated[
+    list[str] | None,
+    typer.Option(metavar="F", help="For the compiler, once for each; default: those of the target."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
@@ -281,10 +296,74 @@ def compare(
         Path | None,
         typer.Option("--auxiliary", metavar="X", help="The same: rotary tables, masks and cache updates."),
     ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="|".join(PLACES),
+            callback=_one_of(PLACES),
+            autocompletion=completion.one_of(PLACES),
+            help="Compare on this machine's CPU, or as a Hexagon NPU computes them, in its compiler's emulator.",
+        ),
+    ] = "cpu",
+    sdk: Sdk = None,
+    soc: Soc = None,
+    flag: Flag = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="On the NPU: only the first N layers, cut out."),
+    ] = None,
+    npu_db: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DB", help="On the NPU: signal to noise against the CPU that is demanded. Default: 20."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=0, help="On the NPU: give a model up after so long. Default: 3600; 0: never."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> Action:
     """Run two models on the same inputs; exit 1 if they differ."""
     from edge_opt.cli.compare import Request, run
+
+    given = {
+        "--sdk": sdk,
+        "--soc": soc,
+        "--flag": flag,
+        "--layers": layers,
+        "--npu-db": npu_db,
+        "--seconds": seconds,
+    }
+    if on == "npu":
+        others = {
+            "--backend": backend != "xnnpack",
+            "--runs": runs != 1,
+            "--hostile": hostile,
+            "--generate": generate,
+        }
+        _refuse_together("--on npu", others)
+        from edge_opt.cli.compare_npu import run as run_on_npu
+
+        return partial(
+            run_on_npu,
+            a,
+            b,
+            sdk=sdk,
+            soc=soc,
+            flags=flag or None,
+            layers=layers,
+            seed=seed,
+            atol=atol,
+            rtol=rtol,
+            least_db=npu_db,
+            seconds=seconds,
+            as_json=as_json,
+        )
+    _refuse_together("--on cpu", given)
 
     request = Request(
         a=a,
@@ -352,11 +431,18 @@ def golden_check(
     return partial(check, model, golden)
 
 
+def _refuse_together(place: str, options: Mapping[str, object]) -> None:
+    """Options that say nothing there are mistakes, not wishes to be ignored."""
+    for name, value in options.items():
+        if value:
+            raise typer.BadParameter(f"{name} has no meaning with {place}: leave one of them out")
+
+
 @app.command()
 def profile(
     *,
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Models to compile, as before and after.")
+        list[Path], typer.Argument(metavar="MODEL...", help="Models or bundles, as before and after.")
     ],
     target: Annotated[
         str,
@@ -367,23 +453,15 @@ def profile(
             help="qualcomm-htp or ethos-u85, or a target file of yours.",
         ),
     ] = "qualcomm-htp",
-    sdk: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT."),
-    ] = None,
-    chip: Annotated[
-        str | None, typer.Option(metavar="C", help="As the compiler calls it: SM8750, ethos-u85-256, ...")
-    ] = None,
-    flag: Annotated[
-        list[str] | None,
-        typer.Option(metavar="F", help="For the compiler, once for each; default: those of the target."),
-    ] = None,
+    sdk: Sdk = None,
+    soc: Soc = None,
+    flag: Flag = None,
     as_json: Json = False,
 ) -> Action:
     """Compile models with a target's own compiler, and show what it makes of them."""
     from edge_opt.cli.profile import run
 
-    return partial(run, models, target, sdk=sdk, chip=chip, flags=flag or None, as_json=as_json)
+    return partial(run, models, target, sdk=sdk, chip=soc, flags=flag or None, as_json=as_json)
 
 
 @app.command()
@@ -405,24 +483,31 @@ def tune(
     ] = None,
     signature: Annotated[
         str | None,
-        typer.Option(metavar="S", help="Take the block from here; default: where the attention is largest."),
+        typer.Option(metavar="S", help="The one to tune for; default: where the attention is largest."),
     ] = None,
-    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="So many layers in a row.")] = 1,
-    sdk: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT."),
+    blocks: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only so many layers in a row, for a cheaper look."),
     ] = None,
-    chip: Annotated[
-        str | None, typer.Option(metavar="C", help="As the compiler calls it: SM8750, ethos-u85-256, ...")
-    ] = None,
+    sdk: Sdk = None,
+    soc: Soc = None,
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0, help="Give a trial up after so long; 0: never.")
-    ] = 300.0,
+    ] = 1800.0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="So many trials at a time. Default: as many as cores are free."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Compile again what an earlier search remembers.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> Action:
-    """Compile one block of a model in every form, with every level of the target's compiler, and find the best."""
+    """Compile a signature in every form, with every usable level of the target's compiler, and find the quickest."""
     from edge_opt.cli.tune import run
 
     return partial(
@@ -433,8 +518,10 @@ def tune(
         signature=signature,
         blocks=blocks,
         sdk=sdk,
-        chip=chip,
+        chip=soc,
         seconds=seconds,
+        jobs=jobs,
+        fresh=fresh,
         force=force,
         as_json=as_json,
         quiet=quiet,

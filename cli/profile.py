@@ -10,6 +10,9 @@ from edge_opt.npu import Figures, Profile, SpillFigures, profile
 _SPILL_HEADS = (
     "NPU operators",
     "partitions",
+    "time ms",
+    "between",
+    "no cost",
     "spill",
     "fill",
     "DDR read",
@@ -55,6 +58,8 @@ def _show(profiles: Sequence[Profile]) -> None:
         for figures in entry.signatures
     ]
     output.say(output.table(rows, left=2))
+    for note in dict.fromkeys(note for entry in profiles for note in entry.notes):
+        output.say(f"  {note}")
     reasons = _refusals(profiles)
     if reasons:
         output.say()
@@ -70,6 +75,7 @@ def _cells(figures: Figures) -> tuple[str, ...]:
         return (
             operators,
             str(figures.partitions),
+            *time_cells(figures),
             output.size(figures.spill),
             output.size(figures.fill),
             output.size(figures.ddr_read),
@@ -79,6 +85,15 @@ def _cells(figures: Figures) -> tuple[str, ...]:
         )
     sizes = (figures.sram, figures.dram, figures.sram_traffic, figures.dram_traffic)
     return (operators, str(figures.cycles), *map(output.size, sizes))
+
+
+def time_cells(figures: SpillFigures) -> tuple[str, str, str]:
+    """Estimated milliseconds, their bounds, the operators that they leave out; dashes where there is no estimate."""
+    time = figures.time
+    if time is None:
+        return ("-", "-", "-")
+    low, middle, high = (f"{us / 1000:.3f}" for us in (time.us_low, time.us, time.us_high))
+    return (middle, f"{low}-{high}", str(time.without_cost))
 
 
 def _refusals(profiles: Sequence[Profile]) -> list[str]:

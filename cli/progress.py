@@ -15,9 +15,9 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
         return
     # Loaded here: a bar is only ever needed by a person who waits.
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, TaskID] = {}
 

@@ -3,11 +3,22 @@
 from pathlib import Path
 
 from edge_opt.cli import output
+from edge_opt.cli.profile import time_cells
 from edge_opt.cli.progress import bar
 from edge_opt.npu import SpillFigures, Trial, Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
 
-_SPILL_HEADS = ("spill", "fill", "DDR read", "x floor", "DDR written", "run list")
+_SPILL_HEADS = (
+    "time ms",
+    "between",
+    "no cost",
+    "spill",
+    "fill",
+    "DDR read",
+    "x floor",
+    "DDR written",
+    "run list",
+)
 _VELA_HEADS = ("cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")
 
 
@@ -17,10 +28,12 @@ def run(
     destination: Path | None,
     *,
     signature: str | None,
-    blocks: int,
+    blocks: int | None,
     sdk: Path | None,
     chip: str | None,
     seconds: float,
+    jobs: int | None,
+    fresh: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -38,6 +51,8 @@ def run(
             sdk=sdk,
             chip=chip,
             seconds=seconds or None,
+            jobs=jobs,
+            fresh=fresh,
             progress=progress,
         )
     if destination is not None:
@@ -51,8 +66,9 @@ def run(
 
 def _show(found: Tuning, destination: Path | None) -> None:
     versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
-    layers = "one layer" if found.blocks == 1 else f"{found.blocks} layers"
-    output.say(f"{found.target.name}: {found.chip}, {versions}; {layers} of {found.signature}, best first")
+    output.say(
+        f"{found.target.name}: {found.chip}, {versions}; {found.extent} of {found.signature}, best first"
+    )
     output.say()
     spills = any(isinstance(trial.figures, SpillFigures) for trial in found.trials)
     heads = _SPILL_HEADS if spills else _VELA_HEADS
@@ -60,18 +76,24 @@ def _show(found: Tuning, destination: Path | None) -> None:
     rows += [
         (str(trial.choice), _level(trial), *_cells(trial), f"{trial.seconds:.1f}")
         for trial in found.trials
-        if trial.figures is not None
+        if trial.usable
     ]
     output.say(output.table(rows, left=2))
-    failed = [trial for trial in found.trials if trial.figures is None]
-    if failed:
-        output.say()
-        output.say("failed:")
-        for trial in failed:
-            output.say(f"  {trial.choice}, {_level(trial)}: {trial.failure}")
+    output.say()
+    for note in found.notes:
+        output.say(f"  {note}")
+    for level, reason in found.levels.items():
+        output.say(f"  not tried, {level}: {reason}")
+    for trial in found.trials:
+        if not trial.usable:
+            output.say(f"  left out, {trial.choice}, {_level(trial)}: {trial.failure or trial.verdict}")
+    best = found.winner
+    if best is not None:
+        output.say(f"Best: {best.choice}, {_level(best)}: {found.checked}.")
+    else:
+        output.say(f"No winner: {found.checked}.")
     if destination is not None:
-        output.say()
-        output.say(f"The winner is in {destination}: edge-opt convert {found.model} --target {destination}")
+        output.say(f"It is in {destination}: edge-opt convert {found.model} --target {destination}")
 
 
 def _level(trial: Trial) -> str:
@@ -85,6 +107,13 @@ def _cells(trial: Trial) -> tuple[str, ...]:
     if isinstance(figures, SpillFigures):
         ratio = "-" if figures.read_ratio is None else f"{figures.read_ratio:.3f}"
         sizes = [output.size(size) for size in (figures.spill, figures.fill, figures.ddr_read)]
-        return (operators, *sizes, ratio, output.size(figures.ddr_written), str(figures.run_list))
+        return (
+            operators,
+            *time_cells(figures),
+            *sizes,
+            ratio,
+            output.size(figures.ddr_written),
+            str(figures.run_list),
+        )
     memory = (figures.sram, figures.dram, figures.sram_traffic, figures.dram_traffic)
     return (operators, str(figures.cycles), *map(output.size, memory))

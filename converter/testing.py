@@ -4,8 +4,9 @@ Needs no test framework; each assert starts the runtime in a child process.
 """
 
 import os
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.verify.compare import compare
 from edge_opt.verify.comparison import ComparisonReport
 from edge_opt.verify.golden import check
@@ -13,18 +14,30 @@ from edge_opt.verify.source import ModelLike
 
 __all__ = ["assert_equivalent", "assert_golden"]
 
+Report = TypeVar("Report", ComparisonReport, NpuComparison)
+
 
 def assert_equivalent(
-    a: ModelLike, b: ModelLike, *, atol: float = 0.0, rtol: float = 0.0, **options: Any
-) -> ComparisonReport:
+    a: ModelLike,
+    b: ModelLike,
+    *,
+    on: Literal["cpu", "npu"] = "cpu",
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    **options: Any,
+) -> ComparisonReport | NpuComparison:
     """Asserts that |a-b| <= atol + rtol*|a| for every output of every signature; returns the report.
 
-    `options` are those of `edge_opt.compare` (`signatures`, `backend`, `runs`, `seed`, `hostile`).
+    On the NPU both models run in the emulator of its compiler, and must also be near the CPU's numbers. `options` are
+    those of `edge_opt.compare` (`signatures`, `backend`, `runs`, `seed`, `hostile`), or of `edge_opt.npu`'s
+    `compare_on_npu` (`sdk`, `chip`, `flags`, `layers`, `least_db`, ...).
 
     Raises:
         AssertionError: the models differ; the message has one line per output that does.
         EdgeOptError: they could not be compared.
     """
+    if on == "npu":
+        return _assert_equal(compare_on_npu(a, b, atol=atol, rtol=rtol, **options))
     return _assert_equal(compare(a, b, atol=atol, rtol=rtol, **options))
 
 
@@ -38,7 +51,7 @@ def assert_golden(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonR
     return _assert_equal(check(model, path))
 
 
-def _assert_equal(report: ComparisonReport) -> ComparisonReport:
+def _assert_equal(report: Report) -> Report:
     if not report.equal:
         lines = "\n".join(f"  {line}" for line in report.differences())
         raise AssertionError(f"'{report.b}' differs from '{report.a}':\n{lines}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -14,11 +15,21 @@ from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_runs import NO_ATTENTION, QUANTIZED, run
+from bundles import TFLITE_MODEL, bundle
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
+from pretend_npu import EVENTS, TAKEN, pretend
 
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
-from edge_opt.npu import CompilerFailedError, CompilerMissingError, hexagon, profile, read_floor
+from edge_opt.npu import (
+    CompilerFailedError,
+    CompilerMissingError,
+    SpillFigures,
+    TimeEstimate,
+    hexagon,
+    profile,
+    read_floor,
+)
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.ethos_log import read_counts, read_refusals, read_summary
 from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
@@ -46,7 +57,6 @@ def partition(spill: int, fill: int, written: int, read: int, steps: int) -> str
         """)
 
 
-TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
 THREE_PARTITIONS = partition(1, 2, 3, 40, 5) + partition(10, 20, 30, 400, 50) + partition(0, 0, 7, 8, 9)
 
 
@@ -182,6 +192,125 @@ def test_a_target_without_a_compiler_is_a_usage_error(model: Path) -> None:
         UsageError, match="'generic' has no compiler that can be run here; there are: qualcomm-htp"
     ):
         profile(model, "generic")
+
+
+# Time
+
+
+def program_with_times(chips: dict[str, str]) -> str:
+    """A tool that says of each chip in the table what the probe would hear, and fails for any other."""
+    return f"""
+        import os, sys
+        chip = next(a.partition("=")[2] for a in sys.argv if a.startswith("--soc_model="))
+        open(os.environ["EDGE_OPT_PROBE_LOG"], "w").write({chips!r}[chip])
+        print({TAKEN!r}, file=sys.stderr)
+        print({partition(0, 0, 16, 40, 3)!r})
+        """
+
+
+def heard(**events: int) -> str:
+    lines = [f"event\t{kind}\t{value}" for kind, value in {**EVENTS, **events}.items()]
+    return "\n".join(["interface\tknown\t2.40.0\t5", "finalized\tg\t0", *lines, ""])
+
+
+NOTHING = "interface\tknown\t2.40.0\t5\nfinalized\tg\t0\n"
+
+
+def test_a_chip_with_an_estimate_of_its_own_is_compiled_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, program_with_times({"SA8797": heard()}))
+    report = profile(model, sdk=sdk, chip="SA8797")
+    (figures,) = report.signatures
+    assert isinstance(figures, SpillFigures)
+    assert figures.time == TimeEstimate("SA8797", 1500, 1000, 2500, 1200, 900, 1400, 1)
+    assert report.notes == ()
+    assert json.loads(json.dumps(report.to_dict()))["signatures"][0]["time"]["us"] == 1200
+
+
+@pytest.mark.parametrize(
+    ("chip", "judge", "words"),
+    [
+        ("SM8550", "SA8775", r"SM8550 \(Hexagon v73\): times are of SA8775 \(v73, the same version\)"),
+        ("SM8750", "SA8797", r"SM8750 \(Hexagon v79\): times are of SA8797 \(v81, the nearest"),
+        ("SM8850", "SA8797", "the same version"),
+    ],
+)
+def test_a_phones_time_is_estimated_on_the_chip_of_the_nearest_version(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chip: str, judge: str, words: str
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, program_with_times({chip: NOTHING, judge: heard()}))
+    report = profile(model, sdk=sdk, chip=chip)
+    (figures,) = report.signatures
+    assert isinstance(figures, SpillFigures)
+    assert figures.time is not None
+    assert figures.time.chip == judge
+    assert re.search(words, report.notes[0])
+
+
+@pytest.mark.parametrize(
+    ("chips", "chip", "words"),
+    [
+        ({"SM0": NOTHING}, "SM0", "the Hexagon version of SM0 is not known here; known chips are QCS8275"),
+        ({"SA8797": NOTHING}, "SA8797", "the compiler gave none for SA8797"),
+        (
+            {"SA8797": NOTHING.replace("known\t2.40", "unknown\t3.1")},
+            "SA8797",
+            "QNN interface 3.1.0, and edge-opt's probe was tried with 2.36 to 2.40",
+        ),
+        ({"SM8650": NOTHING}, "SM8650", "the Hexagon compiler ended with code 1"),
+    ],
+)
+def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chips: dict[str, str],
+    chip: str,
+    words: str,
+) -> None:
+    report = profile(model, sdk=pretend(tmp_path, monkeypatch, program_with_times(chips)), chip=chip)
+    (figures,) = report.signatures
+    assert isinstance(figures, SpillFigures)
+    assert (figures.time, figures.ddr_read) == (None, 40)
+    assert report.notes[0].startswith("no estimate of time: ")
+    assert words in report.notes[0]
+
+
+def test_without_a_c_compiler_the_bytes_are_there_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, program_with_times({"SM8750": ""}))
+
+    def missing() -> Path:
+        raise CompilerMissingError("there is no C compiler")
+
+    monkeypatch.setattr(hexagon, "build_probe", missing)
+    report = profile(model, sdk=sdk)
+    assert report.notes == ("no estimate of time: there is no C compiler",)
+
+
+def test_the_probe_stands_in_front_of_the_real_library(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"""
+        import os
+        first, second = os.environ["LD_LIBRARY_PATH"].split(":")[:2]
+        expected = {str(tmp_path)!r}, second + "/libQnnHtp.so"
+        raise SystemExit(9 if (first, os.environ["EDGE_OPT_QNN_REAL"]) == expected else 8)
+    """
+    with pytest.raises(CompilerFailedError, match="code 9"):
+        profile(model, sdk=pretend(tmp_path, monkeypatch, program))
+
+
+def test_a_bundle_is_profiled_by_its_prefill_and_decode_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gemma.litertlm"
+    path.write_bytes(bundle([(TFLITE_MODEL, {"model_type": "tf_lite_prefill_decode"}, DEMO.read_bytes())]))
+    sdk = pretend(tmp_path, monkeypatch, "raise SystemExit(6)")
+    with pytest.raises(CompilerFailedError, match=r"gemma\.tflite: .*code 6"):
+        profile(path, sdk=sdk)
 
 
 # The floor
@@ -329,7 +458,10 @@ def test_profile_without_the_libraries_is_a_usage_error(
 def test_the_real_hexagon_compiler_takes_the_demo_whole() -> None:
     if not any(os.environ.get(name) for name in SDK_VARIABLES):
         pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
-    for figures in profile(QUANTIZED, sdk=None).to_dict()["signatures"]:
+    report = profile(QUANTIZED, sdk=None)
+    assert "SA8797" in report.notes[0]
+    for figures in report.to_dict()["signatures"]:
+        assert 0 < figures["time"]["us_low"] <= figures["time"]["us"] <= figures["time"]["us_high"]
         assert figures["taken"] == figures["operators"] > 0
         assert figures["partitions"] == 1
         assert figures["ddr_read"] >= figures["floor"] > 0

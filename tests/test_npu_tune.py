@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,15 @@ from edge_opt.npu import (
     Choice,
     CompilerFailedError,
     CompilerMissingError,
+    CompilerTimeoutError,
     Profile,
     SpillFigures,
+    TimeEstimate,
     Trial,
     Tuning,
     VelaFigures,
     choices,
-    cut_block,
+    cut_layers,
     tune,
     tuned_target,
     write_target,
@@ -32,6 +34,7 @@ from edge_opt.npu import (
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.hexagon import SDK_VARIABLES
 from edge_opt.npu.search import rank
+from edge_opt.npu.trials import Job, Memory
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
@@ -42,34 +45,65 @@ Captured = pytest.CaptureFixture[str]
 
 
 def figures(
-    read: int, *, written: int = 0, taken: int = 9, partitions: int = 1, steps: int = 5
+    us: int | None, *, read: int = 100, taken: int = 9, partitions: int = 1, steps: int = 5
 ) -> SpillFigures:
-    return SpillFigures("prefill_8", 9, taken, partitions, 0, 0, read, written, steps, floor=100)
+    time = None if us is None else TimeEstimate("SA0", 2 * us, us, 3 * us, us, us, us, 0)
+    return SpillFigures("prefill_8", 9, taken, partitions, 0, 0, read, 0, steps, floor=100, time=time)
+
+
+@dataclass
+class FakeComparison:
+    """A comparison in the emulator, as `tune` looks at it."""
+
+    equal: bool
+
+    def summary(self) -> str:
+        return "numbers are off"
+
+
+class FakeEmulator:
+    """Finds the numbers wrong of what `wrong` says so of, by number of SOFTMAX and level."""
+
+    def __init__(self, *wrong: tuple[int, str]) -> None:
+        self._wrong = wrong
+        self.asked: list[tuple[int, str]] = []
+
+    def __call__(self, a: Any, b: Any, *, flags: Sequence[str], **_: Any) -> Any:
+        asked = softmaxes(b), next(flag.rpartition("=")[2] for flag in flags if "optimization" in flag)
+        self.asked.append(asked)
+        return FakeComparison(asked not in self._wrong)
+
+
+def softmaxes(path: Any) -> int:
+    operators = load(Path(path)).entry_points()[0][1].operators
+    return sum(operator.name == "SOFTMAX" for operator in operators)
+
+
+@pytest.fixture(autouse=True)
+def _own_memory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 class FakeCompiler:
-    """Reads bytes by form and level from a table; what is not in it fails."""
+    """Reads figures by number of SOFTMAX and level from a table; what is not in it fails."""
 
     def __init__(self, answers: dict[tuple[int, str], SpillFigures]) -> None:
         self._answers = answers
         self.asked: list[tuple[int, str]] = []
-        self._softmaxes: dict[Any, int] = {}
 
     def __call__(self, path: Any, target: Target, *, flags: Sequence[str] | None, **_: Any) -> Profile:
-        if path not in self._softmaxes:
-            operators = load(Path(path)).entry_points()[0][1].operators
-            self._softmaxes[path] = sum(operator.name == "SOFTMAX" for operator in operators)
-        softmaxes = self._softmaxes[path]
         level = next(flag.rpartition("=")[2] for flag in flags or () if "optimization" in flag)
-        self.asked.append((softmaxes, level))
-        found = self._answers.get((softmaxes, level))
+        asked = softmaxes(path), level
+        self.asked.append(asked)
+        found = self._answers.get(asked)
         if found is None:
-            raise CompilerFailedError(f"block.tflite: no {level} for {softmaxes}")
+            raise CompilerFailedError(f"block.tflite: no {level} for {asked[0]}")
         return Profile(str(path), target.name, "SM0", tuple(flags or ()), {"fake": "1.0"}, 2.0, (found,))
 
 
 def tuned(answers: dict[tuple[int, str], SpillFigures], path: Path = DEMO, **options: Any) -> Tuning:
-    return tune(path, "qualcomm-htp", compiler=FakeCompiler(answers), **options)
+    given = {"blocks": 1, "jobs": 2, "compiler": FakeCompiler(answers), "comparer": FakeEmulator(), **options}
+    return tune(path, "qualcomm-htp", **given)
 
 
 # One block
@@ -80,7 +114,7 @@ def test_a_layer_has_the_real_shapes_and_one_attention(path: Path) -> None:
     model = load(path)
     name, graph = model.entry_points()[0]
     whole = [match for match in find_blocks(graph) if isinstance(match, Block)]
-    layer = cut_block(model)
+    layer = cut_layers(model, blocks=1)
     assert (layer.signature, layer.blocks) == (name, 1)
     found = [match for match in find_blocks(layer.model.subgraphs[0]) if isinstance(match, Block)]
     assert len(found) == 1
@@ -93,7 +127,7 @@ def test_a_layer_has_the_real_shapes_and_one_attention(path: Path) -> None:
 
 
 def test_a_layer_converts_as_the_model_does() -> None:
-    layer = cut_block(load(QUANTIZED), "prefill_8").model
+    layer = cut_layers(load(QUANTIZED), "prefill_8", blocks=1).model
     result = convert(layer)
     assert [(site.heads, site.proof is not None and site.proof.bitwise) for site in result.converted] == [
         (4, True)
@@ -101,29 +135,29 @@ def test_a_layer_converts_as_the_model_does() -> None:
 
 
 def test_several_layers_can_be_cut_out() -> None:
-    layers = cut_block(load(DEMO), "decode", blocks=2)
+    layers = cut_layers(load(DEMO), "decode", blocks=2)
     assert layers.blocks == 2
     assert sum(op.name == "SOFTMAX" for op in layers.model.subgraphs[0].operators) == 2
-    assert cut_block(load(DEMO), "decode", blocks=99).blocks == 3
+    assert cut_layers(load(DEMO), "decode", blocks=99).blocks == 3
 
 
 def test_a_signature_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match="signature 'prefil' does not exist, there are: prefill_8, decode"):
-        cut_block(load(DEMO), "prefil")
+        cut_layers(load(DEMO), "prefil")
 
 
 def test_a_model_without_several_heads_has_nothing_to_tune_for() -> None:
     model = convert(DEMO, dry_run=True, verify="none").model
     assert model is not None
     with pytest.raises(UsageError, match="holds no multi-head attention"):
-        cut_block(model)
+        cut_layers(model, blocks=1)
 
 
 # What is tried
 
 
 def test_chains_are_tried_where_a_head_does_not_fit_on_the_chip() -> None:
-    block = replace(cut_block(load(DEMO), "prefill_8").attention, query_length=512)
+    block = replace(cut_layers(load(DEMO), "prefill_8").attention, query_length=512)
     target = load_target("qualcomm-htp")
     forms = [str(choice) for choice in choices(target, block)]
     assert forms == [
@@ -164,14 +198,17 @@ def test_a_choice_holds_for_every_length_and_signature() -> None:
     [
         (figures(200), figures(100, taken=8)),
         (figures(200), figures(100, partitions=2)),
-        (figures(100, written=50), figures(140, written=20)),
+        (figures(100, read=900), figures(101, read=10)),
+        (figures(100, read=10), figures(100, read=11)),
         (figures(100, steps=4), figures(100, steps=5)),
+        (figures(100), figures(None)),
+        (figures(None, read=10), figures(None, read=11)),
         (VelaFigures("p", 9, 9, 10, 5, 1, 1, 1, 1, 1), VelaFigures("p", 9, 8, 9, 5, 1, 1, 1, 1, 1)),
         (VelaFigures("p", 9, 9, 10, 5, 1, 1, 1, 1, 1), VelaFigures("p", 9, 9, 11, 5, 1, 1, 1, 1, 1)),
         (figures(10**12), None),
     ],
 )
-def test_staying_on_the_npu_counts_first_then_bytes_then_steps(better: Any, worse: Any) -> None:
+def test_staying_on_the_npu_counts_first_then_time_then_bytes(better: Any, worse: Any) -> None:
     def trial(found: Any) -> Trial:
         return Trial(Choice(), {}, 1.0, found)
 
@@ -182,8 +219,10 @@ def test_the_best_comes_first_and_failures_last_with_their_reason() -> None:
     found = tuned({(1, "O3"): figures(300), (4, "O2"): figures(120), (1, "O2"): figures(200)})
     assert found.winner is not None
     assert (str(found.winner.choice), found.winner.level) == ("split", {"qualcomm_optimization_level": "O2"})
-    reads = [trial.figures.ddr_read for trial in found.trials if isinstance(trial.figures, SpillFigures)]
-    assert reads == sorted(reads)
+    times = [
+        t.figures.time.us for t in found.trials if isinstance(t.figures, SpillFigures) and t.figures.time
+    ]
+    assert times == [120] * times.count(120) + [200, 300]
     failed = [trial for trial in found.trials if trial.figures is None]
     assert found.trials[-len(failed) :] == tuple(failed)
     assert {trial.failure for trial in failed} >= {"no O1 for 1", "no O3 for 4"}
@@ -198,10 +237,112 @@ def test_every_level_is_tried_with_every_form_and_the_target_s_other_flags_stay(
         seen.append(options["flags"])
         return compiler(path, target, **options)
 
-    tune(DEMO, target, signature="decode", compiler=spy)
+    tune(DEMO, target, signature="decode", blocks=1, compiler=spy, comparer=FakeEmulator())
     assert {level for _, level in compiler.asked} == {"O1", "O2", "O3"}
     assert len(compiler.asked) == 3 * 6
-    assert all(flags[0] == "--other=7" and len(flags) == 2 for flags in seen)
+    assert all(flags[0] == "--other=7" for flags in seen)
+
+
+def test_the_chip_whose_time_is_estimated_judges_with_the_memory_of_the_one_asked_for() -> None:
+    seen = set()
+
+    def spy(_: Any, target: Target, *, chip: str, flags: Sequence[str], **__: Any) -> Profile:
+        seen.add((chip, flags[-1]))
+        return Profile("", target.name, chip, (), {}, 1.0, (figures(1),))
+
+    tuned({}, compiler=spy, chip="SSG2125P")
+    assert seen == {("SA8775", "--qualcomm_vtcm_size=2")}
+
+
+# Numbers
+
+
+def test_a_level_that_the_emulator_does_not_survive_is_no_candidate() -> None:
+    compiler = FakeCompiler({(1, "O2"): figures(1), (4, "O3"): figures(100)})
+    found = tuned({}, compiler=compiler, comparer=FakeEmulator((1, "O2")))
+    assert found.levels == {"O2": "numbers are off"}
+    assert {level for _, level in compiler.asked} == {"O1", "O3"}
+    assert found.winner is not None
+    assert found.winner.choice.form == "split"
+
+
+def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken() -> None:
+    emulator = FakeEmulator((4, "O3"))
+    found = tuned({(4, "O3"): figures(100), (1, "O3"): figures(200)}, comparer=emulator)
+    assert found.winner is not None
+    assert found.winner.choice.form is None
+    off = [trial for trial in found.trials if trial.verdict]
+    assert {trial.verdict for trial in off} == {"numbers are off"}
+    assert len(off) > 1
+    assert not any(trial.usable for trial in off)
+    assert "emulator" in found.checked
+
+
+def test_where_every_form_is_off_there_is_no_winner() -> None:
+    found = tuned({(4, "O3"): figures(100)}, comparer=FakeEmulator((4, "O3")))
+    assert found.winner is None
+    assert found.checked == "no trial's numbers are right"
+    with pytest.raises(UsageError, match="no winner"):
+        tuned_target(found)
+
+
+# Memory
+
+
+def test_a_search_that_was_interrupted_goes_on_where_it_was() -> None:
+    answers = {(1, "O3"): figures(300), (4, "O2"): figures(120)}
+    first = tuned(answers)
+    again = FakeCompiler({})
+    found = tuned({}, compiler=again)
+    assert again.asked == []
+    assert [t.to_dict() for t in found.trials] == [t.to_dict() for t in first.trials]
+    assert found.versions == {"fake": "1.0"}
+    fresh = FakeCompiler(answers)
+    tuned({}, compiler=fresh, fresh=True)
+    assert len(fresh.asked) == len(first.trials)
+
+
+def test_what_took_too_long_is_tried_again() -> None:
+    def slow(*_: Any, **__: Any) -> Profile:
+        raise CompilerTimeoutError("m: not done after 1 seconds")
+
+    assert tuned({}, compiler=slow).winner is None
+    assert tuned({(1, "O3"): figures(1)}).winner is not None
+
+
+def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> None:
+    memory, target = Memory(), load_target("qualcomm-htp")
+    job = Job("m", Choice(), {}, target, "SM0", ("--a",), None, 1.0)
+    others = (
+        replace(job, choice=Choice("split")),
+        replace(job, flags=("--b",)),
+        replace(job, chip="SM1"),
+        replace(job, target=replace(target, largest_mask_bytes=1)),
+        replace(job, sdk=tmp_path),
+    )
+    assert len({memory.key("digest", one) for one in (job, *others)} | {memory.key("other", job)}) == 7
+
+
+# Executors
+
+
+@pytest.mark.slow
+def test_trials_go_to_a_cluster() -> None:
+    distributed = pytest.importorskip("distributed")
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        found = tune(QUANTIZED, signature="prefill_8", blocks=1, executor=client.get_executor())
+    assert found.winner is not None
+    assert "the compiler's own" in found.checked or "the same bits" in found.checked
+    assert all(
+        isinstance(trial.figures, SpillFigures) and trial.figures.time
+        for trial in found.trials
+        if trial.usable
+    )
 
 
 def test_a_target_without_a_compiler_is_refused() -> None:
@@ -223,7 +364,7 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
     target = written(tuned({(16, "O2"): figures(100)}, QUANTIZED, signature="prefill_8"), tmp_path)
     assert (target.form, target.rows_per_tile) == ("split", 2)
     assert target.quantized_compiler_flags == {"qualcomm_optimization_level": "O2"}
-    assert target.versions == {"fake": "1.0", "chip": "SM0"}
+    assert target.versions == {"fake": "1.0", "chip": "SM8750"}
     blank = Target("", "")
     stated = {f.name for f in fields(Target) if getattr(target, f.name) != getattr(blank, f.name)}
     assert stated - {"name", "summary", "sources", "versions"} == set(target.sources)
@@ -237,7 +378,14 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
 
 def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Path) -> None:
     small = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
-    found = tune(DEMO, small, compiler=FakeCompiler({(4, "O1"): figures(100)}), signature="prefill_8")
+    found = tune(
+        DEMO,
+        small,
+        compiler=FakeCompiler({(4, "O1"): figures(100)}),
+        comparer=FakeEmulator(),
+        signature="prefill_8",
+        blocks=1,
+    )
     target = written(found, tmp_path)
     assert target.form == "split-above-rope", "what fits keeps its form"
     assert target.long_context == {"form": "split", "chain": False}
@@ -260,7 +408,8 @@ def test_nothing_is_written_where_nothing_compiled_and_progress_is_told() -> Non
     told: list[tuple[str, int, int]] = []
     with pytest.raises(UsageError, match="there is no winner"):
         tuned_target(tuned({}, signature="decode", progress=lambda *step: told.append(step)))
-    assert told[0] == ("compiling", 0, 18)
+    assert told[0] == ("checking levels", 0, 3)
+    assert ("compiling", 0, 18) in told
     assert told[-1] == ("compiling", 18, 18)
 
 
@@ -291,17 +440,31 @@ def test_the_command_prints_one_table_and_writes_the_target(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = FakeCompiler({(4, "O2"): figures(150), (1, "O3"): figures(300)})
-    monkeypatch.setattr("edge_opt.cli.tune.tune", lambda *a, **o: tune(*a, **o, compiler=compiler))
+    monkeypatch.setattr(
+        "edge_opt.cli.tune.tune", lambda *a, **o: tune(*a, **o, compiler=compiler, comparer=FakeEmulator())
+    )
     file = tmp_path / "mine.toml"
-    result = run(capsys, "tune", str(DEMO), "--signature", "decode", "-o", str(file))
+    result = run(capsys, "tune", str(DEMO), "--blocks", "1", "--signature", "decode", "-o", str(file))
     assert result.code == 0
     assert "one layer of decode, best first" in result.out
-    assert "1.500" in result.out
-    assert "split, O1: no O1 for 4" in result.out
+    assert "0.150" in result.out
+    assert "left out, split, O1: no O1 for 4" in result.out
     assert load_target(str(file)).splits("decode")
-    again = run(capsys, "tune", str(DEMO), "--signature", "decode", "-o", str(file))
+    again = run(capsys, "tune", str(DEMO), "--blocks", "1", "--signature", "decode", "-o", str(file))
     assert again.code == 2
-    found = run(capsys, "tune", str(DEMO), "--signature", "decode", "-o", str(file), "--force", "--json")
+    found = run(
+        capsys,
+        "tune",
+        str(DEMO),
+        "--blocks",
+        "1",
+        "--signature",
+        "decode",
+        "-o",
+        str(file),
+        "--force",
+        "--json",
+    )
     data = json.loads(found.out)
     assert data["winner"]["form"] == "split"
     assert len(data["trials"]) == 18
@@ -314,7 +477,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
 def test_the_real_hexagon_compiler_finds_a_form_for_the_demo(tmp_path: Path) -> None:
     if not any(os.environ.get(name) for name in SDK_VARIABLES):
         pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
-    found = tune(QUANTIZED, signature="prefill_8")
+    found = tune(QUANTIZED, signature="prefill_8", blocks=1)
     assert found.winner is not None
     assert isinstance(found.winner.figures, SpillFigures)
     assert found.winner.figures.taken == found.winner.figures.operators
@@ -327,7 +490,7 @@ def test_the_real_vela_finds_a_form_for_the_demo(tmp_path: Path) -> None:
         find_vela()
     except CompilerMissingError as error:
         pytest.skip(str(error))
-    found = tune(QUANTIZED, "ethos-u85", signature="prefill_8")
+    found = tune(QUANTIZED, "ethos-u85", signature="prefill_8", blocks=1)
     assert all(trial.figures is not None for trial in found.trials)
     cycles = [trial.figures.cycles for trial in found.trials if isinstance(trial.figures, VelaFigures)]
     assert len(cycles) == len(found.trials)

@@ -4,12 +4,14 @@ Changes no model, and holds no vendor's code.
 """
 
 from edge_opt.npu.candidates import Choice, choices
-from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
-from edge_opt.npu.figures import Figures, Profile, SpillFigures, VelaFigures
+from edge_opt.npu.comparing import NpuComparison, compare_on_npu
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
+from edge_opt.npu.figures import Figures, Profile, SpillFigures, TimeEstimate, VelaFigures
 from edge_opt.npu.floor import read_floor
-from edge_opt.npu.one_block import OneBlock, cut_block
+from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.profiling import COMPILERS, LEVELS, profile
-from edge_opt.npu.search import Trial, Tuning, tune
+from edge_opt.npu.search import Tuning, tune
+from edge_opt.npu.trials import Trial
 from edge_opt.npu.winner import tuned_target, write_target
 
 __all__ = [
@@ -18,15 +20,19 @@ __all__ = [
     "Choice",
     "CompilerFailedError",
     "CompilerMissingError",
+    "CompilerTimeoutError",
     "Figures",
-    "OneBlock",
+    "Layers",
+    "NpuComparison",
     "Profile",
     "SpillFigures",
+    "TimeEstimate",
     "Trial",
     "Tuning",
     "VelaFigures",
     "choices",
-    "cut_block",
+    "compare_on_npu",
+    "cut_layers",
     "profile",
     "read_floor",
     "tune",

@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.form import FORMS
+from edge_opt.conversion import convert
 from edge_opt.passes.tile_rows import rows_of_a_tile
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
+    from pathlib import Path
 
     from edge_opt.attention.block import Block
     from edge_opt.targets import Target
@@ -33,6 +36,10 @@ class Choice:
         rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
         projected = ", projected per head" if self.projection_per_head else ""
         return self.form + rows + (", chained" if self.chain else "") + projected
+
+    def convert(self, exported: str | os.PathLike[str], output: Path, target: Target) -> None:
+        """Write the exported model in this form; nothing is proved here."""
+        convert(exported, output, target=self.applied(target), verify="none")
 
     def applied(self, target: Target) -> Target:
         """The target with this form, which must be one, for every signature and length; its other facts stay."""

@@ -9,3 +9,7 @@ class CompilerMissingError(UsageError):
 
 class CompilerFailedError(EdgeOptError):
     """The compiler ended without a result, or printed figures that we cannot read."""
+
+
+class CompilerTimeoutError(CompilerFailedError):
+    """The compiler was not done in the time that it was given; with more it may be."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.ir import load, save
 from edge_opt.ir.cleanup import keep_signature
-from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
 from edge_opt.npu.ethos_log import read_counts, read_refusals, read_summary
 from edge_opt.npu.figures import VelaFigures
 from edge_opt.npu.floor import read_floor
@@ -86,7 +86,7 @@ def _compile(
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired as error:
-            raise CompilerFailedError(
+            raise CompilerTimeoutError(
                 f"{path.name}: Vela was not done with signature '{name}' after {seconds:g} seconds"
             ) from error
         summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]

@@ -7,12 +7,36 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class TimeEstimate:
+    """What the Hexagon compiler estimates one run of an entry point to take, and between which bounds.
+
+    Cycles of the NPU and microseconds, on `chip`. It ranks graphs; nobody calibrated it on a device. `without_cost`
+    operators are not in it, since the compiler has no cost for them.
+    """
+
+    chip: str
+    cycles: int
+    cycles_low: int
+    cycles_high: int
+    us: int
+    us_low: int
+    us_high: int
+    without_cost: int
+
+    def __add__(self, other: TimeEstimate) -> TimeEstimate:
+        """Two partitions of one entry point run one after the other."""
+        sums = {name: value + getattr(other, name) for name, value in asdict(self).items() if name != "chip"}
+        return TimeEstimate(chip=self.chip, **sums)
+
+
+@dataclass(frozen=True, slots=True)
 class SpillFigures:
     """One entry point as the Hexagon compiler made it; bytes. All but `floor` are the compiler's own static figures.
 
     `taken` of `operators` run on the NPU, in `partitions` pieces; what it refuses shows only here. On-chip memory that
     overflows is written out (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list`
-    counts the steps of the compiled graph. `floor`: what has to be read at the very least, see `read_floor`.
+    counts the steps of the compiled graph. `floor`: what has to be read at the very least, see `read_floor`. `time` is
+    None where the compiler estimates none.
     """
 
     signature: str
@@ -25,6 +49,7 @@ class SpillFigures:
     ddr_written: int
     run_list: int
     floor: int
+    time: TimeEstimate | None = None
 
     @property
     def read_ratio(self) -> float | None:
@@ -66,7 +91,10 @@ Figures = SpillFigures | VelaFigures
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A model as one target's compiler makes it: figures of every entry point, and what they were measured with."""
+    """A model as one target's compiler makes it: figures of every entry point, and what they were measured with.
+
+    `notes` are sentences: of which chip the estimated time is, or why there is none.
+    """
 
     model: str
     target: str
@@ -75,6 +103,7 @@ class Profile:
     versions: dict[str, str]
     seconds: float
     signatures: tuple[Figures, ...]
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
@@ -86,4 +115,5 @@ class Profile:
             "versions": self.versions,
             "seconds": round(self.seconds, 2),
             "signatures": [figures.to_dict() for figures in self.signatures],
+            "notes": list(self.notes),
         }

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.ir import load
+from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import Profile
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
+from edge_opt.verify.generate import find_models
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from edge_opt.npu.figures import Figures
 
@@ -40,7 +43,7 @@ def profile(
     """Compile a model for a target, and say what became of every entry point. The file is only read.
 
     Args:
-        path: a .tflite model.
+        path: a .tflite model, or a bundle: then its prefill/decode model.
         target: one of `COMPILERS`, or a target (or its file) whose name is one of them.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip, as `SM8750` or `ethos-u85-256`; None the one of `COMPILERS`.
@@ -59,22 +62,54 @@ def profile(
             f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
         )
     started = time.perf_counter()
-    file = Path(path)
+    with model_file(path) as file:
+        return _profile(os.fspath(path), file, facts, sdk, chip, flags, seconds, started)
+
+
+@contextmanager
+def model_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The model as a file for a compiler: itself, or the prefill/decode model of a bundle, written apart meanwhile.
+
+    Raises:
+        UsageError: a bundle holds no prefill/decode model.
+        ModelFormatError: the file is neither.
+    """
+    main = find_models(path, None, None).main
+    if not isinstance(main, Model):
+        yield Path(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+        file = Path(folder) / f"{Path(path).stem}.tflite"
+        save(main, file)
+        yield file
+
+
+def _profile(
+    name: str,
+    file: Path,
+    facts: Target,
+    sdk: str | os.PathLike[str] | None,
+    chip: str | None,
+    flags: Sequence[str] | None,
+    seconds: float | None,
+    started: float,
+) -> Profile:
     model = load(file)
     chosen = facts.flags(model) if flags is None else list(flags)
     figures: Sequence[Figures]
+    notes: tuple[str, ...] = ()
     if facts.name == "ethos-u85":
         figures, versions = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
     else:
-        figures, versions = hexagon.compile_model(
-            file, model, sdk=sdk, chip=chip, flags=chosen, seconds=seconds
-        )
+        found = hexagon.compile_model(file, model, sdk=sdk, chip=chip, flags=chosen, seconds=seconds)
+        figures, versions, notes = found.figures, found.versions, found.notes
     return Profile(
-        model=os.fspath(path),
+        model=name,
         target=facts.name,
         chip=chip or COMPILERS[facts.name],
         flags=tuple(chosen),
         versions=versions,
         seconds=time.perf_counter() - started,
         signatures=tuple(figures),
+        notes=notes,
     )

@@ -26,7 +26,9 @@ def tuned_target(tuning: Tuning) -> Target:
     """
     best = tuning.winner
     if best is None:
-        raise UsageError(f"nothing compiled for target '{tuning.target.name}': there is no winner to write")
+        raise UsageError(
+            f"nothing compiled for target '{tuning.target.name}' with the right numbers: there is no winner to write"
+        )
     place = _where(tuning)
     choice, patterns = best.choice, _split(tuning, split=best.choice.form is not None)
     changed: dict[str, Any] = {
@@ -38,8 +40,9 @@ def tuned_target(tuning: Tuning) -> Target:
         form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile, "chain": choice.chain}
         known = {name: value for name, value in form.items() if value is not None}
         changed |= form if place["form"] == "form" else {place["form"]: known}
-    layers = "one layer" if tuning.blocks == 1 else f"{tuning.blocks} layers"
-    source = f"measured with `edge-opt tune` on {layers} of {Path(tuning.model).name}, {tuning.signature}"
+    source = (
+        f"measured with `edge-opt tune` on {tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
+    )
     return replace(
         tuning.target,
         **changed,

@@ -1,0 +1,92 @@
+"""`edge-opt compare --on npu`: prints how far two models are apart as a Hexagon NPU computes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_opt.cli import output
+from edge_opt.cli.progress import bar
+from edge_opt.npu.comparing import LEAST_DB, NpuComparison, NpuSignature, compare_on_npu
+
+_SECONDS = 3600.0
+
+
+def run(
+    a: Path,
+    b: Path,
+    *,
+    sdk: Path | None,
+    soc: str | None,
+    flags: Sequence[str] | None,
+    layers: int | None,
+    seed: int,
+    atol: float,
+    rtol: float,
+    least_db: float | None,
+    seconds: float | None,
+    as_json: bool,
+) -> int:
+    """Compare in the compiler's emulator; 1 where something is not as demanded, or did not run."""
+    with bar() as progress:
+        report = compare_on_npu(
+            a,
+            b,
+            sdk=sdk,
+            chip=soc,
+            flags=flags,
+            layers=layers,
+            seed=seed,
+            atol=atol,
+            rtol=rtol,
+            least_db=LEAST_DB if least_db is None else least_db,
+            seconds=_SECONDS if seconds is None else seconds or None,
+            progress=progress,
+        )
+    if as_json:
+        output.say_json(report.to_dict())
+    else:
+        _show(report)
+    return 0 if report.equal else 1
+
+
+def _show(report: NpuComparison) -> None:
+    flags = " ".join(report.flags) or "the compiler's own defaults"
+    cut = "" if report.layers is None else f", the first {output.many(report.layers, 'layer')}"
+    output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}")
+    output.say()
+    rows: list[tuple[str, ...]] = [
+        (
+            "signature",
+            "outputs",
+            "numbers",
+            "differ",
+            "a: lowest dB",
+            "b: lowest dB",
+            "seconds a",
+            "seconds b",
+        )
+    ]
+    rows += [_row(signature) for signature in report.signatures]
+    output.say(output.table(rows))
+    for sentence in report.caches:
+        output.say(f"  {sentence}")
+    output.say()
+    if report.equal:
+        output.say(f"Equal: {report.summary()}.")
+        return
+    output.say("Different:")
+    for sentence in report.differences():
+        output.say(f"  {sentence}")
+
+
+def _row(signature: NpuSignature) -> tuple[str, ...]:
+    if signature.verdict:
+        return (signature.name, *"-------")
+    lowest = [min(getattr(found, side) for found in signature.outputs) for side in ("db_a", "db_b")]
+    return (
+        signature.name,
+        str(len(signature.outputs)),
+        str(signature.elements),
+        str(signature.differing),
+        *(f"{value:.1f}" for value in lowest),
+        *(f"{value:.1f}" for value in signature.seconds),
+    )

@@ -1,0 +1,366 @@
+"""Compares two models as the NPU computes them: both are compiled, and run in the compiler's own emulator.
+
+The inputs are those of `edge_opt.compare`: caches filled by the prefill, masks that fit. How exact the NPU is, is
+measured against the first model on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.ir import Model, load, save
+from edge_opt.npu.emulator import Emulated, emulate
+from edge_opt.npu.hexagon import DEFAULT_CHIP, find_sdk
+from edge_opt.npu.layers import cut_entry_point, layer_ends
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import load_target
+from edge_opt.verify.compare import choose
+from edge_opt.verify.filling import FilledCaches, Filler
+from edge_opt.verify.generate import find_models
+from edge_opt.verify.inputs import generate, pair
+from edge_opt.verify.metrics import Difference, measure
+from edge_opt.verify.runner import Worker
+from edge_opt.verify.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from edge_opt.npu.hexagon import Sdk
+    from edge_opt.verify.inputs import InputPlan
+    from edge_opt.verify.protocol import Array
+    from edge_opt.verify.source import ModelLike
+    from edge_opt.verify.tensors import SignatureInfo, TensorInfo
+
+    Progress = Callable[[str, int, int], None]
+
+LEAST_DB = 20.0
+"""Signal to noise against the CPU that a compiled model must keep, in dB."""
+
+_TARGET = "qualcomm-htp"
+_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NpuOutput:
+    """One output on the NPU: how B differs from A there, and what each is against the CPU, in dB."""
+
+    name: str
+    difference: Difference
+    db_a: float
+    db_b: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`; no noise at all is null."""
+        found = self.difference
+        return {
+            "name": self.name,
+            "elements": found.elements,
+            "differing": found.differing,
+            "max_abs": _finite(found.max_abs),
+            "equal": found.equal,
+            "db_a": _finite(self.db_a),
+            "db_b": _finite(self.db_b),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NpuSignature:
+    """One entry point; `verdict` says why it could not be compared. Seconds are those of the emulator."""
+
+    name: str
+    outputs: tuple[NpuOutput, ...] = ()
+    verdict: str = ""
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def differing(self) -> int:
+        """Numbers that are not the same bits in A and B."""
+        return sum(output.difference.differing for output in self.outputs)
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all."""
+        return sum(output.difference.elements for output in self.outputs)
+
+    @property
+    def worst_db(self) -> float:
+        """The lowest signal to noise of an output of either model against the CPU."""
+        return min((min(output.db_a, output.db_b) for output in self.outputs), default=math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class NpuComparison:
+    """Two models on the NPU, and what was demanded of them."""
+
+    a: str
+    b: str
+    chip: str
+    flags: tuple[str, ...]
+    layers: int | None
+    seed: int
+    least_db: float
+    signatures: tuple[NpuSignature, ...]
+    caches: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything ran, B is within the demand of A, and both are near enough to the CPU."""
+        return not self.differences()
+
+    def differences(self) -> list[str]:
+        """One sentence for everything that is not as demanded."""
+        found = []
+        for signature in self.signatures:
+            where = f"signature '{signature.name}' on {self.chip}"
+            if signature.verdict:
+                found.append(f"{where}: {signature.verdict}")
+            for output in signature.outputs:
+                name = f"{where}, output '{output.name}'"
+                if not output.difference.equal:
+                    apart = output.difference
+                    found.append(
+                        f"{name}: {apart.differing} of {apart.elements} elements of b differ from a, by at most "
+                        f"{apart.max_abs:.3g}"
+                    )
+                worst = min(output.db_a, output.db_b)
+                if not worst >= self.least_db:
+                    which = "a" if output.db_a <= output.db_b else "b"
+                    found.append(
+                        f"{name}: {which} is {worst:.1f} dB from the CPU, and {self.least_db:g} dB are demanded"
+                    )
+        return found
+
+    def summary(self) -> str:
+        """One sentence."""
+        found = self.differences()
+        if found:
+            return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+        differing, elements = (
+            sum(getattr(s, name) for s in self.signatures) for name in ("differing", "elements")
+        )
+        worst = min(signature.worst_db for signature in self.signatures)
+        same = "all the same bits" if not differing else f"{differing} differ, within the tolerances"
+        return f"on {self.chip}'s emulator {elements} numbers, {same}; at least {worst:.1f} dB from the CPU"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of `edge-opt compare --on npu --json`."""
+        return {
+            "on": "npu",
+            "equal": self.equal,
+            "a": self.a,
+            "b": self.b,
+            "chip": self.chip,
+            "flags": list(self.flags),
+            "layers": self.layers,
+            "seed": self.seed,
+            "least_db": self.least_db,
+            "caches": list(self.caches),
+            "differences": self.differences(),
+            "signatures": [
+                {
+                    "name": signature.name,
+                    "verdict": signature.verdict or None,
+                    "seconds": list(signature.seconds),
+                    "worst_db": _finite(signature.worst_db),
+                    "outputs": [output.to_dict() for output in signature.outputs],
+                }
+                for signature in self.signatures
+            ],
+        }
+
+
+def compare_on_npu(
+    a: ModelLike,
+    b: ModelLike,
+    *,
+    sdk: str | os.PathLike[str] | None = None,
+    chip: str | None = None,
+    flags: Sequence[str] | None = None,
+    signatures: Sequence[str] | None = None,
+    layers: int | None = None,
+    seed: int = 0,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    least_db: float = LEAST_DB,
+    seconds: float | None = _SECONDS,
+    progress: Progress | None = None,
+) -> NpuComparison:
+    """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare what comes out.
+
+    Args:
+        a: the model as it was: a path (also of a bundle), the bytes of a model, or a `Model`.
+        b: the model as it is.
+        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
+        chip: the compiler's word for the chip; None is SM8750.
+        flags: for the compiler, for both models; None those of target `qualcomm-htp` for `b`.
+        signatures: only these; all that both have by default.
+        layers: cut both models behind so many layers first, where whole ones take too long.
+        seed: decides the inputs.
+        atol: B may differ from A by |a-b| <= atol + rtol*|a|, element by element.
+        rtol: see `atol`.
+        least_db: signal to noise against the CPU that both must keep.
+        seconds: after so long the compiler and the emulator are stopped, for each model and signature; None never.
+        progress: called with (stage, done, total).
+
+    Raises:
+        CompilerMissingError: the compiler, its libraries or a C compiler are not on this machine.
+        UsageError: no such signature, or no attention to count layers by.
+        ModelFormatError: a model cannot be read.
+    """
+    found = find_sdk(sdk)
+    found.probed()
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        worker.start()
+        sources = [
+            stack.enter_context(Source(find_models(model, None, None).main, role))
+            for model, role in ((a, "a"), (b, "b"))
+        ]
+        models = [_loaded(source) for source in sources]
+        if _same(a, b):
+            models[1] = models[0]
+        chosen = tuple(load_target(_TARGET).flags(models[1]) if flags is None else flags)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
+        job = _Job(
+            found, worker, sources, models, folder, chip or DEFAULT_CHIP, chosen, seed, (atol, rtol), seconds
+        )
+        compared = job.signatures(signatures, layers, progress)
+        names = [
+            os.fspath(m) if isinstance(m, str | os.PathLike) else s.name
+            for m, s in zip((a, b), sources, strict=True)
+        ]
+        return NpuComparison(
+            names[0],
+            names[1],
+            job.chip,
+            chosen,
+            layers,
+            seed,
+            least_db,
+            tuple(compared),
+            tuple(job.caches.told),
+        )
+
+
+def _same(a: ModelLike, b: ModelLike) -> bool:
+    """Whether both are one file, which need run only once: what is asked is how far it is from the CPU."""
+    return (
+        isinstance(a, str | os.PathLike) and isinstance(b, str | os.PathLike) and os.fspath(a) == os.fspath(b)
+    )
+
+
+def _loaded(source: Source) -> Model:
+    return load(source.model if isinstance(source.model, bytes) else Path(source.model))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """One model in the emulator: what its outputs are, and their numbers, by the signature's names."""
+
+    infos: Mapping[str, TensorInfo]
+    outputs: Mapping[str, Array]
+    seconds: float
+
+
+@dataclass
+class _Job:
+    sdk: Sdk
+    worker: Worker
+    sources: list[Source]
+    models: list[Model]
+    folder: Path
+    chip: str
+    flags: tuple[str, ...]
+    seed: int
+    tolerances: tuple[float, float]
+    seconds: float | None
+    caches: FilledCaches = field(default_factory=FilledCaches)
+
+    def signatures(
+        self, wanted: Sequence[str] | None, layers: int | None, progress: Progress | None
+    ) -> list[NpuSignature]:
+        """One comparison per signature that both models have."""
+        ours, theirs = (
+            {entry.name: entry for entry in self.worker.describe(source.model)} for source in self.sources
+        )
+        names = choose([name for name in ours if name in theirs], wanted)
+        tell = progress or (lambda *_: None)
+        tell("filling caches", 0, 2 * len(names))
+        filler = Filler(self.worker, self.sources[0].model, ours, self.seed, self.folder)
+        by_filler, _ = filler.served(names)
+        for prefill, served in by_filler.items():
+            filler.fill(prefill, served, range(1), self.caches)
+        found = []
+        for place, name in enumerate(names):
+            plans = self._plans(ours[name], theirs[name])
+            tell(f"{name}: emulating", 2 * place, 2 * len(names))
+            found.append(self._signature(name, plans, layers))
+        tell("compared", 2 * len(names), 2 * len(names))
+        return found
+
+    def _plans(self, ours: SignatureInfo, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
+        """The same real numbers for both models, by input name."""
+        infos = {info.name: info for info in theirs.inputs}
+        made = self.caches.plan(ours, self.seed, 0)
+        missing = [one.info.name for one in made if one.info.name not in infos]
+        if missing:
+            raise UsageError(f"signature '{ours.name}': input '{missing[0]}' is in the first model only")
+        pairs = [pair(one, infos[one.info.name]) for one in made]
+        return [{both[side].info.name: both[side] for both in pairs} for side in range(2)]
+
+    def _signature(
+        self, name: str, plans: Sequence[Mapping[str, InputPlan]], layers: int | None
+    ) -> NpuSignature:
+        ends = () if layers is None else layer_ends(self.models[0], name, layers)
+        ran: list[_Ran] = []
+        cpu: Mapping[str, Array] = {}
+        for side, model, planned in zip("ab", self.models, plans, strict=True):
+            if ran and model is self.models[0]:
+                ran.append(ran[0])
+                continue
+            cut = cut_entry_point(model, name, ends)
+            path = self.folder / f"{side}.tflite"
+            path.unlink(missing_ok=True)
+            save(cut, path)
+            (described,) = self.worker.describe(path)
+            if not cpu:
+                made = [planned[key] for key in cut.signatures[0].inputs]
+                (cpu,) = self.worker.run_plans(path, name, [made])
+            emulated = self._emulated(cut, path, planned)
+            if emulated.verdict:
+                return NpuSignature(name, verdict=f"{side}: {emulated.verdict}")
+            outputs = {
+                key: emulated.outputs[tensor.name] for key, tensor in cut.signatures[0].outputs.items()
+            }
+            ran.append(_Ran({info.name: info for info in described.outputs}, outputs, emulated.seconds))
+        return self._measured(name, cpu, *ran)
+
+    def _emulated(self, cut: Model, path: Path, planned: Mapping[str, InputPlan]) -> Emulated:
+        inputs = {tensor.name: generate(planned[key]) for key, tensor in cut.signatures[0].inputs.items()}
+        graph = cut.subgraphs[0]
+        return emulate(self.sdk, path, graph, inputs, chip=self.chip, flags=self.flags, seconds=self.seconds)
+
+    def _measured(self, name: str, cpu: Mapping[str, Array], a: _Ran, b: _Ran) -> NpuSignature:
+        atol, rtol = self.tolerances
+        outputs = []
+        for key, info in a.infos.items():
+            other = b.infos.get(key)
+            if other is None or a.outputs[key].shape != b.outputs[key].shape:
+                return NpuSignature(name, verdict=f"output '{key}' is not in both models, with one shape")
+            against_a = measure(cpu[key], a.outputs[key], quantized_a=info, quantized_b=info)
+            against_b = measure(cpu[key], b.outputs[key], quantized_a=info, quantized_b=other)
+            apart = measure(
+                a.outputs[key], b.outputs[key], quantized_a=info, quantized_b=other, atol=atol, rtol=rtol
+            )
+            outputs.append(NpuOutput(key, apart, against_a.snr_db, against_b.snr_db))
+        return NpuSignature(name, tuple(outputs), seconds=(a.seconds, b.seconds))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,169 @@
+"""Cuts an entry point, or some layers of it, out of a model: a model of its own with real shapes and weights.
+
+Edits nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.working_set import working_set
+from edge_opt.ir import Model, Signature
+from edge_opt.ir.extract import cut_out
+from edge_opt.ir.region import reads
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from edge_opt.ir import Operator, Subgraph, Tensor
+
+_JOINING = frozenset({"CONCATENATION", "PACK", "RESHAPE", "SQUEEZE", "TRANSPOSE", "QUANTIZE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Some layers as a model with one signature, and the first attention in them as it is in the whole model.
+
+    `blocks` is None where the entry point is whole.
+    """
+
+    signature: str
+    model: Model
+    attention: Block
+    blocks: int | None
+
+
+def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
+    """The entry point whose attention needs the most memory, or the one that is named, and its multi-head blocks.
+
+    Raises:
+        UsageError: there is no such entry point, or it holds no multi-head attention.
+    """
+    found = {name: _blocks(graph) for name, graph in model.entry_points()}
+    if signature is not None and signature not in found:
+        raise UsageError(f"signature '{signature}' does not exist, there are: {', '.join(found)}")
+    wanted = [signature] if signature is not None else list(found)
+    chosen = max(wanted, key=lambda name: max(map(working_set, found[name]), default=0))
+    if not found[chosen]:
+        place = f"signature '{signature}'" if signature is not None else "the model"
+        raise UsageError(f"{place} holds no multi-head attention to tune for: see `edge-opt explain`")
+    return chosen, found[chosen]
+
+
+def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None = None) -> Layers:
+    """So many layers in a row, from where the attention before them ends to the projection of their own result.
+
+    Of the entry point with the largest attention, or of the one that is named; from the middle of it, since the first
+    and the last layers may miss something. None takes the entry point whole.
+
+    Raises:
+        UsageError: there is no such entry point, or it holds no multi-head attention.
+    """
+    chosen, found = largest_attention(model, signature)
+    if blocks is None:
+        return Layers(chosen, cut_entry_point(model, chosen), found[0], None)
+    graph = dict(model.entry_points())[chosen]
+    sizes = [working_set(block) for block in found]
+    largest = [place for place, size in enumerate(sizes) if size == max(sizes)]
+    first = min(largest[len(largest) // 2], max(len(found) - blocks, 0))
+    part = found[first : first + blocks]
+    known = _ancestors([found[first - 1].output]) if first else set()
+    ends = [part[-1].output, *_projections(part[-1].output)]
+    return Layers(chosen, _cut(model, graph, chosen, _ancestors(ends) - known, ends), part[0], len(part))
+
+
+def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
+    """One entry point; with names of tensors `ends`, only what these need. Names of its inputs and outputs stay.
+
+    Raises:
+        UsageError: a tensor of that name is not there.
+    """
+    graph = dict(model.entry_points())[signature]
+    if not ends:
+        return _cut(model, graph, signature, set(graph.operators), ())
+    made = {tensor.name: tensor for operator in graph.operators for tensor in operator.outputs}
+    missing = [name for name in ends if name not in made]
+    if missing:
+        raise UsageError(
+            f"signature '{signature}' has no tensor '{missing[0]}', where the other model's layers end"
+        )
+    tensors = [made[name] for name in ends]
+    return _cut(model, graph, signature, _ancestors(tensors), tensors)
+
+
+def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
+    """Names of the tensors where the first layers end: what the projections behind their last attention make.
+
+    Raises:
+        UsageError: there is no attention to count layers by.
+    """
+    graph = dict(model.entry_points())[signature]
+    found = [match for match in find_blocks(graph) if not isinstance(match, NotABlock)]
+    if not found:
+        raise UsageError(f"signature '{signature}' holds no attention: there are no layers to count")
+    # The heads of one layer that was split share the tensor that joins them.
+    outputs = list(dict.fromkeys(_joined(match.output) for match in found))
+    last = outputs[min(layers, len(outputs)) - 1]
+    return tuple(tensor.name for tensor in _projections(last) or [last])
+
+
+def _blocks(graph: Subgraph) -> list[Block]:
+    return [match for match in find_blocks(graph) if isinstance(match, Block)]
+
+
+def _projections(output: Tensor) -> list[Tensor]:
+    return [reader.outputs[0] for reader in output.consumers if reader.name == "FULLY_CONNECTED"]
+
+
+def _joined(output: Tensor) -> Tensor:
+    while len(output.consumers) == 1 and output.consumers[0].name in _JOINING:
+        output = output.consumers[0].outputs[0]
+    return output
+
+
+def _cut(model: Model, graph: Subgraph, name: str, inside: set[Operator], ends: Sequence[Tensor]) -> Model:
+    """The operators `inside`; the graph's own outputs among theirs go out, and the `ends`."""
+    operators = [operator for operator in graph.operators if operator in inside]
+    inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]
+    ending = {id(tensor) for tensor in ends}
+    outputs = [
+        tensor
+        for operator in operators
+        for tensor in operator.outputs
+        if graph.is_output(tensor) or id(tensor) in ending
+    ]
+    cut = cut_out(model, operators, inputs, outputs)
+    layer = cut.subgraphs[0]
+    known = next((entry for entry in model.signatures if entry.subgraph is graph), None)
+    given = _names({} if known is None else known.inputs, inputs, "input")
+    taken = _names({} if known is None else known.outputs, outputs, "output")
+    cut.signatures.append(
+        Signature(
+            name,
+            layer,
+            dict(zip(given, layer.inputs, strict=True)),
+            dict(zip(taken, layer.outputs, strict=True)),
+        )
+    )
+    return cut
+
+
+def _names(known: dict[str, Tensor], tensors: Sequence[Tensor], kind: str) -> list[str]:
+    """A signature's own names, where it has one, else numbers."""
+    names = {id(tensor): name for name, tensor in known.items()}
+    return [names.get(id(tensor), f"{kind}_{place}") for place, tensor in enumerate(tensors)]
+
+
+def _ancestors(tensors: Iterable[Tensor]) -> set[Operator]:
+    """All operators that the tensors are made by."""
+    found: set[Operator] = set()
+    pending = [tensor.producer for tensor in tensors]
+    while pending:
+        operator = pending.pop()
+        if operator is not None and operator not in found:
+            found.add(operator)
+            pending.extend(tensor.producer for tensor in operator.inputs if tensor is not None)
+    return found

@@ -1,0 +1,183 @@
+"""One form, compiled in one way: how it is carried out, also in another process, and how its outcome is remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_opt.npu.candidates import Choice
+from edge_opt.npu.errors import CompilerFailedError, CompilerTimeoutError
+from edge_opt.npu.figures import SpillFigures, TimeEstimate, VelaFigures
+from edge_opt.npu.probe import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_opt.npu.figures import Figures, Profile
+    from edge_opt.targets import Target
+
+
+class Compile(Protocol):
+    """What `edge_opt.npu.profile` does."""
+
+    def __call__(
+        self,
+        path: str | os.PathLike[str],
+        target: Target,
+        *,
+        sdk: str | os.PathLike[str] | None,
+        chip: str | None,
+        flags: Sequence[str] | None,
+        seconds: float | None,
+    ) -> Profile:
+        """Compile a model and say what became of every entry point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one trial takes; plain values, so that another process can carry it out."""
+
+    exported: str
+    choice: Choice
+    level: Mapping[str, str]
+    target: Target
+    chip: str
+    flags: tuple[str, ...]
+    sdk: str | os.PathLike[str] | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One form, compiled in one way: the compiler's figures, or why there are none.
+
+    `verdict` says what is wrong with the numbers that the emulator computes; empty where nothing is, or nobody looked.
+    """
+
+    choice: Choice
+    level: Mapping[str, str]
+    seconds: float
+    figures: Figures | None = None
+    failure: str = ""
+    verdict: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    passing: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it compiled, and nothing is known to be wrong with its numbers."""
+        return self.figures is not None and not self.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "form": str(self.choice),
+            "flags": [f"--{name}={value}" for name, value in self.level.items()],
+            "seconds": round(self.seconds, 2),
+            "failure": self.failure or None,
+            "verdict": self.verdict or None,
+            "figures": None if self.figures is None else self.figures.to_dict(),
+        }
+
+
+def carry_out(job: Job, compiler: Compile) -> Trial:
+    """Convert the exported model into the job's form, and compile that. A compiler that fails is an outcome."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+        converted = Path(job.exported)
+        if job.choice.form is not None:
+            converted = Path(folder) / "converted.tflite"
+            job.choice.convert(job.exported, converted, job.target)
+        try:
+            told = compiler(
+                converted, job.target, sdk=job.sdk, chip=job.chip, flags=list(job.flags), seconds=job.seconds
+            )
+        except CompilerFailedError as error:
+            spent, reason = time.perf_counter() - started, str(error).partition(": ")[2]
+            passing = isinstance(error, CompilerTimeoutError)
+            return Trial(job.choice, job.level, spent, failure=reason, passing=passing)
+    spent = time.perf_counter() - started
+    return Trial(
+        job.choice, job.level, spent, told.signatures[0], versions=dict(told.versions), notes=told.notes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Outcomes of trials in the user's cache, so that an interrupted search goes on; `fresh` forgets what it knows."""
+
+    fresh: bool = False
+
+    def key(self, digest: str, job: Job) -> str:
+        """What the outcome depends on: the model's bytes, the form, the target, the compiler and its flags."""
+        told = {
+            "model": digest,
+            "choice": str(job.choice),
+            "target": job.target.to_dict(),
+            "chip": job.chip,
+            "flags": job.flags,
+            "sdk": "" if job.sdk is None else os.fspath(job.sdk),
+            "environment": [os.environ.get(name, "") for name in ("EDGE_OPT_QNN", "QNN_SDK_ROOT")],
+            "versions": [version("ai-edge-litert"), version("edge-opt")],
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+    def get(self, key: str) -> Trial | None:
+        """A trial that was carried out before; None where there is none, or it cannot be read."""
+        if self.fresh:
+            return None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
+            return Trial(
+                Choice(),
+                {},
+                told["seconds"],
+                _figures(told["figures"]),
+                told["failure"],
+                versions=told["versions"],
+                notes=tuple(told["notes"]),
+            )
+        return None
+
+    def keep(self, key: str, trial: Trial) -> None:
+        """Remember a trial, unless it would end otherwise another time. What cannot be kept is done again."""
+        if trial.passing:
+            return
+        figures = trial.figures
+        told = {
+            "seconds": trial.seconds,
+            "failure": trial.failure,
+            "figures": None if figures is None else {"kind": type(figures).__name__, **figures.to_dict()},
+            "versions": dict(trial.versions),
+            "notes": trial.notes,
+        }
+        with suppress(OSError):
+            path = _folder() / f"{key}.json"
+            scratch = path.with_suffix(f".{os.getpid()}")
+            scratch.write_text(json.dumps(told), encoding="utf-8")
+            scratch.replace(path)
+
+
+def _folder() -> Path:
+    folder = cache_folder() / "trials"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _figures(told: dict[str, Any] | None) -> Figures | None:
+    if told is None:
+        return None
+    fields = {name: value for name, value in told.items() if name not in ("kind", "read_ratio")}
+    if told["kind"] == VelaFigures.__name__:
+        return VelaFigures(**fields)
+    estimate = fields.pop("time")
+    return SpillFigures(**fields, time=None if estimate is None else TimeEstimate(**estimate))

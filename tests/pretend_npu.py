@@ -1,0 +1,70 @@
+"""A stand-in for LiteRT's ahead-of-time tool: says what a test wants, or computes on the CPU what an emulator would."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+from edge_opt.npu import hexagon
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
+FIGURES = "spill_bytes=0\nfill_bytes=0\nwrite_total_bytes=16\nread_total_bytes=40\nfinalize_runlist: in_runlist=3, x\n"
+EVENTS = {2006: 1500, 2007: 1000, 2008: 2500, 2017: 1, 2019: 1200, 2020: 900, 2021: 1400}
+
+EMULATOR = """
+    import os, pathlib, sys
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+    told = lambda *fields: print(*fields, sep="\\t", file=open(os.environ["EDGE_OPT_PROBE_LOG"], "a"))
+    model = next(a.partition("=")[2] for a in sys.argv if a.startswith("--model="))
+    folder = pathlib.Path(os.environ["EDGE_OPT_PROBE_RUN"])
+    print({taken!r}, file=sys.stderr)
+    print({figures!r})
+    told("interface", "known", "2.40.0", "5.51.0")
+    told("finalized", "g", 0)
+    numbers = dict(reversed(l.split("\\t")) for l in (folder / "inputs").read_text().splitlines())
+    interpreter = Interpreter(model)
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        array = np.fromfile(folder / (numbers[detail["name"]] + ".in"), detail["dtype"])
+        interpreter.set_tensor(detail["index"], array.reshape(detail["shape"]))
+    interpreter.invoke()
+    for place, detail in enumerate(interpreter.get_output_details()):
+        array = interpreter.get_tensor(detail["index"]).copy()
+        {change}
+        array.tofile(folder / (str(place) + ".out"))
+        told("output", place, "0x0000", detail["name"])
+    told("ran", "g", 0, 0.25)
+"""
+
+
+def emulator(change: str = "pass", *, taken: str = TAKEN) -> str:
+    """The tool's program; `change` edits each output, `array`, of the model named `model`."""
+    return EMULATOR.format(taken=taken, figures=FIGURES, change=change)
+
+
+def say(*lines: str) -> str:
+    """Code that writes lines of the probe's log."""
+    text = "".join(f"{line}\n" for line in lines)
+    return f"open(__import__('os').environ['EDGE_OPT_PROBE_LOG'], 'a').write({text!r})"
+
+
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Path:
+    """Put a program in the tool's place; the folder to give as --sdk."""
+    libraries = tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
+    libraries.mkdir(parents=True, exist_ok=True)
+    for name in ("libQnnHtp.so", "libQnnSystem.so"):
+        (libraries / name).touch()
+    tool = tmp_path / "apply_plugin_main"
+    tool.write_text(f"#!{sys.executable}\n{dedent(program)}", encoding="utf-8")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(hexagon, "_find_tool", lambda: (tool, tmp_path))
+    monkeypatch.setattr(hexagon, "build_probe", lambda: tmp_path)
+    return tmp_path / "sdk"

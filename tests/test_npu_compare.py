@@ -1,0 +1,211 @@
+"""compare --on npu: both models run as the NPU computes them; a compiler or emulator that fails is a verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
+from pretend_npu import TAKEN, emulator, pretend, say
+
+from edge_opt.conversion import convert
+from edge_opt.ir import load, save
+from edge_opt.ir.text import parse
+from edge_opt.npu import CompilerMissingError, NpuComparison, compare_on_npu
+from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.layers import cut_entry_point, layer_ends
+from edge_opt.schema.errors import UsageError
+from edge_opt.testing import assert_equivalent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FINALIZED = ("interface\tknown\t2.40.0\t5.51.0", "finalized\tg\t0")
+RUNNING = "running\tg"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "before.tflite"
+    save(parse(NO_ATTENTION), path)
+    return path
+
+
+@pytest.fixture
+def other(model: Path) -> Path:
+    return shutil.copy(model, model.with_name("after.tflite"))
+
+
+def compared(model: Path, other: Path, sdk: Path, **options: Any) -> NpuComparison:
+    return compare_on_npu(model, other, sdk=sdk, **options)
+
+
+def test_models_that_compute_the_same_are_equal_and_as_exact_as_the_cpu(
+    model: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = compared(model, other, pretend(tmp_path, monkeypatch, emulator()))
+    assert found.equal
+    (signature,) = found.signatures
+    assert (signature.differing, signature.elements, signature.worst_db) == (0, 4, math.inf)
+    assert "all the same bits" in found.summary()
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_one_number_that_differs_in_b_is_found(
+    model: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, emulator("array.flat[0] += 2.0 ** -20 * model.endswith('b.tflite')"))
+    found = compared(model, other, sdk)
+    assert not found.equal
+    assert found.signatures[0].differing == 1
+    assert "1 of 4 elements of b differ from a" in found.summary()
+    assert compared(model, other, sdk, atol=2.0**-19).equal
+
+
+def test_models_that_agree_with_each_other_and_not_with_the_cpu_are_wrong(
+    model: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, emulator("array *= 0.5"))
+    found = compared(model, other, sdk)
+    assert found.signatures[0].differing == 0
+    assert "a is 6.0 dB from the CPU, and 20 dB are demanded" in found.summary()
+    assert compared(model, other, sdk, least_db=6.0).equal
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        (f"{say(*FINALIZED, RUNNING)}; __import__('os').abort()", "the emulator crashes .*SIGABRT"),
+        (f"{say(*FINALIZED)}; __import__('os').abort()", r"the compiler ends \(killed by SIGABRT"),
+        ("raise SystemExit(6)", "the compiler ended with code 6"),
+        (say("interface\tknown\t2.40.0\t5", "finalized\tg\t1002"), "the compiler refuses the graph"),
+        (say("interface\tunknown\t3.1.0\t5"), "QNN interface 3.1.0 is not one"),
+        (say(*FINALIZED, "missing\t0", "ran\tg\t0\t1"), "wants input '0' in another type or size"),
+        (say(*FINALIZED, RUNNING, "ran\tg\t6031\t1"), "error 6031"),
+        ("import time; time.sleep(60)", "not done in time"),
+        (emulator(taken=TAKEN.replace("selected 2", "selected 1")), "takes 1 of 2 operators"),
+        (emulator("array = array[..., :1]"), "gives no output '.*' of its type and size"),
+    ],
+)
+def test_what_goes_wrong_in_compiler_or_emulator_is_a_verdict_in_one_sentence(
+    model: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, verdict: str
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, program)
+    seconds = 2.0 if "sleep" in program else 60.0
+    found = compared(model, other, sdk, seconds=seconds)
+    assert not found.equal
+    with pytest.raises(AssertionError, match=verdict):
+        assert_equivalent(model, other, on="npu", sdk=sdk, seconds=seconds)
+
+
+def test_without_a_probe_nothing_is_started(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, "raise SystemExit(6)")
+
+    def missing() -> Path:
+        raise CompilerMissingError("no C compiler")
+
+    monkeypatch.setattr("edge_opt.npu.hexagon.build_probe", missing)
+    with pytest.raises(CompilerMissingError, match="no C compiler"):
+        compared(model, model, sdk)
+
+
+# Layers
+
+
+@pytest.mark.parametrize("path", [DEMO, QUANTIZED])
+def test_the_first_layers_end_at_the_same_tensor_before_and_after(path: Path, tmp_path: Path) -> None:
+    after = tmp_path / "after.tflite"
+    convert(path, after, verify="none")
+    for name in ("prefill_8", "decode"):
+        ends = layer_ends(load(path), name, 2)
+        assert layer_ends(load(after), name, 2) == ends
+        cuts = [cut_entry_point(load(file), name, ends) for file in (path, after)]
+        softmaxes = [sum(op.name == "SOFTMAX" for op in cut.subgraphs[0].operators) for cut in cuts]
+        assert softmaxes == [2, 8]
+        first, second = (cut.signatures[0] for cut in cuts)
+        assert first.inputs.keys() == second.inputs.keys()
+        assert first.outputs.keys() == second.outputs.keys() >= {"kv_slice_k_0", "kv_slice_v_1"}
+
+
+def test_a_whole_entry_point_keeps_its_names() -> None:
+    model = load(DEMO)
+    (signature,) = cut_entry_point(model, "decode").signatures
+    original = next(entry for entry in model.signatures if entry.key == "decode")
+    assert signature.inputs.keys() == {n for n, tensor in original.inputs.items() if tensor.consumers}
+    assert signature.outputs.keys() == original.outputs.keys()
+
+
+def test_a_model_without_attention_has_no_layers() -> None:
+    with pytest.raises(UsageError, match="no attention: there are no layers to count"):
+        layer_ends(parse(NO_ATTENTION), "main", 1)
+
+
+# The command
+
+
+def test_the_command_shows_a_row_for_each_signature_and_exits_1_on_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = tmp_path / "after.tflite"
+    convert(QUANTIZED, after, verify="none")
+    taken = TAKEN.replace("selected 2 ops, from a total of 2", "selected 9 ops, from a total of 9")
+    sdk = pretend(tmp_path, monkeypatch, emulator(taken=taken))
+    options = ("--on", "npu", "--sdk", sdk, "--layers", 1, "--soc", "SM8650")
+    shown = run(capsys, "compare", QUANTIZED, after, *options)
+    assert shown.code == 0, shown
+    assert "SM8650, in the emulator of its compiler, the first 1 layer" in shown.out
+    assert [line.split()[:2] for line in shown.out.splitlines()[3:5]] == [["prefill_8", "3"], ["decode", "3"]]
+    pretend(tmp_path, monkeypatch, emulator("array.flat[0] ^= 1 + model.endswith('b.tflite')"))
+    shown = run(capsys, "compare", QUANTIZED, after, *options, "--json")
+    assert shown.code == 1
+    assert shown.json["on"] == "npu"
+    assert [entry["outputs"][0]["differing"] for entry in shown.json["signatures"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--on", "npu", "--runs", "2"),
+        ("--on", "npu", "--hostile"),
+        ("--layers", "1"),
+        ("--sdk", "x"),
+        ("--npu-db", "9"),
+    ],
+)
+def test_options_that_say_nothing_there_are_refused(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = run(capsys, "compare", DEMO, DEMO, *options).failed_in_one_sentence(2)
+    assert "has no meaning with --on" in sentence
+
+
+def test_without_the_libraries_the_sentence_says_where_to_get_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in SDK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    sentence = run(capsys, "compare", DEMO, DEMO, "--on", "npu").failed_in_one_sentence(2)
+    assert "onnxruntime-qnn" in sentence
+
+
+# The real one
+
+
+@pytest.mark.slow
+def test_the_real_emulator_gives_the_same_bits_before_and_after(tmp_path: Path) -> None:
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    after = tmp_path / "after.tflite"
+    convert(QUANTIZED, after)
+    found = assert_equivalent(QUANTIZED, after, on="npu", flags=["--qualcomm_optimization_level=O3"])
+    assert isinstance(found, NpuComparison)
+    assert all(signature.worst_db > 30 for signature in found.signatures)
+    # A model whose numbers are others is told apart by the same judge.
+    with pytest.raises(AssertionError, match="elements of b differ"):
+        assert_equivalent(QUANTIZED, DEMO, on="npu", layers=1)

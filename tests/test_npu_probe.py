@@ -1,0 +1,176 @@
+"""The probe: built once with the machine's C compiler, trusted with known libraries only, and read line by line."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from edge_opt.npu import CompilerMissingError
+from edge_opt.npu.probe import LIBRARY, build_probe, read_heard
+
+FAKE = Path(__file__).with_name("fake_qnn.c")
+COMPILER = shutil.which("cc")
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"),
+    reason="needs a C compiler on x86-64 Linux",
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+
+
+# What is heard
+
+
+def test_every_line_of_the_log_belongs_to_the_graph_before_it() -> None:
+    heard = read_heard(
+        "interface\tknown\t2.40.0\t5.51.0\n"
+        "finalized\tfirst\t0\nevent\t2006\t700\nevent\t2006\t900\n"
+        "finalized\tsecond\t1002\nmissing\tx y\nrunning\tsecond\noutput\t3\t0x0232\ty\nran\tsecond\t0\t1.5\n"
+    )
+    assert (heard.known, heard.interface) == (True, "2.40.0")
+    first, second = heard.graphs
+    assert (first.name, first.finalized, first.events, first.ran) == ("first", 0, {2006: 700}, None)
+    assert (second.finalized, second.missing, second.outputs, second.ran) == (
+        1002,
+        ["x y"],
+        {"y": 3},
+        (0, 1.5),
+    )
+
+
+def test_a_log_that_breaks_off_says_that_the_graph_was_running() -> None:
+    (graph,) = read_heard("finalized\tg\t0\nrunning\tg\n").graphs
+    assert graph.running
+    assert graph.ran is None
+
+
+# How it is built
+
+
+@needs_compiler
+def test_it_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build_probe()
+    assert (folder / LIBRARY).is_file()
+    monkeypatch.setenv("PATH", os.devnull)
+    assert build_probe() == folder
+
+
+def test_without_a_c_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_linux(monkeypatch)
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(CompilerMissingError, match=r"C compiler.*install one \(as `cc`\)"):
+        build_probe()
+
+
+@pytest.mark.parametrize("compiler", ["false", "/no/such/compiler"])
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    pretend_linux(monkeypatch)
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(CompilerMissingError, match=f"`{compiler}` fails"):
+        build_probe()
+
+
+def test_elsewhere_than_on_x86_linux_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    with pytest.raises(CompilerMissingError, match="x86-64 Linux"):
+        build_probe()
+
+
+def pretend_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+
+# What it does in front of a library
+
+
+def listen(tmp_path: Path, version: int, code: str) -> tuple[str, str]:
+    """What a user of the interface prints, with the probe in front of a library of that version; and the log."""
+    real = tmp_path / "real" / LIBRARY
+    real.parent.mkdir()
+    command = [COMPILER or "cc", "-w", "-shared", "-fPIC", f"-DVERSION={version}", "-o", str(real), str(FAKE)]
+    subprocess.run(command, check=True)
+    log = tmp_path / "log"
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(PROLOGUE) + dedent(code)],
+        env={
+            **os.environ,
+            "EDGE_OPT_QNN_REAL": str(real),
+            "EDGE_OPT_PROBE_LOG": str(log),
+            "EDGE_OPT_PROBE_RUN": str(tmp_path),
+            "PROBE": str(build_probe() / LIBRARY),
+        },
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout, log.read_text()
+
+
+PROLOGUE = """
+    import ctypes as c, os
+    def table(path):
+        found, count = c.POINTER(c.POINTER(c.c_uint64))(), c.c_uint32()
+        assert c.CDLL(path).QnnInterface_getProviders(c.byref(found), c.byref(count)) == 0
+        return found[0]
+    def call(position, *values):
+        return c.CFUNCTYPE(c.c_uint64, *[c.c_void_p] * len(values))(probe[5 + position])(*values)
+    probe, real = table(os.environ["PROBE"]), table(os.environ["EDGE_OPT_QNN_REAL"])
+"""
+RUN = """
+    handle = c.c_void_p()
+    class Tensor(c.Structure):
+        _fields_ = [("version", c.c_uint32), ("_0", c.c_uint32), ("id", c.c_uint32), ("_1", c.c_uint32),
+                    ("name", c.c_char_p), ("type", c.c_uint32), ("format", c.c_uint32), ("dtype", c.c_uint32),
+                    ("_2", c.c_uint32), ("quantization", c.c_uint64 * 5), ("rank", c.c_uint32), ("_3", c.c_uint32),
+                    ("sizes", c.POINTER(c.c_uint32)), ("rest", c.c_uint64 * 6)]
+    assert c.sizeof(Tensor) == 144
+    call(9, 1, None, None, c.byref(handle))
+    call(15, handle, c.c_char_p(b"graph"), None, c.byref(handle))
+    for name, kind in ((b"x", 0), (b"y", 1), (b"inner", 3)):
+        sizes = (c.c_uint32 * 2)(1, 4)
+        tensor = Tensor(version=2, name=name, type=kind, dtype=0x0308, rank=2, sizes=sizes)
+        call(24, handle, c.byref(tensor))
+    call(19, handle, None, None)
+"""
+
+
+@needs_compiler
+def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: Path) -> None:
+    told, log = listen(tmp_path, 41, "print(probe[5 + 19] == real[5 + 19])")
+    assert told.strip() == "True"
+    heard = read_heard(log)
+    assert (heard.known, heard.interface) == (False, "2.41.0")
+
+
+@needs_compiler
+@pytest.mark.parametrize("version", [36, 40])
+def test_a_finalized_graph_is_profiled_and_run(tmp_path: Path, version: int) -> None:
+    (tmp_path / "inputs").write_text("7\tx\n")
+    (tmp_path / "7.in").write_bytes(bytes([1, 2, 3, 4]))
+    _, log = listen(tmp_path, version, RUN)
+    heard = read_heard(log)
+    assert (heard.known, heard.interface) == (True, f"2.{version}.0")
+    (graph,) = heard.graphs
+    assert graph.events == {2006: 20060, 2019: 20190}
+    assert (graph.missing, graph.ran is not None, graph.outputs) == ([], True, {"y": 0})
+    assert (tmp_path / "0.out").read_bytes() == bytes([2, 4, 6, 8])
+
+
+@needs_compiler
+def test_an_input_of_another_size_is_told(tmp_path: Path) -> None:
+    (tmp_path / "inputs").write_text("7\tx\n")
+    (tmp_path / "7.in").write_bytes(bytes(3))
+    _, log = listen(tmp_path, 40, RUN)
+    assert read_heard(log).graphs[0].missing == ["x"]
