@@ -19,6 +19,8 @@ from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
 from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
+from edge_opt.passes.left import attention_left
+from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import EdgeOptError, UsageError
@@ -379,8 +381,12 @@ def _rewrite(
             continue
         graphs.discard(id(graph))
         context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+        before = len(result.sites)
         for chosen_pass in passes:
             run_pass(chosen_pass, context)
+        own, split = result.sites[before:], PASSES[MhaToSha.name] in passes
+        for site in attention_left(model, graph, context.signature, own, split=split):
+            on_site(site)
     own = result.sites[done:]
     if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)

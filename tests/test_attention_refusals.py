@@ -111,7 +111,7 @@ EXAMPLES = (
           return %o
         }
         """,
-        "no product of queries and keys leads to this SOFTMAX: not attention, at CUSTOM",
+        "the scores are not followed through this operator, at CUSTOM",
         "logits made by an operator that nobody can look into",
         settled=False,
     ),

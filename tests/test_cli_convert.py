@@ -151,7 +151,10 @@ def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) 
 )
 def test_passes_and_skip_choose(options: list[str], demo: Path, capsys: Captured) -> None:
     said = run(capsys, "convert", demo, "--json", *options).json
-    assert not [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
+    left = [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
+    assert {(site["status"], site["reason"]) for site in left} == {
+        ("skipped", "the pass mha_to_sha was left out")
+    }
 
 
 @pytest.mark.parametrize(("verify", "proved"), [("regions", True), ("full", True), ("none", False)])

@@ -268,7 +268,11 @@ def test_one_signature_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", [{"skip": ["mha_to_sha"]}, {"passes": ["mask_to_add", "quantized_mask"]}])
 def test_passes_are_chosen_or_left_out(choice: dict[str, Any]) -> None:
-    assert convert(DEMOS[0], dry_run=True, verify="none", **choice).sites == []
+    sites = convert(DEMOS[0], dry_run=True, verify="none", **choice).sites
+    assert {(site.pass_name, site.reason) for site in sites} == {
+        ("mha_to_sha", "the pass mha_to_sha was left out")
+    }
+    assert len(sites) == 5
 
 
 def test_a_dry_run_does_everything_but_write(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
-from edge_opt.attention.front import products_before
+from edge_opt.attention.front import between_products, products_before
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
@@ -59,6 +59,11 @@ class _Finder:
         products = value_products(softmax)
         if isinstance(products, Refusal):
             opaque = products.operator is not None and products.operator.name in OPAQUE
+            if not opaque and between_products(softmax):
+                products = Refusal(
+                    "the probabilities are not followed through this operator", products.operator
+                )
+                return NotABlock(softmax, products)
             return NotABlock(softmax, products, is_attention=opaque)
         sizes = {head_size for _, head_size in products.values()}
         if 0 in sizes:
@@ -69,13 +74,23 @@ class _Finder:
             )
         logits, ends = products_before(softmax)
         if not logits:
-            learned = all(end is None or end.name in _LINEAR for end in ends)
-            blocker = next((end for end in ends if end is not None), None)
-            reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
-            return NotABlock(softmax, reason, is_attention=not learned)
+            return _without_scores(softmax, ends)
         if sizes == {1}:
             return NotABlock(
                 softmax, Refusal("a head size of 1 leaves no trace to follow", next(iter(products)))
             )
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
+
+
+def _without_scores(softmax: Operator, ends: list[Operator | None]) -> NotABlock:
+    """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
+    blocker = next((end for end in ends if end is not None), None)
+    learned = all(end is None or end.name in _LINEAR for end in ends)
+    if learned and not between_products(softmax):
+        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
+        return NotABlock(softmax, reason, is_attention=False)
+    text = "no product of queries and keys is found above this SOFTMAX"
+    if blocker is not None:
+        text = "the scores are not followed through this operator"
+    return NotABlock(softmax, Refusal(text, blocker))

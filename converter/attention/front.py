@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, REPEATING, UNARY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from edge_opt.ir import Operator, Tensor
 
 JOINING = frozenset({"CONCATENATION", "PACK"})
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
+PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
+_ENDS = PRODUCTS | {"CONV_2D", "SOFTMAX"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | JOINING
 
 
@@ -40,6 +45,41 @@ def _products_above(start: Tensor | None) -> tuple[list[Operator], list[Operator
             ends.append(producer)
         seen.add(id(producer))
     return found, ends
+
+
+def between_products(softmax: Operator) -> bool:
+    """True where a product of two activations leads to a SOFTMAX and another one reads it, whatever lies between.
+
+    Where it holds more than one matrix of rows, one of the two will do. Projections and other SOFTMAXes end the search.
+    """
+    reached = (_meets_product(softmax, _producers), _meets_product(softmax, _readers))
+    return any(reached) if math.prod(softmax.outputs[0].shape[:-2]) > 1 else all(reached)
+
+
+def multiplies_activations(operator: Operator) -> bool:
+    """True for a product of two computed matrices: no weights are in it."""
+    return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
+
+
+def _meets_product(softmax: Operator, beside: Callable[[Operator], Iterable[Operator]]) -> bool:
+    seen: set[int] = set()
+    frontier = [softmax]
+    while frontier and len(seen) < DEEPEST:
+        for operator in beside(frontier.pop(0)):
+            if multiplies_activations(operator):
+                return True
+            if id(operator) not in seen and operator.name not in _ENDS:
+                seen.add(id(operator))
+                frontier.append(operator)
+    return False
+
+
+def _producers(operator: Operator) -> Iterable[Operator]:
+    return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
+
+
+def _readers(operator: Operator) -> Iterable[Operator]:
+    return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
 def mask_between(softmax: Operator) -> Tensor | None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import form_for
+from edge_opt.attention.front import PRODUCTS
+from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.tiles import in_groups
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_opt.attention.form import Form
-    from edge_opt.attention.refusal import Refusal
 
 
 class MhaToSha(Pass):
@@ -74,9 +75,12 @@ def _or_whole(found: Block | Refusal | None, block: Block, notes: list[str], oth
     return block
 
 
-def _build(context: Context, block: Block, form: Form) -> Rewrite:
+def _build(context: Context, block: Block, form: Form) -> Rewrite | Refusal:
     anchor = block.output.producer
     assert anchor is not None
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    staying = next((op for op in new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
+    if staying is not None:
+        return Refusal("somebody else reads what several heads make together", staying)
     spreads = (attention_spreads(old, block.softmax),)
     return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads)

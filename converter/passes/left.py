@@ -1,0 +1,66 @@
+"""Attention that no pass has looked at, so that nobody takes a model for one without: told of, not touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.ir.references import subgraph_indices
+from edge_opt.passes.contract import SiteReport, Status
+from edge_opt.passes.inline_composites import InlineComposites
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.targets.target import COMPOSITE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from edge_opt.ir import Model, Operator, Subgraph
+
+
+def attention_left(
+    model: Model, graph: Subgraph, signature: str, sites: Sequence[SiteReport], *, split: bool
+) -> Iterator[SiteReport]:
+    """Multi-head attention of an entry point that is in none of its `sites`, as sites that were skipped.
+
+    It is in a graph that another operator calls (a branch of IF, a composite), or heads were not to be `split`.
+    """
+    index = sum(site.pass_name == MhaToSha.name for site in sites)
+    reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
+    for called, reason in _with_callees(model, graph, reported):
+        for match in () if split and called is graph else find_blocks(called):
+            if isinstance(match, SingleHead) or (isinstance(match, NotABlock) and not match.is_attention):
+                continue
+            name = match.softmax.outputs[0].name
+            heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
+            yield SiteReport(
+                MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name
+            )
+            index += 1
+
+
+def _with_callees(model: Model, graph: Subgraph, reported: set[str]) -> Iterator[tuple[Subgraph, str]]:
+    """A graph and all that its operators call, each once, with why attention in it stays.
+
+    Composites that are sites themselves are told of there.
+    """
+    pending: list[tuple[Subgraph, str]] = [(graph, f"the pass {MhaToSha.name} was left out")]
+    seen: set[int] = set()
+    while pending:
+        current, reason = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current, reason
+        for operator in current.operators:
+            if current is graph and operator.name == COMPOSITE and operator.outputs[0].name in reported:
+                continue
+            pending += [
+                (model.subgraphs[place], _inside(operator)) for place in subgraph_indices(operator.options)
+            ]
+
+
+def _inside(operator: Operator) -> str:
+    if operator.name == COMPOSITE:
+        name = None if operator.options is None else operator.options.fields.get("name")
+        return f"inside the composite '{name}', which was not opened: --inline-composites opens all"
+    return f"inside a graph that {operator.name} calls: only what a signature runs itself is rewritten"

@@ -1,0 +1,89 @@
+"""Attention that stays is told of, wherever it is and whatever it looks like: nobody is told that there is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_runs import run, written
+
+from edge_opt.conversion import SitesLeftError, convert
+from edge_opt.ir.text import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ATTENTION = """
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+  %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+  %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})
+  return %r
+}"""
+GIVEN = "%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]"
+RESULT = "%r: float32[1,6,20]"
+PLAIN = "subgraph main (" + GIVEN + ") {" + ATTENTION
+IN_A_BRANCH = (
+    "subgraph main (%c: bool[], " + GIVEN + ") {\n"
+    f"  {RESULT} = IF(%c, %q, %k, %v) {{then_subgraph_index: 1, else_subgraph_index: 2}}\n  return %r\n}}\n"
+    "subgraph then (" + GIVEN + ") {" + ATTENTION + "\n"
+    "subgraph else (" + GIVEN + ") {\n  %r: float32[1,6,20] = RESHAPE(%q, int32{1, 6, 20})\n  return %r\n}"
+)
+NOT_UNDERSTOOD = PLAIN.replace("BATCH_MATMUL(%p,", "BATCH_MATMUL(%c,").replace(
+    "  %o:", "  %c: float32[1,4,6,8] = CUMSUM(%p, int32(3))\n  %o:"
+)
+PROJECTED_SCORES = PLAIN.replace("SOFTMAX(%l)", "SOFTMAX(%m)").replace(
+    "  %p:",
+    """  %lt: float32[1,6,8,4] = TRANSPOSE(%l, int32{0, 2, 3, 1})
+  %lm: float32[1,6,8,4] = FULLY_CONNECTED(%lt, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}
+  %m: float32[1,4,6,8] = TRANSPOSE(%lm, int32{0, 3, 1, 2})
+  %p:""",
+)
+CLASSES = """
+subgraph main (%x: float32[1,9,9,16]) {
+  %y: float32[1,9,9,7] = CONV_2D(%x, float32[7,1,1,16]{splat 0.5}, float32[7]{splat 0.0})
+  %p: float32[1,9,9,7] = SOFTMAX(%y) {beta: 1.0}
+  return %p
+}"""
+LEFT = {
+    "the pass was left out": (PLAIN, {"skip": ["mha_to_sha"]}, "the pass mha_to_sha was left out"),
+    "a branch of IF": (
+        IN_A_BRANCH, {}, "inside a graph that IF calls: only what a signature runs itself is rewritten",
+    ),
+    "an operator behind the SOFTMAX that is not followed": (
+        NOT_UNDERSTOOD, {}, "the probabilities are not followed through this operator, at CUMSUM",
+    ),
+    "scores that a projection mixes over the heads": (
+        PROJECTED_SCORES, {}, "the scores are not followed through this operator, at FULLY_CONNECTED",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_attention_that_stays_is_a_site_with_a_reason_and_fails_require_all(case: str) -> None:
+    text, options, reason = LEFT[case]
+    result = convert(parse(text), verify="none", **options)
+    assert [(site.status, site.settled, site.reason) for site in result.sites] == [("skipped", False, reason)]
+    assert not result.converted
+    with pytest.raises(SitesLeftError, match="1 of 1 sites were not converted"):
+        convert(parse(text), verify="none", require_all=True, **options)
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_nobody_is_told_that_there_is_no_attention(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, options, reason = LEFT[case]
+    file, chosen = written(tmp_path, text), [f"--{name}={value[0]}" for name, value in options.items()]
+    said = run(capsys, "convert", file, "--dry-run", "--verify", "none", *chosen)
+    assert said.code == 0
+    assert "no attention" not in said.out
+    assert reason.split(",")[0] in " ".join(said.out.split())
+    assert run(capsys, "convert", file, "--dry-run", "--require-all", *chosen).code == 1
+
+
+def test_a_softmax_over_classes_is_no_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(capsys, "convert", written(tmp_path, CLASSES), "--dry-run", "--require-all")
+    assert said.code == 0
+    assert "The model holds no attention" in said.out
