@@ -121,7 +121,8 @@ def verdicts(result: ConversionResult) -> list[str]:
         lines.append(f"  {status} {output.many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
     flags = [f"Compile it with {' '.join(result.compiler_flags)}"] if result.compiler_flags else []
     whole = [f"  {signature.sentence()}" for signature in result.whole]
-    return [*lines, *_notes(result), *whole, *flags]
+    masked = [f"  But {result.masked_rows}"] if result.masked_rows is not None else []
+    return [*lines, *masked, *_notes(result), *whole, *flags]
 
 
 def _notes(result: ConversionResult) -> list[str]:

@@ -18,7 +18,7 @@ from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
 from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.runtime import raise_runtime_version
-from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
+from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
@@ -110,6 +110,11 @@ class ConversionResult:
         """Sites that were rewritten."""
         return [site for site in self.sites if site.status is Status.CONVERTED]
 
+    @property
+    def masked_rows(self) -> MaskedRows | None:
+        """What changes in rows that are masked everywhere; None where nothing was found to."""
+        return MaskedRows.of(self.sites)
+
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
         return {
@@ -120,6 +125,7 @@ class ConversionResult:
             "signatures": [summary.to_dict() for summary in self.signatures],
             "sites": [site.to_dict() for site in self.sites],
             "verified": self.verified,
+            "masked_rows": None if self.masked_rows is None else self.masked_rows.to_dict(),
             "compiler_flags": self.compiler_flags,
             "whole": [signature.to_dict() for signature in self.whole],
         }
@@ -474,11 +480,7 @@ def _compare_whole(
 def _known(result: ConversionResult, signature: str) -> str:
     """What the proofs of a signature's sites told that a whole comparison may show."""
     sites = [site for site in result.converted if site.signature == signature]
-    known = [
-        (f"rows that are masked everywhere change by up to {site.proof.fully_masked_rows_max_abs:.3g}", site)
-        for site in sites
-        if site.proof is not None and site.proof.fully_masked_rows_max_abs
-    ]
+    known = [(str(rows), site) for site in sites if (rows := MaskedRows.of([site])) is not None]
     known += [(site.note, site) for site in sites if site.note]
     if not known:
         return ""

@@ -14,7 +14,9 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 
 from edge_opt import EdgeOptError, convert, load
+from edge_opt.cli.convert import verdicts
 from edge_opt.ir import to_bytes
+from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
@@ -230,6 +232,35 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
     assert not re.search(r"(?m)^# head", text)
     rows = [line for line in outside.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5, 6}
+
+
+def test_rows_that_are_masked_everywhere_have_a_line_of_their_own_everywhere() -> None:
+    text = (DEMO.parent / "reference_select.txt").read_text()
+    for target, told in (("mediatek", True), ("generic", False)):
+        result = convert(to_bytes(parse(text)), target=target, passes=["mask_to_add"])
+        made = conversion_report(result, target=target)
+        figures = result.to_dict()["masked_rows"]
+        if told:
+            assert (figures["sites"], figures["passes"], figures["max_abs"] > 0.01) == (
+                3,
+                ["mask_to_add"],
+                True,
+            )
+            figure = f"by up to {figures['max_abs']:.3g} (3 sites of mask_to_add)"
+            assert (
+                sum(
+                    f"But rows that are masked everywhere change {figure}" in line
+                    for line in verdicts(result)
+                )
+                == 1
+            )
+        else:
+            assert figures is None
+            assert not any("masked everywhere" in line for line in verdicts(result))
+        pages = [render(made, suffix) for suffix in (".md", ".html")]
+        for page in pages:
+            assert ("Apart from that, rows that are masked everywhere change by up to" in page) is told
+        assert json.loads(render(made, ".json"))["masked_rows"] == figures
 
 
 def test_a_figure_that_is_not_finite_is_null_in_json() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_opt.attention.block import Block, find_blocks
@@ -173,6 +174,15 @@ def test_mask_constants_that_overflow_in_half_precision_are_named() -> None:
     lowest = lint(parse(attention(mask="float32(-3.4028235e38)")), load_target("generic"))
     assert [finding.rule for finding in lowest] == ["mask-constant"]
     assert "has no precision left" in lowest[0].message
+
+
+@pytest.mark.parametrize("name", ["qualcomm-htp", "mediatek", "intel-npu", "google-tensor"])
+def test_targets_that_may_compute_in_float16_get_masks_that_float16_holds(name: str) -> None:
+    target = load_target(name)
+    assert target.mask_constant is not None
+    assert np.isfinite(np.float16(target.mask_constant))
+    assert "float16" in target.sources["mask_constant"]
+    assert load_target("generic").mask_constant is None
 
 
 INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"

@@ -1,6 +1,16 @@
 """The rewrites, in the order in which they run."""
 
-from edge_opt.passes.contract import Context, Demand, Pass, Proof, Prover, SiteReport, Status, run_pass
+from edge_opt.passes.contract import (
+    Context,
+    Demand,
+    MaskedRows,
+    Pass,
+    Proof,
+    Prover,
+    SiteReport,
+    Status,
+    run_pass,
+)
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mask_to_add import MaskToAdd
 from edge_opt.passes.matmul_convert import MatMulConvert
@@ -22,4 +32,15 @@ PASSES: dict[str, Pass] = {
     )
 }
 
-__all__ = ["PASSES", "Context", "Demand", "Pass", "Proof", "Prover", "SiteReport", "Status", "run_pass"]
+__all__ = [
+    "PASSES",
+    "Context",
+    "Demand",
+    "MaskedRows",
+    "Pass",
+    "Proof",
+    "Prover",
+    "SiteReport",
+    "Status",
+    "run_pass",
+]

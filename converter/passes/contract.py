@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
@@ -115,6 +116,41 @@ class SiteReport:
             "operator": self.operator,
             "proof": None if self.proof is None else self.proof.to_dict(),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """What converted `sites` change in rows that are masked everywhere: by up to `max_abs`, infinite where from NaN."""
+
+    sites: int
+    max_abs: float
+    passes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sites: Iterable[SiteReport]) -> MaskedRows | None:
+        """None where the proofs found no change."""
+        found = [
+            (site.pass_name, site.proof.fully_masked_rows_max_abs)
+            for site in sites
+            if site.status is Status.CONVERTED and site.proof and site.proof.fully_masked_rows_max_abs
+        ]
+        if not found:
+            return None
+        passes = tuple(dict.fromkeys(name for name, _ in found))
+        return cls(len(found), max(figure for _, figure in found), passes)
+
+    @property
+    def how(self) -> str:
+        """How much they change."""
+        return f"by up to {self.max_abs:.3g}" if self.max_abs < math.inf else "from NaN to numbers"
+
+    def __str__(self) -> str:
+        count = f"{self.sites} site{'s'[: self.sites > 1]} of {', '.join(self.passes)}"
+        return f"rows that are masked everywhere change {self.how} ({count})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {"sites": self.sites, "max_abs": self.max_abs, "passes": list(self.passes)}
 
 
 @dataclass(frozen=True, slots=True)

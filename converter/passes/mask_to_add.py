@@ -1,4 +1,4 @@
-"""MaskedSoftmax by SELECT -> by ADD: the mask becomes a tensor that is added, made once and shared by all heads."""
+"""A softmax masked by SELECT -> by ADD: the mask becomes a tensor that is added, made once and shared by all heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
-from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.region import still_needed
 from edge_opt.ir.versions import operator_version
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
@@ -30,6 +30,15 @@ LOWEST_ROW_MAXIMUM = -1024.0
 
 LARGEST_LOGIT = LOWEST_ROW_MAXIMUM / -2
 """Quantized logits are drawn within plus and minus this much, which is how far apart the bound above lets them be."""
+
+ABSORBING = -(2.0**100)
+"""Float32 numbers up to 3.7e22 vanish in the sum with it: `x + ABSORBING == ABSORBING`, as SELECT would have it.
+
+It vanishes in turn in the sum with the lowest float32, so no sum of two masks overflows.
+"""
+
+_LOWEST_FLOAT16 = -32752.0
+"""Half of the lowest float16, whose sum with logits does not overflow; at that size float16 has steps of 16."""
 
 _SMALL_LOGIT = 1.5
 _SELECTS = frozenset({"SELECT", "SELECT_V2"})
@@ -55,19 +64,24 @@ class MaskedSoftmax:
 
 
 class MaskToAdd(Pass):
-    """`softmax(select(m, x, c)) = softmax(x + c*(1-m))` where `exp(c - max(x))` underflows.
+    """`softmax(select(m, x, k)) = softmax(x + c*(1-m))`, bit for bit where `x + c == c` for every logit.
 
-    An entry with `c + x - max(x) < -104` has probability 0 in float32 either way. On a row that is masked everywhere
-    SELECT gives the uniform distribution and ADD the unmasked one; that is measured and reported. Logits must be
-    finite: SELECT hides a masked infinity, ADD does not.
+    In a row with an open entry, a masked one has probability 0 with `k` and with `c`: `exp` underflows below -104. In a
+    row that is masked everywhere all entries are `c`, and softmax gives the uniform distribution, as with `k`.
 
-    Quantized logits get a mask in their own parameters, so that adding 0 keeps every code; the integer softmax knows
-    no difference below -32, and the proof demands the same codes.
+    Such a row changes in two cases, which are measured and reported. With an infinite `k` it was NaN, and becomes
+    uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. And where a target wants a constant
+    that float16 holds, logits do not vanish in the sum, and the row gets the unmasked distribution.
+
+    Quantized logits get a mask whose masked entries lie below zero by the whole range of the logits, so that the sum is
+    always clipped to the lowest code. Adding 0 keeps every code, because the mask's step is twice the logits' step.
+
+    Logits must be finite: SELECT hides a masked infinity, ADD does not.
     """
 
     name: ClassVar[str] = "mask_to_add"
     summary: ClassVar[str] = "turns attention masks by SELECT into one additive mask that all heads share"
-    demand: ClassVar[Demand] = Demand("relative", 1e-6)
+    demand: ClassVar[Demand] = Demand("bitwise")
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each SELECT whose result is normalized by a SOFTMAX."""
@@ -77,7 +91,7 @@ class MaskToAdd(Pass):
             found = match_masked_softmax(context.subgraph, softmax)
             if isinstance(found, MaskedSoftmax):
                 build = _build_quantized if found.logits.dtype in _QUANTIZED else _build
-                demand = Demand("steps", 0) if found.logits.dtype in _QUANTIZED else None
+                demand = None if _is_exact(context, found) else Demand("relative", 1e-6)
                 note = _note(context, found)
                 yield Site(found.select, partial(build, context, found), demand=demand, note=note)
             elif found is not None:
@@ -178,20 +192,37 @@ def _uniform(tensor: Tensor, result: Tensor) -> float | None:
     return (first - int(result.quantization.zero_point[0])) * float(result.quantization.scale[0])
 
 
-def _clamped(context: Context, site: MaskedSoftmax) -> float:
-    """What is added where masked. Integers cannot overflow in half precision, so theirs stays as it is."""
+def _added(context: Context, site: MaskedSoftmax) -> float:
+    """What is added to float logits where masked: lower than any logit, and no lower than the target takes."""
+    lowest = context.target.mask_constant
+    if site.logits.dtype is DType.FLOAT16:
+        return max(site.constant, lowest or -np.inf, _LOWEST_FLOAT16)
+    if lowest is None or lowest <= ABSORBING:
+        return ABSORBING
+    return max(site.constant, lowest)
+
+
+def _is_exact(context: Context, site: MaskedSoftmax) -> bool:
+    """Whether rows that are masked everywhere stay as they are, too."""
     if site.logits.dtype in _QUANTIZED:
-        return site.constant
-    return max(site.constant, context.target.mask_constant)
+        return True
+    return _added(context, site) == ABSORBING and site.constant != -np.inf
 
 
 def _note(context: Context, site: MaskedSoftmax) -> str:
-    clamped = _clamped(context, site)
-    if clamped == site.constant:
+    if site.logits.dtype in _QUANTIZED:
         return ""
+    added = _added(context, site)
+    if added == site.constant:
+        return ""
+    advice = (
+        "for a compiler that computes in float16 choose its target, or one whose mask_constant float16 holds; "
+        if added == ABSORBING
+        else ""
+    )
     return (
-        f"the mask constant {site.constant:g} becomes {clamped:g}; in a model that is yet to be quantized, a constant "
-        "that low takes most of the range of the masked logits"
+        f"the mask constant {site.constant:g} becomes {added:g}; {advice}in a model that is yet to be quantized, a "
+        "constant that low takes most of the range of the masked logits"
     )
 
 
@@ -204,7 +235,8 @@ def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
     builder.softmax_of(builder.additive(source, chain))
     old = (*chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
-    mask_input = MaskInput(source, *_values(chain, masked_when=site.masked_when))
+    exact = _is_exact(context, site)
+    mask_input = MaskInput(source, *_values(chain, masked_when=site.masked_when), exact=exact)
     return Rewrite(context.subgraph, old, (*kept, *builder.operators), site.softmax, mask_input)
 
 
@@ -212,7 +244,7 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
     builder = _MaskBuilder(context, site)
     builder.softmax_of(builder.quantized())
     old = (site.select, *site.path, site.softmax)
-    masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when))
+    masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True)
     parameters = site.select.outputs[0].quantization
     limits = np.iinfo(site.logits.dtype.name.lower())
     assert parameters is not None
@@ -226,11 +258,11 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
 
 def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:
     """The target may ask for a constant that no longer hides what is masked."""
-    clamped, least = _clamped(context, site), LOWEST_ROW_MAXIMUM - UNDERFLOW
-    if clamped <= least:
+    added, least = _added(context, site), LOWEST_ROW_MAXIMUM - UNDERFLOW
+    if added <= least:
         return None
     text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
-    return Refusal(text, site.select, None, f"at most {least:g}", f"{clamped:g}")
+    return Refusal(text, site.select, None, f"at most {least:g}", f"{added:g}")
 
 
 def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:
@@ -327,18 +359,19 @@ class _MaskBuilder:
         return Tensor(f"{like.name}/masked", like.shape, like.dtype, quantization=like.quantization)
 
     def quantized(self) -> Tensor:
-        """One SELECT_V2 between the codes of the constant and of 0, in the parameters of the masked logits."""
+        """One SELECT_V2 between 0 and a number as far below it as the logits' lowest code is below their highest."""
         site, like = self._site, self._like
-        parameters = like.quantization
         assert like.dtype.numpy is not None
-        assert parameters is not None
-        masked = site.select.input(1 if site.masked_when else 2).array().ravel()[0]
-        codes = (masked, np.array(parameters.zero_point[0], like.dtype.numpy))
+        assert like.quantization is not None
+        lowest = np.iinfo(like.dtype.numpy.name).min
+        # Masked: 2 * -lowest steps of the logits, one more than there are between two codes.
+        parameters = Quantization.affine(2 * float(like.quantization.scale[0]), 0)
+        codes = (lowest, 0) if site.masked_when else (0, lowest)
         values = [
             self._context.constants.make(
                 "mask/value", np.array(code, like.dtype.numpy), like.dtype, parameters
             )
-            for code in (codes if site.masked_when else codes[::-1])
+            for code in codes
         ]
         mask = Tensor(
             f"{site.condition.name}/additive", site.condition.shape, like.dtype, quantization=parameters
@@ -354,8 +387,8 @@ class _MaskBuilder:
         options = new_table("CastOptions", in_data_type=int(DType.BOOL), out_data_type=int(dtype))
         self.emit("CAST", [masked], number, options)
         assert dtype.numpy is not None
-        clamped = _clamped(self._context, self._site)
-        constant = self._context.constants.make("mask/constant", np.array(clamped, dtype.numpy), dtype)
+        added = np.array(_added(self._context, self._site), dtype.numpy)
+        constant = self._context.constants.make("mask/constant", added, dtype)
         mask = Tensor(f"{name}/additive", shape, dtype)
         self.emit("MUL", [number, constant], mask, new_table("MulOptions"))
         target = self._site.condition.shape

@@ -22,21 +22,17 @@ if TYPE_CHECKING:
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
 
-# fmt: off
-_MORE_THAN_COMPUTING = frozenset({
-    "CUSTOM", "CALL", "CALL_ONCE", "IF", "WHILE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "RANDOM_UNIFORM",
-    "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE",
-})
-# fmt: on
-
-
 @dataclass(frozen=True, slots=True)
 class MaskInput:
-    """Which of a region's inputs is a mask `[.., T, S]`, and what masked and open entries are in it."""
+    """Which of a region's inputs is a mask `[.., T, S]`, and what masked and open entries are in it.
+
+    `exact`: also rows that are masked everywhere must be what they were; else they are measured only.
+    """
 
     tensor: Tensor
     masked: float
     opened: float
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +48,11 @@ class Rewrite:
     """`old` operators of `subgraph` are to be replaced by `new` ones, both in execution order.
 
     Operators in both lists stay (something outside needs their results). `anchor` is the last old operator: the new
-    ones take its place. `mask` is given where the two differ on rows that are masked everywhere, `saturation` where the
-    old region clips values that the new one does not. `calls`: the model whose subgraphs the operators call. A proof
-    runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are not
-    named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so, with
-    the one that each is a copy of.
+    ones take its place. `mask` is given where the two may differ on rows that are masked everywhere, `saturation` where
+    the old region clips values that the new one does not. `calls`: the model whose subgraphs the operators call. A
+    proof runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are
+    not named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so,
+    with the one that each is a copy of.
     """
 
     subgraph: Subgraph
@@ -108,7 +104,7 @@ class Rewrite:
                 if not read.isdisjoint(late if operator in staying else moved):
                     return None
             elif not read.isdisjoint(late):
-                if not operator.outputs or operator.name in _MORE_THAN_COMPUTING:
+                if not is_pure(operator):
                     return None
                 moved.update((id(tensor), operator) for tensor in operator.outputs)
                 late.update(moved)

@@ -68,7 +68,9 @@ def _histogram(report: Report) -> str:
     rows = [(bucket, str(count)) for bucket, count in report.errors()]
     if not any(count for _, count in report.errors()):
         return "## What the proofs measured\n\nNo region was run."
-    return "## What the proofs measured\n\n" + _table(("largest difference", "sites"), rows)
+    masked = words.masked_rows(report)
+    table = _table(("largest difference", "sites"), rows)
+    return f"## What the proofs measured\n\n{table}" + (f"\n\n{masked}" if masked else "")
 
 
 def _whole(report: Report) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_opt.passes import SiteReport
+    from edge_opt.passes import MaskedRows, SiteReport
 
 
 class SignatureFigures(Protocol):
@@ -55,6 +55,10 @@ class Subject(Protocol):
     @property
     def sites(self) -> Sequence[SiteReport]:
         """Every site with its verdict."""
+
+    @property
+    def masked_rows(self) -> MaskedRows | None:
+        """What changes in rows that are masked everywhere."""
 
     @property
     def compiler_flags(self) -> Sequence[str]:

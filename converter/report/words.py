@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_opt.passes import MaskedRows
+
 if TYPE_CHECKING:
     from edge_opt.passes import SiteReport
     from edge_opt.report.document import Report
@@ -32,6 +34,12 @@ def one_line(text: str) -> str:
 def shortened(name: str) -> str:
     """A tensor's name for people; exporters write whole call stacks, and the end says most."""
     return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
+
+
+def masked_rows(report: Report) -> str:
+    """A sentence on rows that are masked everywhere; empty where the proofs found no change in them."""
+    found = report.subject.masked_rows
+    return "" if found is None else f"Apart from that, {found}."
 
 
 def size(count: int) -> str:
@@ -77,6 +85,7 @@ def _proof(site: SiteReport) -> str:
     text = "bit for bit equal" if site.proof.bitwise else open_rows
     if site.proof.steps:
         text += f" ({site.proof.steps} steps)"
-    if site.proof.fully_masked_rows_max_abs:
-        text += f"; rows masked everywhere by {site.proof.fully_masked_rows_max_abs:.3g}"
+    rows = MaskedRows.of([site])
+    if rows is not None:
+        text += f"; rows masked everywhere {rows.how}"
     return f"{text}; {site.proof.note}" if site.proof.note else text

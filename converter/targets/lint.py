@@ -163,7 +163,7 @@ def _constants(graph: Subgraph) -> Iterator[Finding]:
                 yield _warning(
                     "mask-constant",
                     f"the mask constant {lowest:g} of {operator.name} overflows in half precision, and quantized with "
-                    "it a tensor has no precision left: mask_to_add raises it",
+                    "it a tensor has no precision left: mask_to_add raises it for a target with a mask_constant",
                 )
             else:
                 yield _warning("mask-constant", f"the mask constant {lowest:g} overflows in half precision")

@@ -37,7 +37,7 @@ class Target:
         chain: True where the pieces of rows are to run one after the other.
         projection_per_head: True where the output projection is to be summed per head (float32 only, not bit for bit).
         largest_mask_bytes: of one head's mask operand, else its rows are cut too.
-        mask_constant: lowest value of an additive mask; lower ones, and -inf, are raised to it.
+        mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
         converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
         on_chip_bytes: memory beside the NPU that a head's logits, mask, keys and values should fit into.
@@ -69,7 +69,7 @@ class Target:
     chain: bool = False
     projection_per_head: bool = False
     largest_mask_bytes: int | None = None
-    mask_constant: float = -65472.0
+    mask_constant: float | None = None
     inline_composites: bool = False
     converting_matmul: bool = False
     on_chip_bytes: int | None = None

@@ -16,7 +16,7 @@ from edge_opt.verify.inputs import InputHint
 from edge_opt.verify.runner import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from edge_opt.ir import Operator, Tensor
@@ -94,8 +94,7 @@ class RegionProver:
         limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
         at_once = _bytes_between((*rewrite.old, *rewrite.new)) <= _AT_ONCE_BYTES
         proofs: list[Proof] = []
-        for spreads in rewrite.spreads:
-            known = _hints(rewrite, inputs, spreads)
+        for known in _runs(rewrite, inputs):
             question = _Question(before, after, demand, *known, limits, not proofs, at_once)
             proofs.append(self._answer(question, rewrite))
             if not proofs[-1].holds:
@@ -167,19 +166,32 @@ def _bytes_between(operators: Sequence[Operator]) -> int:
     return sum(t.dtype.byte_size(t.elements) or 0 for operator in operators for t in operator.outputs)
 
 
+_Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
+
+
+def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_Known]:
+    """What the worker must know of the inputs, run by run; the last closes every row, if that must be equal too."""
+    for spreads in rewrite.spreads:
+        yield _hints(rewrite, inputs, spreads)
+    if rewrite.mask is not None and rewrite.mask.exact:
+        yield _hints(rewrite, inputs, rewrite.spreads[0], close_all=True)
+
+
 def _hints(
-    rewrite: Rewrite, inputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float]
-) -> tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]:
+    rewrite: Rewrite, inputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float], *, close_all: bool = False
+) -> _Known:
     """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
     mask = rewrite.mask
     data = tuple(InputHint(spread=spreads[tensor]) if tensor in spreads else None for tensor in inputs)
     if mask is None:
         return (data if any(data) else ()), ()
     axes = rewrite.mask_axes()
-    closed = () if None in axes else (mask.tensor.shape[-2] - 1,)
+    rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
+    apart = not close_all and None not in axes
+    closed = tuple(range(rows)) if close_all else (rows - 1,) * apart
     hint = InputHint("mask", mask.masked, mask.opened, closed)
     hints = tuple(hint if tensor is mask.tensor else own for tensor, own in zip(inputs, data, strict=True))
-    return hints, axes if closed else (None,) * len(axes)
+    return hints, axes if apart else (None,) * len(axes)
 
 
 def _failed(demand: Demand, reason: str) -> Proof:
@@ -231,6 +243,7 @@ def _holds(outcome: Outcome, demand: Demand, kernels: tuple[Kernels, ...]) -> tu
     relative = outcome.worst(lambda difference: difference.max_rel)
     if demand.kind == "relative":
         return relative <= demand.tolerance, ""
+    relative = max(relative, outcome.worst(lambda difference: difference.max_rel, masked=True))
     if demand.kind == "steps":
         steps = _steps(outcome)
         return steps is not None and steps <= demand.tolerance, ""
@@ -271,9 +284,11 @@ def _steps(outcome: Outcome) -> int | None:
 def _figures(outcome: Outcome) -> str:
     texts = []
     for kernels, proofs in outcome.outputs.items():
-        worst = max((proof.open_rows for proof in proofs), key=lambda difference: difference.max_abs)
+        rows = [(proof.open_rows, "") for proof in proofs]
+        rows += [(p.masked_rows, " in rows masked everywhere") for p in proofs if p.masked_rows is not None]
+        worst, where = max(rows, key=lambda found: found[0].max_abs)
         steps = f" ({worst.steps} steps)" if worst.steps else ""
         texts.append(
-            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g}{steps} on {kernels}"
+            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g}{steps}{where} on {kernels}"
         )
     return "; ".join(texts)
