@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edge_opt.cli import completion
+from edge_opt.cli import completion, streams
 
 Action = Callable[[], int]
 
@@ -59,7 +59,10 @@ def _listed(values: list[str] | None) -> list[str]:
     return names
 
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .tflite model.")]
+ModelArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", callback=streams.given, help="A .tflite model; - for standard input."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Sdk = Annotated[
     Path | None,
@@ -106,11 +109,21 @@ def edge_opt(
 def convert(
     *,
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="A .tflite model, or a .litertlm or .task bundle.")
+        Path,
+        typer.Argument(
+            metavar="IN",
+            callback=streams.given,
+            help="A .tflite model, or a .litertlm or .task bundle; - for standard input.",
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="OUT", help="Default: beside IN, as NAME.opt.tflite."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="Default: beside IN, as NAME.opt.tflite; - for standard output.",
+        ),
     ] = None,
     target: Annotated[
         str,
@@ -264,8 +277,8 @@ def inspect(
 @app.command()
 def compare(
     *,
-    a: Annotated[Path, typer.Argument(metavar="A", help="The reference.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What is judged.")],
+    a: Annotated[Path, typer.Argument(metavar="A", callback=streams.given, help="The reference.")],
+    b: Annotated[Path, typer.Argument(metavar="B", callback=streams.given, help="What is judged.")],
     backend: Annotated[
         str,
         typer.Option(
@@ -384,7 +397,12 @@ def compare(
 @app.command()
 def shapes(
     *,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A .tflite model.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", callback=streams.given, help="A model or bundle; - for standard input."
+        ),
+    ] = None,
     coverage: Annotated[
         bool, typer.Option("--coverage", help="List the operators that have a rule.")
     ] = False,
@@ -409,7 +427,7 @@ def explain(*, file: ModelArgument, as_json: Json = False) -> Action:
 @golden_app.command("record")
 def golden_record(
     *,
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A .tflite model.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", callback=streams.given, help="A .tflite model.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="G.npz", help="Where the outputs go.")],
     force: Force = False,
 ) -> Action:
@@ -422,7 +440,7 @@ def golden_record(
 @golden_app.command("check")
 def golden_check(
     *,
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A .tflite model.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", callback=streams.given, help="A .tflite model.")],
     golden: Annotated[Path, typer.Argument(metavar="G.npz", help="What `golden record` wrote.")],
 ) -> Action:
     """Run a model again; exit 1 if its outputs are not what was kept."""

@@ -10,11 +10,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
-from edge_opt.cli import output
+from edge_opt.cli import output, streams
 from edge_opt.cli.app import Action, app
+from edge_opt.cli.suggestion import nearest
 
 PROGRAM = "edge-opt"
 EXIT_USAGE = 2
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except Exception as error:
         return _failed(error, as_json=_wants_json(given))
+    finally:
+        streams.clean()
     return code
 
 
@@ -97,7 +101,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
     from edge_opt.schema.errors import EdgeOptError  # noqa: PLC0415
 
     if isinstance(error, EdgeOptError):
-        code, sentence = error.exit_code, str(error)
+        code, sentence = error.exit_code, streams.named(str(error))
     elif isinstance(error, _ParseError):
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:
@@ -118,14 +122,19 @@ def _failed(error: Exception, *, as_json: bool) -> int:
 
 def _usage_sentence(error: Exception) -> str:
     message = str(getattr(error, "message", error)).rstrip(".").replace(". Did you mean", ", did you mean")
-    close = getattr(error, "possibilities", None)
-    if close:
-        message += f", did you mean {' or '.join(sorted(close))}?"
+    unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if unknown is not None and context is not None and getattr(error, "possibilities", None) is not None:
+        known = {name: param.help or "" for param in _options(context.command) for name in param.opts}
+        meant = nearest(unknown, known)
+        message += "" if meant is None else f", did you mean {meant}?"
     elif not message or getattr(error, "param", None) is not None:
         message = error.format_message().rstrip(".") if hasattr(error, "format_message") else message
-    context = getattr(error, "ctx", None)
     path = PROGRAM if context is None else context.command_path
     return f"{' '.join(message.split())} (see `{path} --help`)"
+
+
+def _options(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "option"]
 
 
 def _bug_sentence(error: Exception) -> str:

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_opt.cli import output
-from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect_model
+from edge_opt.cli import output, streams
+from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
 from edge_opt.overlay import node_data, write_node_data
 from edge_opt.schema.atomic import resolve_target
 
@@ -23,7 +23,7 @@ class NodeData:
 
 def run(file: Path, target: str | None, overlay: NodeData | None, *, as_json: bool) -> int:
     """Look at one model; findings of the lint do not change the exit code."""
-    found = inspect_model(file, target=target)
+    found = inspect(file, target=target)
     if overlay is not None:
         _write_overlay(file, target, overlay)
     if as_json:
@@ -47,7 +47,9 @@ def _write_overlay(file: Path, target: str | None, overlay: NodeData) -> None:
 
 def _show(found: Inspection) -> None:
     weights = ", ".join(f"{dtype} {output.size(size)}" for dtype, size in found.weights.items())
-    output.say(f"{found.file}: {output.size(found.size)} in {output.many(found.subgraphs, 'subgraph')}")
+    output.say(
+        f"{streams.name(found.file or '')}: {output.size(found.size)} in {output.many(found.subgraphs, 'subgraph')}"
+    )
     output.say(f"constants: {weights or 'none'}")
     output.say()
     rows: list[tuple[str, ...]] = [("signature", "operators", "inputs", "outputs", "attention")]

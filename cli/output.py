@@ -32,7 +32,9 @@ def say(text: str = "") -> None:
 
 def say_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`; a figure that is not a finite number is null."""
-    _write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    from edge_opt.report.strict_json import strict  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+
+    _write(json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 
 
 def complain(sentence: str) -> None:
@@ -124,13 +126,3 @@ def _write(text: str) -> None:
 
 def _printable(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from edge_opt.cli import output
-from edge_opt.ir import load
+from edge_opt.container import open_container
 from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
 
 
 def run(file: Path, *, as_json: bool) -> int:
-    """Derive every shape again; 1 where one disagrees."""
-    report = derive(load(file))
+    """Derive every shape again (of a bundle: its prefill/decode model); 1 where one disagrees."""
+    report = derive(open_container(file).parts[0].model)
     if as_json:
         output.say_json({"file": str(file), **report.to_dict()})
     else:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edge_opt import shapes, testing
     from edge_opt.conversion import ConversionResult, convert
+    from edge_opt.inspection import explain, inspect
     from edge_opt.ir import Model, load
-    from edge_opt.schema.errors import EdgeOptError
+    from edge_opt.schema.errors import EdgeOptError, UsageError
     from edge_opt.shapes import infer_shapes
     from edge_opt.verify.compare import compare
     from edge_opt.verify.comparison import ComparisonReport
@@ -22,10 +23,13 @@ __all__ = [
     "ConversionResult",
     "EdgeOptError",
     "Model",
+    "UsageError",
     "__version__",
     "compare",
     "convert",
+    "explain",
     "infer_shapes",
+    "inspect",
     "load",
     "shapes",
     "testing",
@@ -36,9 +40,12 @@ _HOMES = {
     "ConversionResult": "edge_opt.conversion",
     "EdgeOptError": "edge_opt.schema.errors",
     "Model": "edge_opt.ir",
+    "UsageError": "edge_opt.schema.errors",
     "compare": "edge_opt.verify.compare",
     "convert": "edge_opt.conversion",
+    "explain": "edge_opt.inspection",
     "infer_shapes": "edge_opt.shapes",
+    "inspect": "edge_opt.inspection",
     "load": "edge_opt.ir",
 }
 _MODULES = ("shapes", "testing")

@@ -6,10 +6,11 @@ import difflib
 import os
 import time
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, get_args, overload
 
 from edge_opt.attention.form import FORM_NAMES
 from edge_opt.container import Container, Part, Sections, SingleModel, open_container
@@ -19,12 +20,15 @@ from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
 from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
+from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
+from edge_opt.report.strict_json import strict
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import EdgeOptError, UsageError
 from edge_opt.targets import Target, load_target
+from edge_opt.verdicts import verdicts
 from edge_opt.verify.regions import RegionProver
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 Verify = Literal["regions", "full", "none"]
+GENERIC: Final = "generic"
 
 
 class RequirementError(EdgeOptError):
@@ -87,11 +92,13 @@ class SignatureSummary:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class ConversionResult:
     """What was done: every site with its verdict, and where the model went (None for a dry run).
 
     `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`.
+    `compile_with`: the target's compiler and the command with those `compiler_flags` that suit this model; None where
+    its own defaults do.
     """
 
     input: str | None
@@ -101,9 +108,14 @@ class ConversionResult:
     signatures: list[SignatureSummary] = field(default_factory=list)
     sites: list[SiteReport] = field(default_factory=list)
     compiler_flags: list[str] = field(default_factory=list)
+    compile_with: str | None = None
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        done = f"{len(self.converted)} of {len(self.sites)} sites converted"
+        return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
 
     @property
     def converted(self) -> list[SiteReport]:
@@ -115,9 +127,13 @@ class ConversionResult:
         """What changes in rows that are masked everywhere; None where nothing was found to."""
         return MaskedRows.of(self.sites)
 
+    def summary(self) -> str:
+        """What became of the sites, in sentences, as the command line prints it."""
+        return "\n".join(verdicts(self))
+
     def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        return {
+        """For `--json` and reports; a figure that is not a finite number is None."""
+        values = {
             "input": self.input,
             "output": self.output,
             "target": self.target,
@@ -127,17 +143,20 @@ class ConversionResult:
             "verified": self.verified,
             "masked_rows": None if self.masked_rows is None else self.masked_rows.to_dict(),
             "compiler_flags": self.compiler_flags,
+            "compile_with": self.compile_with,
             "whole": [signature.to_dict() for signature in self.whole],
         }
+        found: dict[str, Any] = strict(values)
+        return found
 
 
 class ConvertOptions(TypedDict, total=False):
     """The options of `convert`, as its documentation has them."""
 
-    target: str | Target
-    passes: Iterable[str] | None
-    skip: Iterable[str]
-    signatures: Iterable[str] | None
+    target: str | Target | None
+    passes: str | Pass | Iterable[str | Pass] | None
+    skip: str | Iterable[str]
+    signatures: str | Iterable[str] | None
     verify: Verify
     overwrite: bool
     dry_run: bool
@@ -170,10 +189,10 @@ def convert(
     source: str | os.PathLike[str] | bytes | Model | ExportedModel,
     output: str | os.PathLike[str] | None = None,
     *,
-    target: str | Target = "generic",
-    passes: Iterable[str] | None = None,
-    skip: Iterable[str] = (),
-    signatures: Iterable[str] | None = None,
+    target: str | Target | None = None,
+    passes: str | Pass | Iterable[str | Pass] | None = None,
+    skip: str | Iterable[str] = (),
+    signatures: str | Iterable[str] | None = None,
     verify: Verify = "regions",
     overwrite: bool = False,
     dry_run: bool = False,
@@ -190,16 +209,17 @@ def convert(
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
     Args:
-        source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place), or
-            what `litert_torch.convert` returns; then the result is of that kind too.
+        source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place,
+            unless `dry_run`), or what `litert_torch.convert` returns; then the result is of that kind too.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
-        target: a bundled target's name, the path of a target file, or a `Target`.
-        passes: names of the passes to run, all that are on for the target where None.
+        target: a bundled target's name, the path of a target file, or a `Target`; "generic" where None.
+        passes: what to run, all that are on for the target where None: names of `edge_opt.passes.PASSES`, which run in
+            that order, and `Pass` objects of your own, which run after them. One alone needs no list.
         skip: names of passes to leave out.
         signatures: names of the entry points to rewrite, all where None.
         verify: "regions" proves each rewritten region, "full" also compares the whole models, "none" neither.
         overwrite: replace an existing output.
-        dry_run: do everything but write.
+        dry_run: do everything but write, and leave a `Model` as it is: what it would become is the result's `model`.
         require_match: raise `NothingMatchedError` where no site was converted.
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
         form: how heads are cut, a word of target files; the target decides where None.
@@ -212,7 +232,7 @@ def convert(
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: an unknown name, an output that is the input or exists.
+        UsageError: an unknown name, options that have no effect together, an output that is the input or exists.
         OutputError: the output cannot be written.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
         RuntimeUnavailable: the runtime does not start here, so nothing can be proved; nothing was written.
@@ -223,8 +243,10 @@ def convert(
         exported, source = source, model_content(source)
     _check_verify(verify, source)
     chosen = _choose_passes(passes, skip)
-    facts = target if isinstance(target, Target) else load_target(target)
+    facts = target if isinstance(target, Target) else load_target(target or GENERIC)
     facts = _asked(facts, chosen, form, rows_per_tile, chain=chain, inline_composites=inline_composites)
+    if dry_run and isinstance(source, Model):
+        source = deepcopy(source)
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
         proving = stack.enter_context(ExitStack())
@@ -241,6 +263,8 @@ def convert(
         proving.close()  # writing needs memory too
         flags = [flag for part in container.parts for flag in facts.flags(part.model)]
         result.compiler_flags = list(dict.fromkeys(flags))
+        name = "MODEL" if destination is None else str(destination)
+        result.compile_with = facts.compile_command(name, result.compiler_flags)
         _check_requirements(result, require_match=require_match, require_all=require_all)
         kept = None if extract_signature is None else [extract_signature]
         check = partial(_compare_whole, container, result, kept, progress) if verify == "full" else None
@@ -277,10 +301,21 @@ def _asked(
         raise _unknown("form", form, FORM_NAMES)
     if rows_per_tile is not None and rows_per_tile < 1:
         raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
+    names = {entry.name for entry in passes}
+    for option, given, needed in (
+        ("--rows-per-tile", rows_per_tile is not None, TileRows.name),
+        ("--chain", bool(chain), TileRows.name),
+        ("--form", form is not None, MhaToSha.name),
+        ("--inline-composites", inline_composites, InlineComposites.name),
+    ):
+        if given and needed not in names:
+            raise UsageError(
+                f"{option} has no effect without the pass '{needed}': leave the option out, or let that pass run"
+            )
     facts = facts.asked(
         form=form, rows_per_tile=rows_per_tile, chain=chain, inline_composites=inline_composites or None
     )
-    return facts if PASSES[TileRows.name] in passes else facts.without_tiles()
+    return facts if TileRows.name in names else facts.without_tiles()
 
 
 def default_output(source: str | os.PathLike[str]) -> Path:
@@ -319,20 +354,33 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"{kind} '{name}' does not exist, {hint}")
 
 
-def _choose_passes(passes: Iterable[str] | None, skip: Iterable[str]) -> list[Pass]:
-    skipped = list(skip)
-    wanted = list(PASSES) if passes is None else list(passes)
+def _choose_passes(passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str]) -> list[Pass]:
+    skipped = _listed(skip)
+    asked = list(PASSES) if passes is None else _listed(passes)
+    own = [entry for entry in asked if isinstance(entry, Pass)]
+    wanted = [entry for entry in asked if not isinstance(entry, Pass)]
+    known = [*PASSES, *(entry.name for entry in own)]
     for name in (*wanted, *skipped):
-        if name not in PASSES:
-            raise _unknown("pass", name, PASSES)
-    return [PASSES[name] for name in PASSES if name in wanted and name not in skipped]
+        if name not in known:
+            raise _unknown("pass", name, known)
+    chosen = [*(PASSES[name] for name in PASSES if name in wanted), *own]
+    names = [entry.name for entry in chosen]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"there are two passes '{twice}': give one of them another name")
+    return [entry for entry in chosen if entry.name not in skipped]
 
 
-def _choose_signatures(model: Model, wanted: Iterable[str] | None) -> list[tuple[str, Subgraph]]:
+def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:
+    """One alone is a list of one, not of a name's letters."""
+    return [names] if isinstance(names, str | Pass) else list(names)
+
+
+def _choose_signatures(model: Model, wanted: str | Iterable[str] | None) -> list[tuple[str, Subgraph]]:
     entries = model.entry_points()
     if wanted is None:
         return entries
-    names = list(wanted)
+    names = _listed(wanted)
     known = [name for name, _ in entries]
     for name in names:
         if name not in known:
@@ -353,7 +401,7 @@ def _rewrite(
     part: Part,
     passes: list[Pass],
     target: Target,
-    wanted: Iterable[str] | None,
+    wanted: str | Iterable[str] | None,
     prover: RegionProver | None,
     result: ConversionResult,
     progress: Progress | None,

@@ -1,6 +1,6 @@
 """What a model holds: signatures, operators, weights, attention blocks, and what a conversion would do to each.
 
-Reads models and runs nothing; only `explain` and `first_rewrite` edit a model, the one they are given.
+Reads models and runs nothing; only `first_rewrite` edits a model, the one it is given.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Explanation:
         }
 
 
-def inspect_model(
+def inspect(
     source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
 ) -> Inspection:
     """Look at a model (of a bundle: its prefill/decode model); for a target, also at what that refuses or gets wrong.
@@ -170,8 +170,10 @@ def inspect_model(
     return found
 
 
-def explain(source: str | os.PathLike[str] | bytes | Model, *, target: str = "generic") -> list[Explanation]:
-    """Every site of every pass, and what a conversion does there. Proves nothing; a `Model` is edited in place.
+def explain(
+    source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
+) -> list[Explanation]:
+    """Every site of every pass, and what a conversion would do there. Proves nothing, and edits nothing.
 
     Raises:
         ModelFormatError: the source is not a valid model.
@@ -183,7 +185,7 @@ def explain(source: str | os.PathLike[str] | bytes | Model, *, target: str = "ge
         for block in attention_blocks(model, name, graph):
             if block is not None:
                 blocks[name, block.softmax] = block
-    result = convert(model, target=target, verify="none", dry_run=True)
+    result = convert(model, target=target, verify="none", dry_run=model is source)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 
 

@@ -51,7 +51,7 @@ def node_data(
     """
     model = load(source)
     rewriting = _Rewriting(model)
-    result = convert(model, target=target, verify="none", dry_run=True, progress=rewriting.on_progress)
+    result = convert(model, target=target, verify="none", progress=rewriting.on_progress)
     if converted is None:
         return rewriting.overlay_before(result.sites)
     return rewriting.overlay_after(result.sites, load(converted))

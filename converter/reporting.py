@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.container import open_container
 from edge_opt.inspection import example_rewrite
+from edge_opt.passes import PASSES
 from edge_opt.report import Report
 from edge_opt.targets import Target, load_target
 from edge_opt.targets.lint import lint as find_lint
@@ -63,7 +64,9 @@ def _example(result: ConversionResult, part: Part, target: Target) -> Example | 
     names = {part.signature(name): name for name, _ in part.model.entry_points()}
     sites = sorted(result.converted, key=lambda site: (site.heads or 0) < 2)
     for signature, chosen in dict.fromkeys((site.signature, site.pass_name) for site in sites):
-        if signature in names:
+        if (
+            signature in names and chosen in PASSES
+        ):  # of a caller's own pass there is no more than the verdicts
             example = example_rewrite(part.model, names[signature], chosen, target)
             if example is not None:
                 return example

@@ -192,6 +192,10 @@ class Data:
         assert self.source is not None
         return self.source.view(self.offset, self.length)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
+        """Itself: the bytes never change."""
+        return self
+
     def __len__(self) -> int:
         return self.length
 

@@ -82,6 +82,10 @@ class ModelFile:
         """Give back the file; weights that nobody looked at yet can then no longer be read."""
         self.source.close()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: an open file, which is only read."""
+        return self
+
     def __enter__(self) -> Self:
         return self
 

@@ -24,6 +24,8 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
 }
 
+_MOST_SHOWN = 8
+
 _MEMBER_CODES = {union: {table: code for code, table in members.items()} for union, members in UNIONS.items()}
 
 
@@ -95,8 +97,25 @@ class Table:
         copy.trailing = self.trailing
         return copy
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Table":
+        """As `copy`: values are what a file said, and never edited in place."""
+        return self.copy()
+
     def __repr__(self) -> str:
-        return f"{self.spec.name}({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+        return (
+            f"{self.spec.name}({', '.join(f'{name}={_short(value)}' for name, value in self.fields.items())})"
+        )
+
+
+def _short(value: object) -> str:
+    """A model's root holds everything: below a table, and of long vectors, only what it is."""
+    if isinstance(value, Table):
+        return f"{value.name}(...)"
+    if isinstance(value, list) and value:
+        return f"[{len(value)} x {value[0].name if isinstance(value[0], Table) else type(value[0]).__name__}]"
+    if isinstance(value, np.ndarray) and len(value) > _MOST_SHOWN:
+        return f"{value.dtype}[{len(value)}]"
+    return repr(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def new_table(table: str, /, **fields: Any) -> Table:

@@ -106,7 +106,7 @@ def test_python_m_is_the_same_command() -> None:
         (["convert"], "Missing argument 'IN'"),
         (["compare", "a"], "Missing argument 'B'"),
         (["compare", "a", "b", "c"], "unexpected extra argument"),
-        (["convert", "a", "--forse"], "did you mean --force or --form?"),
+        (["convert", "a", "--forse"], "did you mean --force?"),
         (["convert", "a", "--verify", "fll"], "'fll' does not exist, did you mean 'full'?"),
         (["convert", "a", "--verify", "xyz"], "'xyz' does not exist, there are: regions, full, none"),
         (["convert", "a", "--passes", ","], "it names nothing"),
@@ -268,7 +268,7 @@ def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect, "inspect_model", interrupted)
+    monkeypatch.setattr(inspect, "inspect", interrupted)
     ran = run(capsys, "inspect", DEMO)
     assert (ran.code, ran.out, ran.err) == (130, "", "edge-opt: interrupted\n")
 
@@ -280,7 +280,7 @@ def test_a_bug_is_one_sentence_that_says_how_to_see_more(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("seven\nby zero")
 
-    monkeypatch.setattr(inspect, "inspect_model", broken)
+    monkeypatch.setattr(inspect, "inspect", broken)
     monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1" if wants else "")
     ran = run(capsys, "inspect", DEMO)
     assert ran.code == 70

@@ -10,7 +10,6 @@ from ai_edge_litert.interpreter import Interpreter
 from plain_tables import plain, values
 from schema_models import unpack
 
-from edge_opt.cli.convert import verdicts
 from edge_opt.conversion import (
     ConversionResult,
     DifferenceFoundError,
@@ -313,6 +312,7 @@ def test_the_result_says_everything_as_plain_data(done: tuple[Path, ConversionRe
         "verified",
         "masked_rows",
         "compiler_flags",
+        "compile_with",
         "whole",
     ]
     assert list(data) == names
@@ -369,7 +369,7 @@ def test_what_users_should_know_of_converted_sites_is_said_once(tmp_path: Path) 
     text = (TESTDATA / "reference_select.txt").read_text()
     result = convert(to_bytes(parse(text)), tmp_path / "out.tflite", passes=["mask_to_add"], verify="none")
     assert len({site.note for site in result.converted}) == 1
-    notes = [line for line in verdicts(result) if "mask constant" in line]
+    notes = [line for line in result.summary().splitlines() if "mask constant" in line]
     assert len(notes) == 1
     assert notes[0].startswith("  3 sites of mask_to_add: the mask constant -1e+09 becomes -1.26765e+30")
 

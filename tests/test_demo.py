@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_runs import DEMO, QUANTIZED, run, state
 
-from edge_opt.inspection import inspect_model
+from edge_opt.inspection import inspect
 
 Captured = pytest.CaptureFixture[str]
 SCRIPT = Path(__file__).resolve().parent.parent / "testdata" / "make_demo.py"
@@ -76,7 +76,7 @@ def test_the_script_makes_the_bundled_models(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_quantizer", reason="needs the extra `quantizer`")
     subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], check=True, capture_output=True)
     for bundled in (DEMO, QUANTIZED):
-        made, known = inspect_model(tmp_path / bundled.name), inspect_model(bundled)
+        made, known = inspect(tmp_path / bundled.name), inspect(bundled)
         assert made.weights == known.weights
         assert made.signatures == known.signatures
         assert [(b.signature, b.mask, b.key_lengths) for b in made.attention] == [

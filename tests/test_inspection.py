@@ -8,7 +8,7 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
 
 from edge_opt import convert, load
-from edge_opt.inspection import explain, first_rewrite, inspect_model
+from edge_opt.inspection import explain, first_rewrite, inspect
 from edge_opt.ir import to_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_inspect_lists_every_attention_block(model: Path, capsys: Captured) -> N
 def test_after_the_conversion_every_block_is_single_head() -> None:
     model = load(DEMO)
     convert(model)
-    blocks = inspect_model(model).attention
+    blocks = inspect(model).attention
     assert len(blocks) == 4 * 5
     assert {(block.form, block.heads, block.head_size) for block in blocks} == {("single-head", 1, 16)}
     assert {block.mask for block in blocks} == {"mask_local", "mask_global"}
@@ -62,7 +62,7 @@ def test_inspect_gives_sizes_operators_arguments_and_dtypes(capsys: Captured) ->
 
 
 def test_weights_that_signatures_share_are_counted_once() -> None:
-    assert inspect_model(DEMO).weights == {"FLOAT32": 323_924, "INT32": 428}
+    assert inspect(DEMO).weights == {"FLOAT32": 323_924, "INT32": 428}
 
 
 def test_inspect_prints_equal_blocks_once(capsys: Captured) -> None:
@@ -97,7 +97,7 @@ def test_explaining_a_file_leaves_it_alone() -> None:
 def test_inspecting_a_model_does_not_change_it() -> None:
     model = load(DEMO)
     before = to_bytes(model)
-    inspect_model(model)
+    inspect(model)
     first_rewrite(model, "decode")
     assert to_bytes(model) == before
 

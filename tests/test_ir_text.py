@@ -16,6 +16,8 @@ from edge_opt.ir import (
     Signature,
     Subgraph,
     Tensor,
+    load,
+    to_bytes,
 )
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
 from edge_opt.ir.text import TextFormError, operator_text, parse, subgraph_text, to_text
@@ -95,6 +97,21 @@ def test_comments_and_line_breaks_mean_nothing() -> None:
 
 
 # What it means
+
+
+def test_operators_without_results_and_state_are_read_back() -> None:
+    text = body(
+        "variable %state: float32[4]",
+        "unset %scratch: float32[0]",
+        "%handle: resource[] = VAR_HANDLE()" + """ {container: "it's", shared_name: 'v'}""",
+        "ASSIGN_VARIABLE(%handle, %x)",
+        """%y: float32[4] = CUSTOM "it's" (%state, %scratch, %handle)""",
+    )
+    model = parse(text)
+    assert to_text(model) == text
+    assert [op.outputs for op in model.subgraphs[0].operators][1] == ()
+    assert {t.name: t.is_variable for t in model.subgraphs[0].tensors}["state"]
+    assert to_text(load(to_bytes(model))) == text
 
 
 def test_a_subgraph_as_read() -> None:
@@ -231,8 +248,8 @@ def _arguments(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         ("nothing", "line 1: expected 'signature' or 'subgraph', found 'nothing'"),
         ("\n\n  @", "line 3: cannot read '@'"),
         ("subgraph 5 () {", "line 1: expected a name, found '5'"),
-        ("subgraph main () {\n", "line 1: expected a tensor (%name), found 'the end'"),
-        (body("y: float32[4] = ABS(%x)"), "line 2: expected a tensor (%name), found 'y'"),
+        ("subgraph main () {\n", "line 1: expected a tensor (%name) or an operator, found 'the end'"),
+        (body("y: float32[4] = ABS(%x)"), "line 2: expected a tensor (%name) or an operator, found 'y'"),
         (body("%y float32[4] = ABS(%x)"), "line 2: expected ':', found 'float32'"),
         (body("%y: float33[4] = ABS(%x)"), "line 2: expected an element type, found 'float33'"),
         (body("%y: float32[1.5] = ABS(%x)"), "line 2: expected an integer, found '1.5'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -14,7 +15,6 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 
 from edge_opt import EdgeOptError, convert, load
-from edge_opt.cli.convert import verdicts
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
@@ -151,7 +151,10 @@ def test_the_summary_says_what_to_compile_with() -> None:
     result = convert(QUANTIZED, dry_run=True, target="qualcomm-htp", verify="none")
     report = conversion_report(result, target="qualcomm-htp")
     for suffix in (".md", ".html", ".json"):
-        assert "Compile it with --qualcomm_optimization_level=O2" in render(report, suffix)
+        said = html.unescape(render(report, suffix))
+        assert "Compile it with LiteRT's compiler" in said
+        assert "tools/apply_plugin_main --cmd=apply --model=MODEL" in said
+        assert "--qualcomm_optimization_level=O2" in said
 
 
 def test_the_page_is_well_formed_and_needs_no_network() -> None:
@@ -250,13 +253,13 @@ def test_rows_that_are_masked_everywhere_have_a_line_of_their_own_everywhere() -
             assert (
                 sum(
                     f"But rows that are masked everywhere change {figure}" in line
-                    for line in verdicts(result)
+                    for line in result.summary().splitlines()
                 )
                 == 1
             )
         else:
             assert figures is None
-            assert not any("masked everywhere" in line for line in verdicts(result))
+            assert not any("masked everywhere" in line for line in result.summary().splitlines())
         pages = [render(made, suffix) for suffix in (".md", ".html")]
         for page in pages:
             assert ("Apart from that, rows that are masked everywhere change by up to" in page) is told

@@ -13,7 +13,7 @@ from bundles import task
 from cli_runs import DEMO, run
 
 from edge_opt.conversion import convert
-from edge_opt.inspection import inspect_model
+from edge_opt.inspection import inspect
 from edge_opt.ir import from_tables, to_bytes, to_tables
 from edge_opt.ir.text import parse
 from edge_opt.schema import task as module
@@ -159,7 +159,7 @@ def test_all_models_are_rewritten_on_request(file: Path, tmp_path: Path) -> None
 def test_bundles_are_inspected_and_compared_like_their_model(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [block.heads for block in inspect_model(file).attention] == [4, 4, 4, 4, 4]
+    assert [block.heads for block in inspect(file).attention] == [4, 4, 4, 4, 4]
     convert(file, verify="none")
     assert run(capsys, "compare", file, file.with_name("model.opt.task")).code == 0
 

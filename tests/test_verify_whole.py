@@ -12,7 +12,6 @@ from cli_runs import DEMO, QUANTIZED, run
 from test_convert import swapped_heads
 
 from edge_opt import convert, load
-from edge_opt.cli.convert import verdicts
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.ir import Operator, Quantization, Tensor, save
 from edge_opt.passes import SiteReport, Status, mha_to_sha
@@ -91,7 +90,7 @@ def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(toleran
     assert "sites of matmul_convert" in decode.demanded()
     assert "steps" in decode.found_text()
     assert set(decode.allowance.steps.values()) == {24}
-    (line,) = (line for line in verdicts(tolerant) if line.startswith("  decode: "))
+    (line,) = (line for line in tolerant.summary().splitlines() if line.startswith("  decode: "))
     assert line == f"  {decode.sentence()}"
 
 

@@ -6,7 +6,8 @@ aside that way, and becomes part of the graph in one step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 from edge_opt.schema.tables import ENUMS
 
@@ -35,6 +36,9 @@ class Buffer:
     def __init__(self, data: Data | None = None, table: Table | None = None) -> None:
         self.data = data
         self.table = table
+
+    def __repr__(self) -> str:
+        return "Buffer()" if self.data is None else f"Buffer({self.data.length} bytes)"
 
 
 class Tensor:
@@ -134,6 +138,19 @@ class Tensor:
         assert self.buffer.data is not None
         return self.buffer.data.view().view(dtype).reshape(self.shape)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """The same value, of a graph that is yet to be made: nobody defines or reads it."""
+        return Tensor(
+            self.name,
+            self.shape,
+            self.dtype,
+            quantization=self.quantization,
+            buffer=deepcopy(self.buffer, memo),
+            shape_signature=self.shape_signature,
+            is_variable=self.is_variable,
+            table=self.table,
+        )
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.name}{list(self.shape)})"
 
@@ -159,6 +176,10 @@ class OperatorCode:
     def key(self) -> tuple[int, int, str | None]:
         """Operator codes with equal keys are interchangeable."""
         return (self.builtin, self.version, self.custom_code if self.name == "CUSTOM" else None)
+
+    def __repr__(self) -> str:
+        custom = f", {self.custom_code!r}" if self.name == "CUSTOM" else ""
+        return f"OperatorCode({self.name}, version {self.version}{custom})"
 
 
 class Operator:
@@ -229,6 +250,17 @@ class Operator:
         value: int | float | bool = self.options.get(name)
         return value
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
+        """The same step on copies of its tensors, in no subgraph; what it says of itself is not copied but shared."""
+        return Operator(
+            deepcopy(self.code, memo),
+            deepcopy(self._inputs, memo),
+            deepcopy(self._outputs, memo),
+            deepcopy(self.options, memo),
+            self.table,
+            deepcopy(self.intermediates, memo),
+        )
+
     def __repr__(self) -> str:
         names = ", ".join("-" if t is None else t.name for t in self._inputs)
         return f"Operator({self.name}({names}) -> {', '.join(t.name for t in self._outputs)})"
@@ -255,6 +287,20 @@ class Subgraph:
 
     def __len__(self) -> int:
         return self._count
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Subgraph:
+        """A graph of its own; constants keep their bytes where they are."""
+        made = memo[id(self)] = Subgraph(self.name, self.table)
+        for tensor in self.tensors:
+            made.add_tensor(deepcopy(tensor, memo))
+        for operator in self.operators:
+            made.append(deepcopy(operator, memo))
+        made.inputs, made.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
+        made.name_outputs(deepcopy(tensor, memo) for tensor in self._named.values())
+        return made
+
+    def __repr__(self) -> str:
+        return f"Subgraph({self.name!r}, {self._count} operators)"
 
     @property
     def operators(self) -> Iterator[Operator]:

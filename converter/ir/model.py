@@ -1,4 +1,4 @@
-"""A whole model: its subgraphs, signatures, buffers and metadata. Knows nothing of files; see `read` and `write`."""
+"""A whole model: its subgraphs, signatures, buffers and metadata. What is in a file, `read` and `write` know."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, OperatorCode, Tensor
+from edge_opt.ir.write import save as write_tables
 from edge_opt.schema.data import Data
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Hashable
 
     import numpy as np
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from edge_opt.ir.quantization import Quantization
     from edge_opt.schema.reader import ModelFile
     from edge_opt.schema.table import Table
+    from edge_opt.schema.writer import WriteStats
 
 
 @dataclass(slots=True)
@@ -29,7 +32,7 @@ class Signature:
     subgraph: Subgraph
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
-    table: Table | None = None
+    table: Table | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.subgraph.name_outputs(self.outputs.values())
@@ -41,14 +44,15 @@ class Metadata:
 
     name: str
     buffer: Buffer
-    table: Table | None = None
+    table: Table | None = field(default=None, repr=False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Model:
-    """Everything a .tflite file says. `buffers[0]` is the empty one that tensors without bytes refer to.
+    """Everything a .tflite file says. `copy.deepcopy` gives one to be edited apart; weights stay where they are.
 
-    `metadata_buffers` are those that the deprecated field `metadata_buffer` lists.
+    `buffers[0]` is the empty one that tensors without bytes refer to. `metadata_buffers` are those that the deprecated
+    field `metadata_buffer` lists.
     """
 
     subgraphs: list[Subgraph] = field(default_factory=list)
@@ -61,6 +65,21 @@ class Model:
     file: ModelFile | None = None
     constant_buffers: dict[bytes, Buffer] = field(default_factory=dict)
     new_codes: dict[Hashable, OperatorCode] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.file is None or self.file.path is None else repr(str(self.file.path))
+        entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
+        return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> WriteStats:
+        """Write a .tflite file, whole or not at all; weights go from file to file. Returns sizes in bytes.
+
+        Raises:
+            UsageError: the output is the file that the model was read from, or exists and `overwrite` is False.
+            OutputError: the output cannot be written; nothing is left behind.
+            ModelFormatError: the model holds what the format cannot, or its file was changed meanwhile.
+        """
+        return write_tables(self, path, overwrite=overwrite)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
         """The model's code for a builtin operator in that version.

@@ -11,7 +11,9 @@ Constants stand where they are read: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a 
 shape row by row, `float32[1,16]{splat 0.5}` one value everywhere. Constants of more than 64 elements are printed
 as `float32[640,640]{...}`, which can be read by people but not parsed. Quantization follows a type:
 `int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. Names that are no plain words stand in
-double quotes: `%"a name;1"`, `signature "serving default" = ...`. A `#` that no digit follows begins a comment.
+double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator without results stands alone:
+`ASSIGN_VARIABLE(%handle, %x)`. A tensor that no operator defines has a line of its own, in front of the operators:
+`variable %state: float32[4]`, or `unset` for one that is no state. A `#` that no digit follows begins a comment.
 """
 
 from __future__ import annotations
@@ -73,8 +75,9 @@ class _Names:
 
     def __init__(self, subgraph: Subgraph, others: Sequence[Tensor] = ()) -> None:
         self._names: dict[int, str] = {}
+        self.tensors = list(_used_tensors(subgraph, others))
         taken: set[str] = set()
-        for tensor in _used_tensors(subgraph, others):
+        for tensor in self.tensors:
             name, count = tensor.name, 1
             while name in taken:
                 count += 1
@@ -106,6 +109,10 @@ def _used_tensors(subgraph: Subgraph, others: Sequence[Tensor]) -> Iterator[Tens
 def _subgraph_lines(subgraph: Subgraph, names: _Names) -> Iterator[str]:
     inputs = ", ".join(f"{names.of(t)}: {_type(t)}" for t in subgraph.inputs)
     yield f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"
+    given = {id(tensor) for tensor in subgraph.inputs}
+    for tensor in names.tensors:
+        if id(tensor) not in given and tensor.producer is None and not tensor.is_constant:
+            yield f"  {'variable' if tensor.is_variable else 'unset'} {names.of(tensor)}: {_type(tensor)}"
     for operator in subgraph.operators:
         yield "  " + operator_text(operator, names.of)
     yield f"  return {', '.join(names.of(t) for t in subgraph.outputs)}"
@@ -123,8 +130,11 @@ def operator_text(operator: Operator, name: Any = None) -> str:
 
     arguments = ", ".join(argument(t) for t in operator.inputs)
     outputs = ", ".join(f"{named(t)}: {_type(t)}" for t in operator.outputs)
-    code = f"CUSTOM '{operator.code.custom_code}' " if operator.name == "CUSTOM" else operator.name
-    return f"{outputs} = {code}({arguments}){_options(operator.options)}"
+    outputs += " = " if outputs else ""
+    code = (
+        f"CUSTOM {_string(operator.code.custom_code or '')} " if operator.name == "CUSTOM" else operator.name
+    )
+    return f"{outputs}{code}({arguments}){_options(operator.options)}"
 
 
 def _type(tensor: Tensor) -> str:
@@ -199,4 +209,9 @@ def _option(value: Any) -> str:
         return f"<{value.spec.name}>"
     if isinstance(value, list):
         return f"[{', '.join(_option(v) for v in value)}]"
-    return f"'{value}'" if isinstance(value, str) else _number(value)
+    return _string(value) if isinstance(value, str) else _number(value)
+
+
+def _string(value: str) -> str:
+    """In single quotes, unless it holds what would end it."""
+    return json.dumps(value) if {"'", "\n"} & set(value) else f"'{value}'"

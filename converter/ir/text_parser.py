@@ -107,6 +107,10 @@ class _Parser:
             raise self._fail("a name")
         return self._next()
 
+    def _string(self) -> str:
+        """A text in single quotes as it is, or in double quotes as in JSON."""
+        return self._unquoted(self._next()) if self._kind() == "quoted" else self._next().strip("'")
+
     def _unquoted(self, text: str) -> str:
         try:
             return str(json.loads(text))
@@ -181,6 +185,9 @@ class _Parser:
             graph.inputs.append(self._define(tensors, graph))
             self._take(",")
         self._expect("{")
+        while self._peek() in ("variable", "unset"):
+            kept = self._next() == "variable"
+            self._define(tensors, graph).is_variable = kept
         while not self._take("return"):
             self._operator(graph, tensors)
         while not self._take("}"):
@@ -259,15 +266,17 @@ class _Parser:
 
     def _operator(self, graph: Subgraph, tensors: dict[str, Tensor]) -> None:
         made: dict[str, Tensor] = {}
-        outputs = [self._define(made, graph, tensors)]
-        while self._take(","):
+        outputs: list[Tensor] = []
+        while self._kind() == "tensor":
             outputs.append(self._define(made, graph, tensors))
-        self._expect("=")
+            if not self._take(","):
+                self._expect("=")
+                break
         name = self._peek()
         if name not in BUILTIN_OPERATORS:
-            raise self._fail("an operator")
+            raise self._fail("an operator" if outputs else "a tensor (%name) or an operator")
         self._position += 1
-        custom = self._next().strip("'") if name == "CUSTOM" else None
+        custom = self._string() if name == "CUSTOM" else None
         self._expect("(")
         inputs: list[Tensor | None] = []
         while not self._take(")"):
@@ -365,8 +374,8 @@ class _Parser:
                 values.append(self._option_value())
                 self._take(",")
             return values
-        if self._kind() == "string":
-            return self._next().strip("'")
+        if self._kind() in ("string", "quoted"):
+            return self._string()
         if self._peek() in ("true", "false"):
             return self._next() == "true"
         number = self._number()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
 from edge_opt.report import words
+from edge_opt.report.strict_json import strict
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import UsageError
 
@@ -160,14 +160,5 @@ def render(report: Report, suffix: str) -> str:
     from edge_opt.report.page import to_html  # noqa: PLC0415
 
     if suffix == ".json":
-        return json.dumps(finite(report.to_dict()), indent=2, allow_nan=False) + "\n"
+        return json.dumps(strict(report.to_dict()), indent=2, allow_nan=False) + "\n"
     return to_markdown(report) if suffix == ".md" else to_html(report)
-
-
-def finite(value: Any) -> Any:
-    """JSON values in which a figure that is not a finite number is null."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -47,6 +47,7 @@ class Subject(Protocol):
     target: str
     verified: str
     seconds: float
+    compile_with: str | None
 
     @property
     def signatures(self) -> Sequence[SignatureFigures]:
@@ -59,10 +60,6 @@ class Subject(Protocol):
     @property
     def masked_rows(self) -> MaskedRows | None:
         """What changes in rows that are masked everywhere."""
-
-    @property
-    def compiler_flags(self) -> Sequence[str]:
-        """What the target's compiler is to be told for this model."""
 
     @property
     def whole(self) -> Sequence[WholeFigures]:

@@ -66,8 +66,8 @@ def summary(report: Report) -> str:
     )
     others = report.converted - split
     more = f", and {others} other sites were rewritten" if others else ""
-    flags = " ".join(report.subject.compiler_flags)
-    compile_with = f" Compile it with {flags}" if flags else ""
+    command = report.subject.compile_with
+    compile_with = f" Compile it with {command}" if command is not None else ""
     return (
         f"{done}{more}. Target {report.subject.target}; {_VERIFIED[report.subject.verified]}.{compile_with}"
     )

@@ -17,7 +17,7 @@ from edge_opt.schema.errors import UsageError
 from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from edge_opt.attention.block import Block, SingleHead
     from edge_opt.ir import Model, Operator
@@ -53,6 +53,7 @@ class Target:
         signatures: False where it reads subgraph 0 only.
 
     And:
+        compile_with: the compiler and a whole command, with `{model}` and `{flags}` for a model's own.
         compiler_flags: that go with it, for every model.
         quantized_compiler_flags: for quantized models only.
         long_context_compiler_flags: where there is attention that does not fit.
@@ -84,6 +85,7 @@ class Target:
     dynamic_shapes: bool | None = None
     composites: bool | None = None
     signatures: bool | None = None
+    compile_with: str = "{flags}"
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
     quantized_compiler_flags: Mapping[str, str] = field(default_factory=dict)
     long_context_compiler_flags: Mapping[str, str] = field(default_factory=dict)
@@ -139,6 +141,12 @@ class Target:
             if any(not match.output.dtype.is_float for match in beyond):
                 chosen |= self.quantized_long_context_compiler_flags
         return [f"--{name}={value}" for name, value in chosen.items()]
+
+    def compile_command(self, model: str, flags: Sequence[str]) -> str | None:
+        """What to compile a model with, these flags among it; None without flags: any way is as good."""
+        if not flags:
+            return None
+        return self.compile_with.replace("{model}", model).replace("{flags}", " ".join(flags))
 
     def to_dict(self) -> dict[str, Any]:
         """Every fact that is known, as JSON values."""
@@ -206,7 +214,7 @@ def load_target(name: str) -> Target:
     return _parse(text, name)
 
 
-_TEXTS = frozenset({"name", "summary", "form"})
+_TEXTS = frozenset({"name", "summary", "form", "compile_with"})
 _LISTS = frozenset({"split_signatures", "refused_operators", "taken_operators", "taken_composites"})
 _OPERATOR_LISTS = ("refused_operators", "taken_operators")
 _COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank", "on_chip_bytes"})

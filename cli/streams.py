@@ -1,0 +1,86 @@
+"""`-` for a file: a model from standard input, or the result to standard output, kept in a temporary file meanwhile.
+
+So that a model is read and written as every other is, with its weights on the disk and not in memory.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+_DASH = Path("-")
+_INPUT, _OUTPUT = "standard input", "standard output"
+_folder: tempfile.TemporaryDirectory[str] | None = None
+_names: dict[Path, str] = {}
+
+
+def given(path: Path | None) -> Path | None:
+    """The file that was named on the command line; for `-`, what standard input held."""
+    from edge_opt.schema.errors import UsageError  # noqa: PLC0415
+
+    if path != _DASH:
+        return path
+    if _INPUT in _names.values():
+        raise UsageError("standard input holds one model: give `-` once, and a file for the other")
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("standard input is a terminal: pipe a model into it, or give a file")
+    kept = _kept(_INPUT)
+    with kept.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return kept
+
+
+def name(path: str | Path) -> str:
+    """What to call a file: by its path, or as the stream that it stands for."""
+    return _names.get(Path(path), str(path))
+
+
+def named(text: str, instead: str = "") -> str:
+    """A text that names no temporary file, but the stream that it stands for, or something else `instead`."""
+    for path, stream in _names.items():
+        text = text.replace(str(path), instead or stream)
+    return text
+
+
+@contextmanager
+def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path | None]:
+    """Where to write a result to; for `-`, or a source from standard input, it goes to standard output at the end.
+
+    What is said meanwhile then goes to standard error.
+    """
+    from edge_opt.schema.errors import UsageError  # noqa: PLC0415
+
+    if path != _DASH and not (path is None and source in _names):
+        yield path
+        return
+    if as_json:
+        raise UsageError("--json and the model both go to standard output: write the model to a file with -o")
+    if sys.stdout.isatty():
+        raise UsageError("a model is no text for a terminal: send standard output to a file, or use -o")
+    kept = _kept(_OUTPUT)
+    with redirect_stdout(sys.stderr):
+        yield kept
+    if kept.exists():
+        with kept.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+def clean() -> None:
+    """Remove what was kept."""
+    global _folder  # noqa: PLW0603 - one process has one standard input
+    if _folder is not None:
+        _folder.cleanup()
+        _folder = None
+    _names.clear()
+
+
+def _kept(stream: str) -> Path:
+    global _folder  # noqa: PLW0603
+    if _folder is None:
+        _folder = tempfile.TemporaryDirectory(prefix="edge-opt-")
+    path = Path(_folder.name) / f"{stream.split()[1]}.tflite"
+    _names[path] = stream
+    return path

@@ -1,0 +1,72 @@
+"""What became of a model's sites, in sentences: what the console prints and `ConversionResult.summary` gives."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from edge_opt.passes import Status
+
+if TYPE_CHECKING:
+    from edge_opt.conversion import ConversionResult
+    from edge_opt.passes import SiteReport
+
+_SITES_NAMED = 6
+_NOTES_SHOWN = 4
+
+
+def verdicts(result: ConversionResult) -> list[str]:
+    """What became of the sites: converted and how that was proved, then those left, grouped by reason."""
+    lines = [_headline(result)]
+    groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
+    for site in result.sites:
+        if site.status is not Status.CONVERTED and not site.settled:
+            groups[site.status, site.pass_name, site.reason].append(site)
+    for (status, name, reason), sites in groups.items():
+        places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
+        more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
+        lines.append(f"  {status} {_many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
+    compiler = [f"Compile it with {result.compile_with}"] if result.compile_with is not None else []
+    whole = [f"  {signature.sentence()}" for signature in result.whole]
+    masked = [f"  But {result.masked_rows}"] if result.masked_rows is not None else []
+    return [*lines, *masked, *_notes(result), *whole, *compiler]
+
+
+def _notes(result: ConversionResult) -> list[str]:
+    """What is to be known of sites that were converted, said once for all that it is true of."""
+    groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
+    lines = [
+        f"  {_many(count, 'site')} of {name}: {note}"
+        for (name, note), count in groups.most_common(_NOTES_SHOWN)
+    ]
+    hidden = len(groups) - len(lines)
+    return [*lines, f"  ... {hidden} more such notes (all with --json)"] if hidden else lines
+
+
+def _headline(result: ConversionResult) -> str:
+    attention = [site for site in result.sites if site.heads is not None or not site.settled]
+    if not attention:
+        return "The model holds no attention: there was nothing to split."
+    converted = result.converted
+    if not converted and all(site.settled for site in attention):
+        if any((site.heads or 0) > 1 for site in attention):
+            return f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
+        return "Every attention in the model is single-head already: there was nothing to split."
+    sites = [site for site in attention if not site.settled]
+    return f"{len(converted)} of {_many(len(sites), 'site')} converted{_proved(result)}."
+
+
+def _proved(result: ConversionResult) -> str:
+    proofs = [site.proof for site in result.converted if site.proof is not None]
+    if result.verified == "none" or not result.converted:
+        return ", nothing proved (--verify none)" if result.converted else ""
+    if all(proof.bitwise for proof in proofs):
+        text = ", each proved bit for bit on XNNPACK and the reference kernels"
+    else:
+        worst = max(proof.max_abs for proof in proofs)
+        text = f", each proved to what its pass demands (largest difference {worst:.3g})"
+    return text + (", and the whole models compared" if result.verified == "full" else "")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,135 @@
+"""`-` is a model from standard input or to standard output; options that do not exist are met by what was meant."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from bundles import bundle, model_part
+from cli_runs import DEMO, QUANTIZED, SENTENCE, run, written
+
+from edge_opt.cli.suggestion import nearest
+from edge_opt.verify.compare import compare
+
+DISAGREES = """
+subgraph main (%x: float32[2,4]) {
+  %y: float32[4,2] = ABS(%x)
+  return %y
+}
+"""
+
+
+def piped(*arguments: object, given: bytes = b"", folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """A command with pipes at both ends; temporary files go where they can be looked for."""
+    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    done = subprocess.run(
+        command, input=given, capture_output=True, check=False, timeout=120, env={"TMPDIR": str(scratch)}
+    )
+    assert list(scratch.iterdir()) == []
+    return done
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "-"]])
+def test_a_model_goes_through_a_pipe(tmp_path: Path, options: Sequence[str]) -> None:
+    done = piped("convert", "-", *options, given=DEMO.read_bytes(), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert compare(DEMO, done.stdout).bitwise
+    assert b"standard input (682 KiB) -> standard output" in done.stderr
+    assert b"5 of 5 sites converted" in done.stderr
+
+
+def test_from_a_file_to_a_pipe_and_from_a_pipe_to_a_file(tmp_path: Path) -> None:
+    out = piped("convert", QUANTIZED, "-o", "-", "--target", "qualcomm-htp", folder=tmp_path)
+    assert out.stdout[4:8] == b"TFL3"
+    assert b"--model=MODEL " in out.stderr
+    into = piped("convert", "-", "-o", tmp_path / "o.tflite", given=DEMO.read_bytes(), folder=tmp_path)
+    assert b"5 of 5 sites converted" in into.stdout
+    assert (tmp_path / "o.tflite").read_bytes()[4:8] == b"TFL3"
+
+
+def test_a_dry_run_writes_no_model_anywhere(tmp_path: Path) -> None:
+    done = piped("convert", "-", "--dry-run", "--json", given=DEMO.read_bytes(), folder=tmp_path)
+    assert done.stdout.startswith(b"{")
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect", "-"], ["explain", "-"], ["shapes", "-"], ["compare", DEMO, "-"]]
+)
+def test_what_looks_at_a_model_takes_it_from_a_pipe(tmp_path: Path, command: Sequence[object]) -> None:
+    done = piped(*command, given=DEMO.read_bytes(), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["convert", "-", "--json"], "--json and the model both go to standard output"),
+        (["convert", DEMO, "-o", "-", "--json"], "--json and the model both go to standard output"),
+        (["compare", "-", "-"], "standard input holds one model"),
+        (["convert", "-"], "standard input is empty"),
+    ],
+)
+def test_what_a_pipe_cannot_give_is_refused(tmp_path: Path, command: Sequence[object], sentence: str) -> None:
+    done = piped(*command, folder=tmp_path)
+    assert done.returncode in (2, 3)
+    assert done.stderr.decode().startswith(SENTENCE)
+    assert sentence in (done.stderr + done.stdout).decode()
+
+
+def test_a_failed_conversion_leaves_the_pipe_empty(tmp_path: Path) -> None:
+    model = written(tmp_path, DISAGREES).read_bytes()
+    done = piped("convert", "-", "--require-match", given=model, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (4, b"")
+
+
+def test_shapes_takes_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = written(tmp_path, DISAGREES)
+    for kind, code in (("prefill_decode", 1), ("embedder", 0)):
+        parts = {"prefill_decode": DEMO, "embedder": DEMO, kind: wrong}
+        made = [model_part(name, path.read_bytes()) for name, path in parts.items()]
+        (tmp_path / "model.litertlm").write_bytes(bundle(made))
+        assert run(capsys, "shapes", tmp_path / "model.litertlm").code == code, kind
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("--overwrite", "--force"),
+        ("--npu", "--target"),
+        ("--ouput", "--output"),
+        ("--row-per-tile", "--rows-per-tile"),
+        ("--exclude", "--skip"),
+        ("--no-verify", "--verify"),
+        ("--entry-point", "--signatures"),
+        ("--nope", None),
+        ("--xyzzy", None),
+    ],
+)
+def test_an_option_that_does_not_exist_is_met_by_the_one_that_was_meant(
+    unknown: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run(capsys, "convert", DEMO, unknown).failed_in_one_sentence(2)
+    assert ("did you mean" in said) == (meant is not None)
+    assert meant is None or f"did you mean {meant}?" in said
+
+
+def test_the_words_of_an_options_help_count_as_its_meaning() -> None:
+    assert (
+        nearest("--kernels", {"--backend": "Kernels to run on.", "--seed": "Decides the inputs."})
+        == "--backend"
+    )
+    assert nearest("--kernels", {}) is None
+
+
+def test_no_sentence_speaks_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(DEMO, tmp_path / "a.tflite")
+    shutil.copy(DEMO, tmp_path / "b.tflite")
+    said = run(capsys, "convert", tmp_path / "a.tflite", "-o", tmp_path / "b.tflite").failed_in_one_sentence(
+        2
+    )
+    assert "--force" in said
+    assert "=True" not in said

@@ -1,0 +1,165 @@
+"""The library in a notebook: it prints little, takes what is said as it is said, and leaves whole what it is given."""
+
+import copy
+import json
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from cli_runs import DEMO, run
+
+import edge_opt
+from edge_opt.conversion import ConvertOptions
+from edge_opt.ir import Operator, to_bytes
+from edge_opt.ir.text import parse, to_text
+from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Status
+from edge_opt.passes.contract import Site, SkippedSite
+from edge_opt.passes.rewrite import Rewrite
+
+SQUARES = """
+subgraph main (%x: float32[2,4]) {
+  %y: float32[2,4] = MUL(%x, %x)
+  %z: float32[2,4] = EXP(%y)
+  return %z
+}
+"""
+
+
+class MulToSquare(Pass):
+    """`MUL(x, x) = SQUARE(x)`: the same product, rounded once."""
+
+    name: ClassVar[str] = "mul_to_square"
+    summary: ClassVar[str] = "computes squares by SQUARE"
+    demand: ClassVar[Demand] = Demand("bitwise")
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        for operator in context.subgraph.operators:
+            if operator.name == "MUL" and operator.inputs[0] is operator.inputs[1]:
+                yield Site(operator, partial(self.build, context, operator))
+
+    @staticmethod
+    def build(context: Context, old: Operator) -> Rewrite:
+        new = Operator(context.model.operator_code("SQUARE"), [old.input(0)], old.outputs)
+        return Rewrite(context.subgraph, (old,), (new,), old)
+
+
+class Imposter(MulToSquare):
+    """Has the name of another."""
+
+    name: ClassVar[str] = "mha_to_sha"
+
+
+def test_a_model_is_saved_by_its_own_method(tmp_path: Path) -> None:
+    model = edge_opt.load(DEMO)
+    assert model.save(tmp_path / "copy.tflite").size == (tmp_path / "copy.tflite").stat().st_size
+    assert edge_opt.compare(DEMO, tmp_path / "copy.tflite").bitwise
+    with pytest.raises(edge_opt.UsageError, match="exists"):
+        model.save(tmp_path / "copy.tflite")
+    model.save(tmp_path / "copy.tflite", overwrite=True)
+
+
+def test_what_a_notebook_prints_of_an_object_is_short() -> None:
+    model = edge_opt.load(DEMO)
+    result = edge_opt.convert(model, dry_run=True, verify="none")
+    operator = next(iter(model.subgraphs[0].operators))
+    shown = [model, model.table, model.subgraphs[0], model.metadata[0], model.buffers[1], result]
+    for thing in (*shown, model.operator_codes[0], operator.options):
+        assert 0 < len(repr(thing)) < 500, type(thing)
+    assert "prefill_8: 122 operators" in repr(model)
+    assert repr(edge_opt.Model()) == "Model(in memory, empty; 0 subgraphs in all)"
+    assert "5 of 5 sites converted" in repr(result)
+
+
+def test_a_deep_copy_is_the_same_model_and_is_edited_apart() -> None:
+    model = edge_opt.load(DEMO)
+    before = to_bytes(model)
+    twin = copy.deepcopy(model)
+    assert to_bytes(twin) == before
+    edge_opt.convert(twin, verify="none")
+    twin.subgraphs[0].tensors[0].name = "renamed"
+    for operator in twin.subgraphs[0].operators:
+        if operator.name == "SOFTMAX" and operator.options is not None:
+            operator.options.set("beta", 2.0)
+    assert to_bytes(model) == before
+    assert to_bytes(twin) != before
+
+
+def test_a_copy_keeps_what_a_signature_alone_names() -> None:
+    model = parse("signature s = #0 (x=%x) -> (y=%y)\n" + SQUARES)
+    (tensor,) = copy.deepcopy(model).signatures[0].outputs.values()
+    twin = copy.deepcopy(model)
+    assert twin.subgraphs[0].is_output(twin.signatures[0].outputs["y"])
+    assert tensor.producer is not None
+
+
+def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> None:
+    model = edge_opt.load(DEMO)
+    before = to_bytes(model)
+    result = edge_opt.convert(model, dry_run=True, verify="none", extract_signature="decode")
+    assert to_bytes(model) == before
+    assert result.model is not None
+    assert result.model is not model
+    assert [signature.key for signature in result.model.signatures] == ["decode"]
+    assert len(edge_opt.explain(model)) == 5
+    assert to_bytes(model) == before
+
+
+def test_one_name_alone_needs_no_list() -> None:
+    result = edge_opt.convert(DEMO, dry_run=True, verify="none", passes="mha_to_sha", signatures="decode")
+    assert {(site.pass_name, site.signature) for site in result.sites} == {("mha_to_sha", "decode")}
+    assert not edge_opt.convert(DEMO, dry_run=True, verify="none", skip="mha_to_sha").converted
+
+
+@pytest.mark.parametrize("passes", [MulToSquare(), [MulToSquare()], ["mha_to_sha", MulToSquare()]])
+def test_a_pass_of_ones_own_is_taken_as_it_is(passes: Pass | list[Pass | str]) -> None:
+    model = parse(SQUARES)
+    result = edge_opt.convert(model, passes=passes)
+    (site,) = result.converted
+    assert (site.pass_name, site.status) == ("mul_to_square", Status.CONVERTED)
+    assert site.proof is not None
+    assert site.proof.bitwise
+    assert "SQUARE(%x)" in to_text(model)
+    assert MulToSquare.name not in PASSES
+
+
+def test_passes_of_ones_own_can_be_skipped_and_have_names_of_their_own() -> None:
+    assert edge_opt.convert(parse(SQUARES), passes=[MulToSquare()], skip="mul_to_square").sites == []
+    with pytest.raises(edge_opt.UsageError, match="two passes 'mha_to_sha'"):
+        edge_opt.convert(parse(SQUARES), passes=["mha_to_sha", Imposter()])
+    with pytest.raises(edge_opt.UsageError, match="did you mean 'mul_to_square'"):
+        edge_opt.convert(parse(SQUARES), passes=[MulToSquare()], skip=["mul_to_squares"])
+
+
+def test_no_target_is_the_generic_one() -> None:
+    assert edge_opt.convert(DEMO, dry_run=True, verify="none", target=None).target == "generic"
+
+
+def test_the_summary_is_what_the_command_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    output = tmp_path / "out.tflite"
+    printed = run(capsys, "convert", DEMO, "-o", output, "--verify", "none").out
+    result = edge_opt.convert(DEMO, dry_run=True, verify="none")
+    assert result.summary() == "5 of 5 sites converted, nothing proved (--verify none)."
+    assert result.summary() in printed
+
+
+def test_plain_data_is_json_without_infinity() -> None:
+    result = edge_opt.convert(DEMO, dry_run=True, verify="none")
+    result.sites[0].proof = Proof(Demand(), holds=False, bitwise=False, max_abs=float("inf"))
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert data["sites"][0]["proof"]["max_abs"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"rows_per_tile": 4, "skip": "tile_rows"}, "--rows-per-tile .* 'tile_rows'"),
+        ({"chain": True, "skip": "tile_rows"}, "--chain .* 'tile_rows'"),
+        ({"form": "split", "passes": "mask_to_add"}, "--form .* 'mha_to_sha'"),
+        ({"inline_composites": True, "passes": "mha_to_sha"}, "--inline-composites .* 'inline_composites'"),
+    ],
+)
+def test_options_that_cannot_act_together_are_refused(options: ConvertOptions, needed: str) -> None:
+    with pytest.raises(edge_opt.UsageError, match=needed):
+        edge_opt.convert(DEMO, dry_run=True, verify="none", **options)
