@@ -11,7 +11,7 @@ from edge_opt.cli import completion, streams
 
 Action = Callable[[], int]
 
-VERIFY = ("regions", "full", "none")
+VERIFY = ("regions", "exhaustive", "full", "none")
 SECTIONS = ("prefill-decode", "all")
 FORMS = ("as-found", "split", "unpack", "split-above-rope", "slice", "split-keys-batched")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
@@ -165,9 +165,15 @@ def convert(
             metavar="|".join(VERIFY),
             callback=_one_of(VERIFY),
             autocompletion=completion.one_of(VERIFY),
-            help="Prove each rewritten region, compare the whole models too, or neither.",
+            help="Prove each rewritten region, do so on every row, compare the whole models too, or neither.",
         ),
     ] = "regions",
+    proof_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", help="How long one run of a region may take; by default that follows from its size."
+        ),
+    ] = None,
     sections: Annotated[
         str,
         typer.Option(
@@ -227,6 +233,7 @@ def convert(
         skip=skip or [],
         signatures=signatures or None,
         verify=verify,
+        proof_seconds=proof_seconds,
         sections=sections,
         report=report,
         dry_run=dry_run,

@@ -27,6 +27,7 @@ class Request:
     skip: list[str]
     signatures: list[str] | None
     verify: str
+    proof_seconds: float | None
     sections: str
     report: Path | None
     dry_run: bool
@@ -63,6 +64,7 @@ def _run(request: Request, destination: Path | None, *, as_json: bool, quiet: bo
             skip=request.skip,
             signatures=request.signatures,
             verify=cast("Verify", request.verify),
+            proof_seconds=request.proof_seconds,
             sections=cast("Sections", request.sections),
             overwrite=request.force,
             dry_run=request.dry_run,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
 
-Verify = Literal["regions", "full", "none"]
+Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"
 
 
@@ -158,6 +158,7 @@ class ConvertOptions(TypedDict, total=False):
     skip: str | Iterable[str]
     signatures: str | Iterable[str] | None
     verify: Verify
+    proof_seconds: float | None
     overwrite: bool
     dry_run: bool
     require_match: bool
@@ -194,6 +195,7 @@ def convert(
     skip: str | Iterable[str] = (),
     signatures: str | Iterable[str] | None = None,
     verify: Verify = "regions",
+    proof_seconds: float | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     require_match: bool = False,
@@ -217,7 +219,9 @@ def convert(
             that order, and `Pass` objects of your own, which run after them. One alone needs no list.
         skip: names of passes to leave out.
         signatures: names of the entry points to rewrite, all where None.
-        verify: "regions" proves each rewritten region, "full" also compares the whole models, "none" neither.
+        verify: "regions" proves each rewritten region, "exhaustive" does so on every row and both kernel sets, "full"
+            proves and also compares the whole models, "none" neither.
+        proof_seconds: how long one run of a region may take; by default that follows from its size.
         overwrite: replace an existing output.
         dry_run: do everything but write, and leave a `Model` as it is: what it would become is the result's `model`.
         require_match: raise `NothingMatchedError` where no site was converted.
@@ -242,6 +246,8 @@ def convert(
     if not isinstance(source, str | os.PathLike | bytes | Model):
         exported, source = source, model_content(source)
     _check_verify(verify, source)
+    if proof_seconds is not None and not proof_seconds > 0:
+        raise UsageError(f"the seconds of a proof must be more than 0, not {proof_seconds:g}")
     chosen = _choose_passes(passes, skip)
     facts = target if isinstance(target, Target) else load_target(target or GENERIC)
     facts = _asked(facts, chosen, form, rows_per_tile, chain=chain, inline_composites=inline_composites)
@@ -251,7 +257,17 @@ def convert(
         stack.enter_context(rare_collections())
         proving = stack.enter_context(ExitStack())
         # Started first: the runtime's import overlaps with reading the model.
-        prover = None if verify == "none" else proving.enter_context(_started_prover(source))
+        prover = (
+            None
+            if verify == "none"
+            else proving.enter_context(
+                RegionProver(
+                    model=_path(source) or "", time_limit=proof_seconds, exhaustive=verify == "exhaustive"
+                )
+            )
+        )
+        if prover is not None:
+            prover.start()
         container = open_container(source, sections)
         destination = None if dry_run else _destination(source, output, overwrite=overwrite)
         model = container.parts[0].model
@@ -279,12 +295,6 @@ def convert(
 
 def _path(source: str | os.PathLike[str] | bytes | Model) -> str | None:
     return None if isinstance(source, Model | bytes) else os.fspath(source)
-
-
-def _started_prover(source: str | os.PathLike[str] | bytes | Model) -> RegionProver:
-    prover = RegionProver(model=_path(source) or "")
-    prover.start()
-    return prover
 
 
 def _asked(

@@ -6,10 +6,13 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from edge_opt.passes import Status
+from edge_opt.report import words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge_opt.conversion import ConversionResult
-    from edge_opt.passes import SiteReport
+    from edge_opt.passes import Proof, SiteReport
 
 _SITES_NAMED = 6
 _NOTES_SHOWN = 4
@@ -29,7 +32,7 @@ def verdicts(result: ConversionResult) -> list[str]:
     compiler = [f"Compile it with {result.compile_with}"] if result.compile_with is not None else []
     whole = [f"  {signature.sentence()}" for signature in result.whole]
     masked = [f"  But {result.masked_rows}"] if result.masked_rows is not None else []
-    return [*lines, *masked, *_notes(result), *whole, *compiler]
+    return [*lines, *_extents(result), *masked, *_notes(result), *whole, *compiler]
 
 
 def _notes(result: ConversionResult) -> list[str]:
@@ -61,11 +64,30 @@ def _proved(result: ConversionResult) -> str:
     if result.verified == "none" or not result.converted:
         return ", nothing proved (--verify none)" if result.converted else ""
     if all(proof.bitwise for proof in proofs):
-        text = ", each proved bit for bit on XNNPACK and the reference kernels"
+        text = f", each proved bit for bit on {_kernels(proofs)}"
     else:
         worst = max(proof.max_abs for proof in proofs)
         text = f", each proved to what its pass demands (largest difference {worst:.3g})"
     return text + (", and the whole models compared" if result.verified == "full" else "")
+
+
+def _kernels(proofs: Sequence[Proof]) -> str:
+    """'XNNPACK and the reference kernels', with how many sites where not all ran on the same."""
+    groups = Counter(tuple(ran.kernels for ran in proof.ran) for proof in proofs)
+    said = [(words.kernels(names), _many(count, "site")) for names, count in groups.most_common()]
+    return said[0][0] if len(said) == 1 else ", ".join(f"{names} ({sites})" for names, sites in said)
+
+
+def _extents(result: ConversionResult) -> list[str]:
+    """What was not run in full; nothing where all was."""
+    parts = [any(ran.rows for ran in site.proof.ran) for site in result.converted if site.proof]
+    whole = [any(not ran.rows for ran in site.proof.ran) for site in result.converted if site.proof]
+    if not any(parts):
+        return []
+    first = sum(part and full for part, full in zip(parts, whole, strict=True))
+    others = "the others, which differ only in numbers, on rows that reach every head and tile"
+    which = "--report says which, --verify exhaustive runs all"
+    return [f"  {_many(sum(parts), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
 
 
 def _many(count: int, noun: str) -> str:

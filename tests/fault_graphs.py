@@ -22,9 +22,27 @@ if TYPE_CHECKING:
     from edge_opt.ir import Model
     from edge_opt.passes.rewrite import Rewrite
 
-QUERIES, HEADS, KV_HEADS, CACHE, WIDTH = 4, 4, 2, 8, 8
-_ROWS = HEADS // KV_HEADS * QUERIES
-_KEYS = CACHE + QUERIES
+
+@dataclass(frozen=True)
+class Size:
+    """Of an attention: T, N, K, S, H."""
+
+    queries: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    cache: int = 8
+    width: int = 8
+
+    @property
+    def rows(self) -> int:
+        """Of a product before the heads are split, for each key head."""
+        return self.heads // self.kv_heads * self.queries
+
+    @property
+    def keys(self) -> int:
+        """Cached and new ones."""
+        return self.cache + self.queries
+
 
 # Every role has parameters of its own, so that those of a neighbour are wrong.
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -43,9 +61,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
 _SCALES = {"float32": ("0.35", "0.25"), "int16": ("17500", "12500"), "int8": ("117", "83")}
 
 
-def attention(dtype: str) -> str:
+def attention(dtype: str, size: Size = Size()) -> str:
     """Two layers of grouped-query attention over a split cache, a global and a local one, as exporters write them."""
-    layers = [_layer(number, dtype) for number in (1, 2)]
+    layers = [_layer(number, dtype, size) for number in (1, 2)]
     inputs = [given for layer in layers for given in layer[0]]
     lines = "".join(f"  {line}\n" for layer in layers for line in layer[1])
     arguments = ", ".join(f"{name}=%{name}" for name in (given.partition(":")[0][1:] for given in inputs))
@@ -55,7 +73,7 @@ def attention(dtype: str) -> str:
     )
 
 
-def _layer(i: int, dtype: str) -> tuple[list[str], list[str]]:
+def _layer(i: int, dtype: str, size: Size) -> tuple[list[str], list[str]]:
     def t(role: str, *shape: int) -> str:
         return f"{dtype}[{','.join(map(str, shape))}] {PARAMETERS[dtype].get(role, '')}".rstrip()
 
@@ -63,37 +81,39 @@ def _layer(i: int, dtype: str) -> tuple[list[str], list[str]]:
         sizes = ", ".join(map(str, shape))
         return f"RESHAPE({source}, int32{{{sizes}}}) {{new_shape: [{sizes}]}}"
 
-    def cut(begin: int, size: int) -> str:
-        return f"SLICE(%p{i}, int32{{0, 0, 0, {begin}}}, int32{{1, {k}, {r}, {size}}})"
+    def cut(begin: int, length: int) -> str:
+        return f"SLICE(%p{i}, int32{{0, 0, 0, {begin}}}, int32{{1, {k}, {r}, {length}}})"
 
-    k, r, mask = KV_HEADS, _ROWS, ("mask_global", "mask_local")[i - 1]
+    queries, heads, width, cache, keys = size.queries, size.heads, size.width, size.cache, size.keys
+    k, r, mask = size.kv_heads, size.rows, ("mask_global", "mask_local")[i - 1]
+    repeated = ", ".join([f"%{mask}"] * (heads // k))
     scale = f"{dtype}({_SCALES[dtype][i - 1]}) {PARAMETERS[dtype].get('scale', '')}".rstrip()
     inputs = [
-        f"%q{i}: {t('query', 1, QUERIES, HEADS, WIDTH)}",
-        f"%k_cache{i}: {t('key', 1, k, CACHE, WIDTH)}",
-        f"%k{i}: {t('key', 1, k, QUERIES, WIDTH)}",
-        f"%v_cache{i}: {t('value', 1, k, WIDTH, CACHE)}",
-        f"%v{i}: {t('value', 1, k, WIDTH, QUERIES)}",
-        f"%{mask}: {t('mask', 1, 1, QUERIES, _KEYS)}",
+        f"%q{i}: {t('query', 1, queries, heads, width)}",
+        f"%k_cache{i}: {t('key', 1, k, cache, width)}",
+        f"%k{i}: {t('key', 1, k, queries, width)}",
+        f"%v_cache{i}: {t('value', 1, k, width, cache)}",
+        f"%v{i}: {t('value', 1, k, width, queries)}",
+        f"%{mask}: {t('mask', 1, 1, queries, keys)}",
     ]
     lines = [
-        f"%scaled{i}: {t('scaled', 1, QUERIES, HEADS, WIDTH)} = MUL(%q{i}, {scale})",
-        f"%turned{i}: {t('scaled', 1, HEADS, QUERIES, WIDTH)} = TRANSPOSE(%scaled{i}, int32{{0, 2, 1, 3}})",
-        f"%rows{i}: {t('scaled', 1, k, r, WIDTH)} = {reshape(f'%turned{i}', 1, k, r, WIDTH)}",
-        f"%old{i}: {t('logits', 1, k, r, CACHE)} = BATCH_MATMUL(%rows{i}, %k_cache{i}) {{adj_y: true}}",
-        f"%new{i}: {t('logits', 1, k, r, QUERIES)} = BATCH_MATMUL(%rows{i}, %k{i}) {{adj_y: true}}",
-        f"%logits{i}: {t('logits', 1, k, r, _KEYS)} = CONCATENATION(%old{i}, %new{i}) {{axis: 3}}",
-        f"%masks{i}: {t('mask', 1, 1, r, _KEYS)} = CONCATENATION(%{mask}, %{mask}) {{axis: 2}}",
-        f"%masked{i}: {t('masked', 1, k, r, _KEYS)} = ADD(%logits{i}, %masks{i})",
-        f"%p{i}: {t('probability', 1, k, r, _KEYS)} = SOFTMAX(%masked{i}) {{beta: 1.0}}",
-        f"%p_old{i}: {t('probability', 1, k, r, CACHE)} = {cut(0, CACHE)}",
-        f"%p_new{i}: {t('probability', 1, k, r, QUERIES)} = {cut(CACHE, QUERIES)}",
-        f"%part{i}: {t('part', 1, k, r, WIDTH)} = BATCH_MATMUL(%p_old{i}, %v_cache{i}) {{adj_y: true}}",
-        f"%rest{i}: {t('rest', 1, k, r, WIDTH)} = BATCH_MATMUL(%p_new{i}, %v{i}) {{adj_y: true}}",
-        f"%sum{i}: {t('sum', 1, k, r, WIDTH)} = ADD(%part{i}, %rest{i})",
-        f"%heads{i}: {t('sum', 1, HEADS, QUERIES, WIDTH)} = {reshape(f'%sum{i}', 1, HEADS, QUERIES, WIDTH)}",
-        f"%back{i}: {t('sum', 1, QUERIES, HEADS, WIDTH)} = TRANSPOSE(%heads{i}, int32{{0, 2, 1, 3}})",
-        f"%out{i}: {t('sum', 1, QUERIES, HEADS * WIDTH)} = {reshape(f'%back{i}', 1, QUERIES, HEADS * WIDTH)}",
+        f"%scaled{i}: {t('scaled', 1, queries, heads, width)} = MUL(%q{i}, {scale})",
+        f"%turned{i}: {t('scaled', 1, heads, queries, width)} = TRANSPOSE(%scaled{i}, int32{{0, 2, 1, 3}})",
+        f"%rows{i}: {t('scaled', 1, k, r, width)} = {reshape(f'%turned{i}', 1, k, r, width)}",
+        f"%old{i}: {t('logits', 1, k, r, cache)} = BATCH_MATMUL(%rows{i}, %k_cache{i}) {{adj_y: true}}",
+        f"%new{i}: {t('logits', 1, k, r, queries)} = BATCH_MATMUL(%rows{i}, %k{i}) {{adj_y: true}}",
+        f"%logits{i}: {t('logits', 1, k, r, keys)} = CONCATENATION(%old{i}, %new{i}) {{axis: 3}}",
+        f"%masks{i}: {t('mask', 1, 1, r, keys)} = CONCATENATION({repeated}) {{axis: 2}}",
+        f"%masked{i}: {t('masked', 1, k, r, keys)} = ADD(%logits{i}, %masks{i})",
+        f"%p{i}: {t('probability', 1, k, r, keys)} = SOFTMAX(%masked{i}) {{beta: 1.0}}",
+        f"%p_old{i}: {t('probability', 1, k, r, cache)} = {cut(0, cache)}",
+        f"%p_new{i}: {t('probability', 1, k, r, queries)} = {cut(cache, queries)}",
+        f"%part{i}: {t('part', 1, k, r, width)} = BATCH_MATMUL(%p_old{i}, %v_cache{i}) {{adj_y: true}}",
+        f"%rest{i}: {t('rest', 1, k, r, width)} = BATCH_MATMUL(%p_new{i}, %v{i}) {{adj_y: true}}",
+        f"%sum{i}: {t('sum', 1, k, r, width)} = ADD(%part{i}, %rest{i})",
+        f"%heads{i}: {t('sum', 1, heads, queries, width)} = {reshape(f'%sum{i}', 1, heads, queries, width)}",
+        f"%back{i}: {t('sum', 1, queries, heads, width)} = TRANSPOSE(%heads{i}, int32{{0, 2, 1, 3}})",
+        f"%out{i}: {t('sum', 1, queries, heads * width)} = {reshape(f'%back{i}', 1, queries, heads * width)}",
     ]
     return inputs, lines
 
@@ -146,6 +166,7 @@ GRAPHS = {
     "converted product": CONVERT,
     "integer mask": INTEGER_MASK,
     "one head": ONE_HEAD,
+    **{f"tiled {dtype}": attention(dtype) for dtype in PARAMETERS},
 }
 
 
@@ -161,6 +182,7 @@ class Edit:
 
     model: Model
     rewrite: Rewrite
+    size: Size = field(default_factory=Size)
     new: list[Operator] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,6 +277,49 @@ class Edit:
         for reader in list(self.new):
             if any(tensor is result for tensor in reader.inputs):
                 self.change(reader, inputs=[made if t is result else t for t in reader.inputs])
+
+    def patch(self, name: str, axis: int, index: int, donor: str, taken: int) -> None:
+        """Let one row, column or key of a tensor (`index` along `axis`) be number `taken` of another tensor."""
+        source, other = self.tensor(name), self.tensor(donor)
+        readers = [op for op in self.new if any(tensor is source for tensor in op.inputs)]
+        behind = max(self.new.index(op) for op in self.new if {*op.outputs} & {source, other})
+        patched = self.patched(source, axis, index, other, taken, behind + 1)
+        for reader in readers:
+            self.change(reader, inputs=[patched if t is source else t for t in reader.inputs])
+
+    def patched(self, source: Tensor, axis: int, index: int, other: Tensor, taken: int, at: int) -> Tensor:
+        """A tensor like `source` but for that, made at place `at` of the new region."""
+        length = source.shape[axis]
+        parts = []
+        for tensor, begin, end in (
+            (source, 0, index),
+            (other, taken, taken + 1),
+            (source, index + 1, length),
+        ):
+            if end > begin:
+                parts.append(self.cut(tensor, axis, begin, end, at))
+                at += 1
+        result = Tensor("patched", source.shape, source.dtype, quantization=source.quantization)
+        options = new_table("ConcatenationOptions", axis=axis)
+        made = Operator(self.model.operator_code("CONCATENATION"), parts, [result], options)
+        made.code = self.model.operator_code("CONCATENATION", required_version(made))
+        self.new.insert(at, made)
+        return result
+
+    def cut(self, tensor: Tensor, axis: int, begin: int, end: int, at: int) -> Tensor:
+        """A part of a tensor along an axis, made at place `at` of the new region."""
+        shape = (*tensor.shape[:axis], end - begin, *tensor.shape[axis + 1 :])
+        result = Tensor("cut", shape, tensor.dtype, quantization=tensor.quantization)
+        starts = [begin if place == axis else 0 for place in range(len(shape))]
+        made = Operator(
+            self.model.operator_code("SLICE"),
+            [tensor, number(starts), number(shape)],
+            [result],
+            new_table("SliceOptions"),
+        )
+        made.code = self.model.operator_code("SLICE", required_version(made))
+        self.new.insert(at, made)
+        return result
 
     def reshape_options(self, *shape: int) -> Table:
         """Options of a RESHAPE."""

@@ -32,6 +32,10 @@ FOUND, HOSTILE, EQUAL = "found", "found on hostile inputs", "no number changes"
 _ATTENTION = tuple(f"attention {dtype}" for dtype in PARAMETERS)
 _FLOAT, _INT16, _INT8 = (_ATTENTION[i : i + 1] for i in range(3))
 _QUANTIZED = _ATTENTION[1:]
+_FINEST_LAST = _ATTENTION[
+    ::-1
+]  # `compare` is run on the last, and a single row or key may be too little for int8
+_TILED = tuple(f"tiled {dtype}" for dtype in PARAMETERS)[::-1]
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def _(e: Edit) -> None:
 @fault("heads joined as rows instead of side by side")
 def _(e: Edit) -> None:
     e.change(_join(e), axis=2)
-    e.retyped(_join(e), shape=(1, 1, 16, 8))
+    e.retyped(_join(e), shape=(1, 1, e.size.heads * e.size.queries, e.size.width))
 
 
 @fault("another permutation of the queries, of the same shape")
@@ -258,7 +262,12 @@ def _(e: Edit) -> None:
     softmax = e.find("p1/head_0")
     source, result = softmax.input(0), softmax.outputs[0]
     turned = [
-        Tensor(f"turned/{like.name}", (1, 1, 12, 4), like.dtype, quantization=like.quantization)
+        Tensor(
+            f"turned/{like.name}",
+            (1, 1, e.size.keys, e.size.queries),
+            like.dtype,
+            quantization=like.quantization,
+        )
         for like in (source, result)
     ]
     transpose, axes = e.model.operator_code("TRANSPOSE"), number([0, 1, 3, 2])
@@ -282,17 +291,114 @@ def _(e: Edit) -> None:
 
 @fault("a slice that begins one too early")
 def _(e: Edit) -> None:
-    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, 7]))
+    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, e.size.cache - 1]))
 
 
 @fault("a slice that begins one too late", SHAPES)
 def _(e: Edit) -> None:
-    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, 9]))
+    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, e.size.cache + 1]))
 
 
 @fault("the two slices exchanged", SHAPES)
 def _(e: Edit) -> None:
     e.read(e.find("rest1/head_0"), 0, e.tensor("p_old1/head_0"))
+
+
+# One row, one column, one key, one tile, one number
+
+
+def _middle(e: Edit) -> int:
+    """A row that is none of those next to a cut."""
+    return e.size.queries // 2 + 1
+
+
+@fault("one row of one head taken from another head", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    e.patch("sum1/head_1", 2, _middle(e), "sum1/head_0", _middle(e))
+
+
+@fault("one row of one head taken from the row before", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    e.patch("sum1/head_2", 2, _middle(e), "sum1/head_2", _middle(e) - 1)
+
+
+@fault("one column of one head taken from its neighbour", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    e.patch("sum1/head_3", 3, e.size.width // 2, "sum1/head_3", e.size.width // 2 + 1)
+
+
+@fault("one key of one head taken from its neighbour", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    e.patch("logits1/head_0", 3, e.size.cache, "logits1/head_0", e.size.cache + 1)
+
+
+@fault("one row of the mask taken from the row before, in one head", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    masked, row = e.find("masked1/head_1"), _middle(e)
+    mask = e.patched(masked.input(1), 2, row, masked.input(1), row - 1, e.new.index(masked))
+    e.read(masked, 1, mask)
+
+
+@fault("the last row of a tile taken from the next tile", graphs=_TILED)
+def _(e: Edit) -> None:
+    tile = e.tensor("sum1/rows_0/head_0").shape[2]
+    e.patch("sum1/rows_0/head_0", 2, tile - 1, "sum1/rows_1/head_0", 0)
+
+
+@fault("two heads of one tile swapped", graphs=_TILED)
+def _(e: Edit) -> None:
+    e.swap(e.find("out1/heads_2"), 1, 2)
+
+
+@fault("the mask rows of one tile begin one too early", graphs=_TILED)
+def _(e: Edit) -> None:
+    masked = e.find("masked1/rows_1/head_3")
+    rows = masked.output.shape[2]
+    mask = e.cut(e.tensor("mask_global"), 2, rows - 1, 2 * rows - 1, e.new.index(masked))
+    e.read(masked, 1, mask)
+
+
+@fault("the query rows of one tile begin one too early", graphs=_TILED)
+def _(e: Edit) -> None:
+    product = e.find("old1/rows_1/head_2")
+    rows = product.output.shape[2]
+    whole = e.tensor("rows1/piece_1")
+    e.read(product, 0, e.cut(whole, 2, rows - 1, 2 * rows - 1, e.new.index(product)))
+
+
+@fault("the scale of one head of one tile off by a hundredth", graphs=_TILED)
+def _(e: Edit) -> None:
+    product = e.find("new1/rows_1/head_1")
+    query = product.input(0)
+    if query.quantization is None:
+        factor = number(1.01, query.dtype)
+        at, scaled = e.new.index(product), Tensor("scaled", query.shape, query.dtype)
+        e.new.insert(
+            at, Operator(e.model.operator_code("MUL"), [query, factor], [scaled], new_table("MulOptions"))
+        )
+        e.read(product, 0, scaled)
+        return
+    result = product.output.quantization
+    assert result is not None
+    e.retyped(
+        product, quantization=Quantization.affine(float(result.scale[0]) * 1.01, int(result.zero_point[0]))
+    )
+
+
+@fault("a scale off by a hundredth in one head", graphs=_QUANTIZED[::-1])
+def _(e: Edit) -> None:
+    part = e.find("part1/head_1")
+    own = part.output.quantization
+    assert own is not None
+    e.retyped(part, quantization=Quantization.affine(float(own.scale[0]) * 1.01, int(own.zero_point[0])))
+
+
+@fault("the scale of one head off by a hundredth", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    scale = e.find("scaled1/head_3")
+    like = scale.input(1)
+    wrong = np.asarray(like.array()).astype(np.float64) * 1.01
+    e.read(scale, 1, number(wrong, like.dtype, like.quantization))
 
 
 # Types

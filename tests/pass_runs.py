@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, SiteReport, run_pass
+from edge_opt.passes.contract import Site
 from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
@@ -49,6 +51,16 @@ def run(
     )
     chosen = [PASSES[name] if isinstance(name, str) else name for name in passes]
     return [report for each in chosen for report in run_pass(each, context)]
+
+
+def rewrites_of(name: str, model: Model, target: Target | None = None) -> list[Rewrite]:
+    """What a pass would do at each of its sites, on subgraph 0; nothing is done."""
+    graph = model.subgraphs[0]
+    chosen = target or load_target("generic")
+    context = Context(model, graph, model.signature_name(graph), chosen, Constants(model))
+    built = [site.build() for site in PASSES[name].sites(context) if isinstance(site, Site)]
+    assert not any(isinstance(each, Refusal) for each in built)
+    return [each for each in built if not isinstance(each, Refusal)]
 
 
 def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Model, list[SiteReport]]:

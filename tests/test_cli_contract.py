@@ -108,7 +108,10 @@ def test_python_m_is_the_same_command() -> None:
         (["compare", "a", "b", "c"], "unexpected extra argument"),
         (["convert", "a", "--forse"], "did you mean --force?"),
         (["convert", "a", "--verify", "fll"], "'fll' does not exist, did you mean 'full'?"),
-        (["convert", "a", "--verify", "xyz"], "'xyz' does not exist, there are: regions, full, none"),
+        (
+            ["convert", "a", "--verify", "xyz"],
+            "'xyz' does not exist, there are: regions, exhaustive, full, none",
+        ),
         (["convert", "a", "--passes", ","], "it names nothing"),
         (["compare", "a", "b", "--runs", "0"], "--runs"),
         (["compare", "a", "b", "--backend", "xnpack"], "did you mean 'xnnpack'?"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edge_opt.verify.regions import RegionProver
 
 CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]
-TARGET = {"tile_rows": Target("tiles", "", rows_per_tile=2)}
+TILES = Target("tiles", "", rows_per_tile=2)
 
 
 class Lying(Pass):
@@ -65,9 +65,12 @@ def worker() -> Iterator[Worker]:
         yield made
 
 
-def context_of(model: Model, fault: Fault) -> Context:
+def target_of(fault: Fault, graph: str) -> Target:
+    return TILES if fault.pass_name == "tile_rows" or graph.startswith("tiled") else load_target("generic")
+
+
+def context_of(model: Model, target: Target) -> Context:
     graph = model.subgraphs[0]
-    target = TARGET.get(fault.pass_name) or load_target("generic")
     return Context(model, graph, model.signature_name(graph), target, Constants(model))
 
 
@@ -89,7 +92,7 @@ def test_a_corrupted_rewrite_is_stopped_before_anything_is_written(
 ) -> None:
     model = parse(GRAPHS[graph])
     untouched = to_bytes(model)
-    target = TARGET.get(fault.pass_name)
+    target = target_of(fault, graph)
     if fault.caught == GRAPH:
         with pytest.raises(BrokenFrameError):
             run(model, Lying(fault), prover=prover, target=target)
@@ -126,7 +129,7 @@ def test_compare_finds_it_again_when_every_check_is_bypassed(
 ) -> None:
     model = parse(GRAPHS[graph])
     before = to_bytes(model)
-    site = next(iter(Lying(fault).sites(context_of(model, fault))))
+    site = next(iter(Lying(fault).sites(context_of(model, target_of(fault, graph)))))
     assert isinstance(site, Site)
     rewrite = site.build()
     assert not isinstance(rewrite, Refusal)
@@ -149,7 +152,7 @@ def test_without_a_corruption_all_of_it_holds(
     model = parse(GRAPHS[graph])
     before = to_bytes(model)
     honest = Fault("none", "", lambda edit: None, (graph,), pass_name)
-    reports = run(model, Lying(honest, others=True), prover=prover, target=TARGET.get(pass_name))
+    reports = run(model, Lying(honest, others=True), prover=prover, target=target_of(honest, graph))
     assert {report.status for report in reports} == {Status.CONVERTED}
     steps = 2 if pass_name == "matmul_convert" else 0
     hostile = (

@@ -3,17 +3,17 @@
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 import verify_models
 
 import edge_opt
 from edge_opt import testdata
-from edge_opt.conversion import ConversionResult, convert
+from edge_opt.conversion import ConversionResult, ConvertOptions, convert
 from edge_opt.passes import Status
-from edge_opt.schema.errors import EdgeOptError
+from edge_opt.schema.errors import EdgeOptError, UsageError
 from edge_opt.verify import regions
 from edge_opt.verify.errors import RuntimeUnavailable
 from edge_opt.verify.runner import Worker
@@ -25,8 +25,8 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def convert_decode(output: Path) -> ConversionResult:
-    return convert(DEMO, output, signatures=["decode"], passes=["mha_to_sha"])
+def convert_decode(output: Path, **options: Unpack[ConvertOptions]) -> ConversionResult:
+    return convert(DEMO, output, signatures=["decode"], passes=["mha_to_sha"], **options)
 
 
 def no_runtime(folder: Path) -> None:
@@ -84,14 +84,16 @@ def test_a_crash_rolls_the_site_back_and_names_model_and_region(
     assert (tmp_path / "out.tflite").exists()
 
 
-def test_so_does_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(regions, "to_bytes", lambda _: verify_models.endless())
-    monkeypatch.setattr("edge_opt.conversion.RegionProver", partial(regions.RegionProver, time_limit=0.5))
-    result = convert_decode(tmp_path / "out.tflite")
+    result = convert_decode(tmp_path / "out.tflite", proof_seconds=0.5)
     (site, *_) = [site for site in result.sites if site.heads != 1]
-    assert site.status is Status.ROLLED_BACK
-    assert f"of model '{DEMO}'" in site.reason
-    assert "0.5 s" in site.reason
+    assert site.status is Status.SKIPPED
+    assert site.proof is not None
+    assert site.proof.open
+    assert f"of model '{DEMO}' took longer than 0.5 s; --proof-seconds 1 gives" in site.reason
 
 
 def test_a_worker_killed_between_two_regions_is_started_again(
@@ -139,3 +141,8 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
     for way in ways:
         with pytest.raises(edge_opt.EdgeOptError, match="it would never end"):
             way()
+
+
+def test_seconds_of_a_proof_must_be_more_than_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="more than 0, not 0"):
+        convert_decode(tmp_path / "out.tflite", proof_seconds=0.0)

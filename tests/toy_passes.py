@@ -1,6 +1,6 @@
 """A graph and a pass that are as small as can be, for the tests of what every pass must keep to."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Model, Operator, Tensor
@@ -80,8 +80,12 @@ subgraph main (%x: float32[4]) {
 
 
 def replacing(
-    model: Model, old: Iterable[Operator], *new: Operator, anchor: Operator | None = None
+    model: Model,
+    old: Iterable[Operator],
+    *new: Operator,
+    anchor: Operator | None = None,
+    spreads: tuple[Mapping[Tensor, float], ...] = ({},),
 ) -> Rewrite:
     """A rewrite of these operators, at the last of them unless told otherwise."""
     chosen = tuple(old)
-    return Rewrite(model.subgraphs[0], chosen, new, anchor or chosen[-1])
+    return Rewrite(model.subgraphs[0], chosen, new, anchor or chosen[-1], spreads=spreads)

@@ -47,10 +47,26 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Ran:
+    """What a proof ran on one kernel set: everything, or these `rows` of `length`."""
+
+    kernels: str
+    rows: tuple[int, ...] = ()
+    length: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports; `rows` is null where everything was run."""
+        rows = list(self.rows) if self.rows else None
+        return {"kernels": self.kernels, "rows": rows, "of": self.length or None}
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """What running both versions of a region gave; `None` where a figure does not apply.
 
     `note` says where the demand was met in another way than stated; `repeated` that an equal region was run before.
+    `ran` says on which kernels, and how much. `open` is true where nothing was shown either way: there was no time, or
+    no inputs tell right from wrong. Then `holds` is false, and `reason` says what is missing.
     """
 
     demand: Demand
@@ -62,6 +78,8 @@ class Proof:
     reason: str = ""
     note: str = ""
     repeated: bool = False
+    ran: tuple[Ran, ...] = ()
+    open: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -73,6 +91,7 @@ class Proof:
             "fully_masked_rows_max_abs": self.fully_masked_rows_max_abs,
             "note": self.note or None,
             "repeated": self.repeated,
+            "ran": [ran.to_dict() for ran in self.ran],
         }
 
 
@@ -294,7 +313,8 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
     if context.prover is not None and not site.unproved:
         report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
         if not report.proof.holds:
-            report.status, report.reason = Status.ROLLED_BACK, report.proof.reason
+            report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
+            report.reason = report.proof.reason
             return
     if context.frame is not None:
         context.frame.allow(rewrite)

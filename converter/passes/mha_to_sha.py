@@ -83,4 +83,4 @@ def _build(context: Context, block: Block, form: Form) -> Rewrite | Refusal:
     if staying is not None:
         return Refusal("somebody else reads what several heads make together", staying)
     spreads = (attention_spreads(old, block.softmax),)
-    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads)
+    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads, parts=block.heads)

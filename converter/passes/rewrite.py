@@ -52,7 +52,8 @@ class Rewrite:
     the old region clips values that the new one does not. `calls`: the model whose subgraphs the operators call. A
     proof runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are
     not named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so,
-    with the one that each is a copy of.
+    with the one that each is a copy of. `parts` counts the heads or tiles that the new region makes apart: results
+    that do not tell them apart prove nothing.
     """
 
     subgraph: Subgraph
@@ -64,6 +65,7 @@ class Rewrite:
     saturation: Saturation | None = None
     spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
     moved: Mapping[Operator, Operator] = field(default_factory=dict)
+    parts: int = 1
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""

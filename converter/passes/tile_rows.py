@@ -93,4 +93,4 @@ def _build(context: Context, block: Block, *, chain: bool) -> Rewrite:
     form = chained(_FORM, block, chain=chain)
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
     spreads = (attention_spreads(old, block.softmax),)
-    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads)
+    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads, parts=block.heads)

@@ -110,9 +110,8 @@ def _histogram(report: Report) -> str:
         return "<p>No region was run.</p>"
     masked = words.masked_rows(report)
     return (
-        "<p>Largest difference between a region before and after, over all its outputs, on XNNPACK and on the "
-        f"reference kernels; number of sites.</p>{_bars(counts)}"
-        + (f"<p>{escape(masked)}</p>" if masked else "")
+        "<p>Largest difference between a region before and after, over all its outputs and kernels that ran; "
+        f"number of sites.</p>{_bars(counts)}" + (f"<p>{escape(masked)}</p>" if masked else "")
     )
 
 

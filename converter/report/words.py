@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from edge_opt.passes import MaskedRows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge_opt.passes import SiteReport
+    from edge_opt.passes.contract import Ran
     from edge_opt.report.document import Report
 
 # Control characters, line separators, what turns the direction of writing, and halves of characters.
@@ -17,10 +20,13 @@ _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _LONGEST_NAME = 64
+_ROWS_SHOWN = 16
+_KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 _VERIFIED = {
     "regions": "every rewritten region was run before and after",
+    "exhaustive": "every rewritten region was run before and after, in full on every kernel set",
     "full": "every region and the whole models were run before and after",
     "none": "nothing was run: --verify none",
 }
@@ -88,4 +94,26 @@ def _proof(site: SiteReport) -> str:
     rows = MaskedRows.of([site])
     if rows is not None:
         text += f"; rows masked everywhere {rows.how}"
-    return f"{text}; {site.proof.note}" if site.proof.note else text
+    return "; ".join(part for part in (text, extent(site.proof.ran), site.proof.note) if part)
+
+
+def kernels(names: Sequence[str]) -> str:
+    """'XNNPACK and the reference kernels'."""
+    return " and ".join(_KERNELS.get(name, name) for name in names)
+
+
+def extent(ran: Sequence[Ran]) -> str:
+    """What was run: 'in full on XNNPACK, rows 0, 31, 32 of 64 on the reference kernels'."""
+    groups: dict[tuple[tuple[int, ...], int], list[str]] = {}
+    for part in ran:
+        groups.setdefault((part.rows, part.length), []).append(part.kernels)
+    return ", ".join(
+        f"{f'rows {_listed(rows)} of {length}' if rows else 'in full'} on {kernels(names)}"
+        for (rows, length), names in groups.items()
+    )
+
+
+def _listed(rows: Sequence[int]) -> str:
+    """All of them where they are few, else the first ones and how many more."""
+    shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
+    return shown if len(rows) <= _ROWS_SHOWN else f"{shown} and {len(rows) - _ROWS_SHOWN} more"

@@ -6,8 +6,8 @@ that fails is a value.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 from edge_opt.verify import metrics
 from edge_opt.verify.inputs import InputHint, InputPlan, Kind, generate, plan
 from edge_opt.verify.metrics import Difference
+from edge_opt.verify.telling import Telling
 from edge_opt.verify.tensors import Kernels, SignatureInfo
 
 Array = NDArray[Any]
-Runner = Callable[[bytes, Kernels, list[Callable[[], dict[str, Array]]]], Iterable[dict[str, Array]]]
+Box = tuple[NDArray[np.int64] | None, ...]
+"""Which indices along each axis, ascending; None where all."""
+
+_Maker = Callable[[], dict[str, Array]]
+Runner = Callable[[bytes, Kernels, list[_Maker]], Iterable[dict[str, Array]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,14 @@ class Proof:
 
     `mismatch` says why the two could not be compared at all (numbers, shapes, dtypes or quantization of inputs or
     outputs differ); then `outputs` is empty. `spread` compares, on the first version alone, the first kernel set with
-    the second (None if only one was asked for): what the kernels themselves disagree by.
+    the second (None if only one was asked for): what the kernels themselves disagree by. `untold` says why
+    what came out would be the same for many a wrong version; it is empty where there is no such reason.
     """
 
     outputs: Mapping[str, tuple[OutputProof, ...]]
     spread: tuple[Difference, ...] | None = None
     mismatch: str | None = None
+    untold: str = ""
 
     @property
     def bitwise(self) -> bool:
@@ -78,6 +85,31 @@ def _bitwise(proofs: Sequence[OutputProof]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Both versions read only some elements of inputs of these `shapes`: for each version and input, its box."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    boxes: tuple[tuple[Box, ...], tuple[Box, ...]]
+
+    @classmethod
+    def received(cls, shapes: Sequence[Sequence[int]], arrays: Mapping[str, Array]) -> Self:
+        """As a request carries it: `arrays` has the indices by `index_name`."""
+        first, second = (
+            tuple(
+                tuple(arrays.get(index_name(version, place, axis)) for axis in range(len(shape)))
+                for place, shape in enumerate(shapes)
+            )
+            for version in range(2)
+        )
+        return cls(tuple(map(tuple, shapes)), (first, second))
+
+
+def index_name(version: int, place: int, axis: int) -> str:
+    """Under which name the indices of a version's input along an axis are sent."""
+    return f"indices/{version}/{place}/{axis}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProofRequest:
     """What to run: see `Worker.prove` for the meaning of each field."""
 
@@ -89,6 +121,8 @@ class ProofRequest:
     row_axes: tuple[int | None, ...]
     limits: tuple[tuple[int, int] | None, ...] = ()
     at_once: bool = False
+    parts: int = 1
+    cut: Cut | None = None
 
 
 def prove(
@@ -103,7 +137,7 @@ def prove(
     Raises:
         Whatever `run` raises.
     """
-    first, second = signatures
+    first, second = _uncut(signatures, request.cut)
     mismatch = _mismatch(first, second)
     if mismatch is not None:
         return Proof({}, mismatch=mismatch)
@@ -112,8 +146,8 @@ def prove(
         plan(first, seed=request.seed, run=number, kind=request.kind, hints=hints)
         for number in range(request.runs)
     ]
-    inputs = [_maker(first, made) for made in plans]
-    renamed = [_maker(second, made) for made in plans]
+    inputs, renamed = _makers((first, second), plans, request.cut)
+    telling = Telling(request.parts, len(first.outputs))
     outputs: dict[str, tuple[OutputProof, ...]] = {}
     originals: list[list[Array]] = []
     spread: tuple[Difference, ...] | None = None
@@ -124,6 +158,9 @@ def prove(
             reference = [list(values.values()) for values in run(before, kernels, inputs)]
             if originals and spread is None:
                 spread = _spread(originals, reference, first)
+            if not originals:
+                for values in reference:
+                    telling.add(values)
             originals = originals or reference
             results = started.result() if started else run(after, kernels, renamed)
             try:
@@ -131,7 +168,7 @@ def prove(
                 outputs[kernels] = _compare(reference, rewritten, first, plans, request)
             except _ShapesDifferError as error:
                 return Proof({}, mismatch=str(error))
-    return Proof(outputs, spread)
+    return Proof(outputs, spread, untold=telling.reason())
 
 
 def to_plain(proof: Proof) -> dict[str, Any]:
@@ -156,7 +193,10 @@ def from_plain(plain: Mapping[str, Any]) -> Proof:
     }
     spread = plain["spread"]
     return Proof(
-        outputs, None if spread is None else tuple(map(metrics.from_plain, spread)), plain["mismatch"]
+        outputs,
+        None if spread is None else tuple(map(metrics.from_plain, spread)),
+        plain["mismatch"],
+        plain["untold"],
     )
 
 
@@ -179,9 +219,57 @@ def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
     return None
 
 
-def _maker(signature: SignatureInfo, plans: Sequence[InputPlan]) -> Callable[[], dict[str, Array]]:
-    names = [info.name for info in signature.inputs]
+def _uncut(
+    signatures: tuple[SignatureInfo, SignatureInfo], cut: Cut | None
+) -> tuple[SignatureInfo, SignatureInfo]:
+    """The signatures of the whole region: inputs are made for those, and then cut."""
+    if cut is None:
+        return signatures
+    first, second = (
+        replace(
+            signature,
+            inputs=tuple(
+                replace(info, shape=shape, declared=shape)
+                for info, shape in zip(signature.inputs, cut.shapes, strict=True)
+            ),
+        )
+        for signature in signatures
+    )
+    return first, second
+
+
+def _makers(
+    signatures: tuple[SignatureInfo, SignatureInfo],
+    plans: Sequence[Sequence[InputPlan]],
+    cut: Cut | None,
+) -> tuple[list[_Maker], list[_Maker]]:
+    """For each version, what makes its inputs run by run; parts of arrays are cut out once and kept."""
+    names = [[info.name for info in signature.inputs] for signature in signatures]
+    if cut is None:
+        first, second = ([_maker(own, run) for run in plans] for own in names)
+        return first, second
+    kept: tuple[list[_Maker], list[_Maker]] = ([], [])
+    for run in plans:
+        parts: list[dict[str, Array]] = [{}, {}]
+        for place, made in enumerate(run):
+            whole = generate(made)
+            for version, own in enumerate(parts):
+                own[names[version][place]] = take(whole, cut.boxes[version][place])
+        for listed, own in zip(kept, parts, strict=True):
+            listed.append(own.copy)
+    return kept
+
+
+def _maker(names: Sequence[str], plans: Sequence[InputPlan]) -> _Maker:
     return lambda: {name: generate(made) for name, made in zip(names, plans, strict=True)}
+
+
+def take(array: Array, box: Box) -> Array:
+    """The elements of a box."""
+    for axis, indices in enumerate(box):
+        if indices is not None:
+            array = np.take(array, indices, axis)
+    return array
 
 
 def _spread(one: list[list[Array]], other: list[list[Array]], first: SignatureInfo) -> tuple[Difference, ...]:

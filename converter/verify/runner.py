@@ -180,6 +180,9 @@ class Worker:
         row_axes: Sequence[int | None] = (),
         limits: Sequence[tuple[int, int] | None] = (),
         at_once: bool = False,
+        parts: int = 1,
+        cut: proof.Cut | None = None,
+        seconds: float | None = None,
         where: str = "",
     ) -> Proof:
         """Runs two small models on the same random inputs, by position in subgraph 0; only figures come back.
@@ -198,6 +201,9 @@ class Worker:
             limits: for each output, the codes at which the first version was clipped inside, so that those elements
                 are counted apart; None, or a missing one: nowhere.
             at_once: run both models at the same time, which takes the memory of both.
+            parts: how many heads or tiles the results must tell apart.
+            cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
+            seconds: other than the worker's time limit.
             where: the region's name, for error messages.
 
         Raises:
@@ -215,9 +221,13 @@ class Worker:
             "row_axes": list(row_axes),
             "limits": [list(pair) if pair else None for pair in limits],
             "at_once": at_once,
+            "parts": parts,
         }
         arrays = {"before": _as_array(before), "after": _as_array(after)}
-        reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip())
+        if cut is not None:
+            header["shapes"] = cut.shapes
+            arrays.update(_indices(cut))
+        reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip(), seconds=seconds)
         return proof.from_plain(reply["proof"])
 
     def _run(
@@ -234,29 +244,37 @@ class Worker:
         return _by_run(results, len(inputs))
 
     def _ask(
-        self, header: Header, model: Model, arrays: Arrays, where: str, *, more: int = 0
+        self,
+        header: Header,
+        model: Model,
+        arrays: Arrays,
+        where: str,
+        *,
+        more: int = 0,
+        seconds: float | None = None,
     ) -> tuple[Header, Arrays]:
         """One request and its answer; `where` begins every message. No model goes out unchecked.
 
-        `more` is the size of models that go out with this one.
+        `more` is the size of models that go out with this one, `seconds` a time limit of its own.
         """
+        limit = self.time_limit if seconds is None else seconds
         with self._lock, _Sent(model) as sent:
             for content in (model, *(arrays[name].tobytes() for name in _REGION if name in arrays)):
                 if content != b"":
                     check_model(content)
             size = more + sent.size + sum(array.nbytes for array in arrays.values())
             memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
-            full = {**header, **sent.header, "memory_limit": memory, "time_limit": self.time_limit}
+            full = {**header, **sent.header, "memory_limit": memory, "time_limit": limit}
             process = self._started()
             try:
                 process.wait_until_ready()
-                reply, results = process.exchange(full, {**sent.arrays, **arrays}, self.time_limit)
+                reply, results = process.exchange(full, {**sent.arrays, **arrays}, limit)
             except BaseException as error:
                 self._process = None
                 # A child that closed its pipe is ending by itself: its own exit status says why.
                 ending = isinstance(error, EndedError) or isinstance(error.__cause__, EndedError)
                 process.kill(patience=2.0 if ending else 0.0)
-                _translate(error, process, where, self.time_limit)
+                _translate(error, process, where, limit)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         self.peak_memory = max(self.peak_memory, reply["peak"])
@@ -321,6 +339,17 @@ def _file_size(path: Path) -> int:
 
 def _as_array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
+
+
+def _indices(cut: proof.Cut) -> Arrays:
+    """The indices of both versions' boxes, each under the name that the worker looks for."""
+    return {
+        proof.index_name(version, place, axis): indices
+        for version, boxes in enumerate(cut.boxes)
+        for place, box in enumerate(boxes)
+        for axis, indices in enumerate(box)
+        if indices is not None
+    }
 
 
 def _translate(error: BaseException, process: ChildProcess, where: str, seconds: float) -> NoReturn:

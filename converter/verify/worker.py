@@ -104,6 +104,8 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
         row_axes=tuple(header["row_axes"]),
         limits=tuple(None if pair is None else (pair[0], pair[1]) for pair in header["limits"]),
         at_once=header["at_once"],
+        parts=header["parts"],
+        cut=proof.Cut.received(header["shapes"], arrays) if "shapes" in header else None,
     )
     sources = [arrays[name].tobytes() for name in ("before", "after")]
     described = []

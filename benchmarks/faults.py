@@ -1,0 +1,131 @@
+"""The campaign of planted faults at the lengths that people ship: what the proof at size catches, and what it misses.
+
+    python benchmarks/faults.py [--sizes 512/4096,1024/4096] [--types float32,int16,int8] [--only TEXT] [--json]
+
+The faults are those of docs/faults.md that the proof has to stop, at N = 4, K = 2, H = 256. Of two layers that differ
+in their numbers the second is proved as it should be; then the first one is corrupted, and the proof may take its
+structure for one that it knows. What the proof at size misses is run in full on both kernel sets: exit status 1 where
+that catches it. Tiles have a quarter of the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from fault_graphs import Edit, Size, attention
+from faults import FAULTS, PROOF, Fault
+from pass_runs import rewrites_of
+
+from edge_opt.ir.text import parse
+from edge_opt.passes import Demand
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.targets import Target
+from edge_opt.verify.regions import RegionProver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.ir import Model
+    from edge_opt.passes.rewrite import Rewrite
+
+PASS = MhaToSha.name
+ROWS, FULL, MISSED, NOTHING = "on rows", "in full", "MISSED", "no number changes"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one fault: what stopped it, and how long that took."""
+
+    fault: str
+    dtype: str
+    size: str
+    caught: str
+    seconds: float
+    reason: str
+
+
+def layers(dtype: str, size: Size, *, tiled: bool) -> tuple[Model, list[Rewrite]]:
+    """Two layers, and what mha_to_sha would do to them."""
+    model = parse(attention(dtype, size))
+    target = Target("tiles", "", rows_per_tile=size.queries // 4) if tiled else None
+    return model, rewrites_of(PASS, model, target)
+
+
+def campaign(dtype: str, size: Size, label: str, wanted: str) -> Iterator[Outcome]:
+    """Every fault of one type at one size."""
+    chosen = [
+        (fault, graph.startswith("tiled"))
+        for fault in FAULTS
+        for graph in fault.graphs
+        if fault.caught == PROOF and fault.pass_name == PASS and graph.endswith(dtype)
+    ]
+    with RegionProver() as prover, RegionProver(exhaustive=True) as exhaustive:
+        for tiled in sorted({tiled for _, tiled in chosen}):
+            proof = prover.prove(layers(dtype, size, tiled=tiled)[1][1], Demand())
+            assert proof.holds, proof.reason
+        for fault, tiled in chosen:
+            if wanted in fault.name:
+                yield outcome(
+                    prover, exhaustive, fault, dtype, label, corrupted(fault, dtype, size, tiled=tiled)
+                )
+
+
+def corrupted(fault: Fault, dtype: str, size: Size, *, tiled: bool) -> Rewrite:
+    """The first layer with the fault in it."""
+    model, rewrites = layers(dtype, size, tiled=tiled)
+    edit = Edit(model, rewrites[0], size)
+    fault.apply(edit)
+    return edit.finish()
+
+
+def outcome(
+    prover: RegionProver, exhaustive: RegionProver, fault: Fault, dtype: str, label: str, wrong: Rewrite
+) -> Outcome:
+    """What the proof at size says of it; what it lets pass, in full on both kernel sets."""
+    started = time.monotonic()
+    proof = prover.prove(wrong, Demand())
+    seconds = time.monotonic() - started
+    if proof.holds:
+        caught = NOTHING if exhaustive.prove(wrong, Demand()).holds else MISSED
+    else:
+        caught = ROWS if any(ran.rows for ran in proof.ran) or not proof.ran else FULL
+    return Outcome(fault.name, dtype, label, caught, round(seconds, 2), proof.reason)
+
+
+def main() -> int:
+    """Runs the campaign and prints a line for each fault."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="512/4096,1024/4096")
+    parser.add_argument("--types", default="float32,int16,int8")
+    parser.add_argument("--only", default="", help="part of a fault's name")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = []
+    for label in options.sizes.split(","):
+        queries, cache = map(int, label.split("/"))
+        for dtype in options.types.split(","):
+            size = Size(queries, heads=4, kv_heads=2, cache=cache, width=256)
+            for each in campaign(dtype, size, label, options.only):
+                found.append(each)
+                line = f"{each.size}  {each.dtype:8} {each.seconds:7.1f} s  {each.caught:17}  {each.fault}"
+                print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
+    if options.json:
+        print(json.dumps([asdict(each) for each in found], indent=2))
+    else:
+        for caught in (ROWS, FULL, NOTHING, MISSED):
+            print(f"{caught}: {sum(each.caught == caught for each in found)}")
+    return int(any(each.caught == MISSED for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
