@@ -7,12 +7,13 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Literal, Self, cast, get_args
 
 import numpy as np
 
+from edge_opt.ir import load
 from edge_opt.schema.errors import EdgeOptError, UsageError
 from edge_opt.verify import metrics
 from edge_opt.verify.bisect import Probe, first_difference
@@ -25,7 +26,8 @@ from edge_opt.verify.comparison import (
 )
 from edge_opt.verify.filling import FilledCaches, Filler
 from edge_opt.verify.generate import Models, compare_generation, find_models, with_helpers
-from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan
+from edge_opt.verify.graph_facts import least_entries, least_runs, with_entries
+from edge_opt.verify.inputs import HOSTILE, InputPlan, Kind, pair, plan, role_of
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.runner import Worker
 from edge_opt.verify.source import ModelLike, Source
@@ -69,7 +71,8 @@ def compare(
         b: what is judged.
         signatures: only these; all of both by default.
         backend: kernels to run on; `both` is XNNPACK and the reference kernels.
-        runs: sets of realistic inputs per signature; figures are the worst over all.
+        runs: sets of realistic inputs per signature; figures are the worst over all. Models that keep state are run
+            twice at least, and it is carried from one run to the next.
         seed: decides the inputs.
         atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
@@ -102,11 +105,6 @@ def compare(
         found = job.signatures(signatures, _kernels(backend))
         place = job.first_difference(found) if locate else None
         return job.report(backend, found, place, generation)
-
-
-def _input_sets(runs: int, *, hostile: bool) -> list[tuple[Kind, int]]:
-    sets: list[tuple[Kind, int]] = [("realistic", run) for run in range(runs)]
-    return sets + [(kind, runs + place) for place, kind in enumerate(HOSTILE)] if hostile else sets
 
 
 def _name(given: ModelLike, source: Source) -> str:
@@ -144,6 +142,15 @@ def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Set:
+    """A set of inputs: its kind, and a number that tells it from others. `apart`: not part of the verdict."""
+
+    kind: Kind
+    run: int
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Pairing:
     """What of one signature can be run on both sides, and what differs before anything ran."""
 
@@ -171,9 +178,10 @@ class _Job:
     steps: int = field(default=1, init=False)
 
     @property
-    def sets(self) -> list[tuple[Kind, int]]:
-        """Kinds of inputs, with the number that tells one set from another."""
-        return _input_sets(self.runs, hostile=self.hostile)
+    def sets(self) -> list[_Set]:
+        """What every signature is run on."""
+        sets = [_Set("realistic", run) for run in range(self.runs)]
+        return sets + [_Set(kind, self.runs + place) for place, kind in enumerate(HOSTILE)] * self.hostile
 
     def report(
         self,
@@ -208,8 +216,9 @@ class _Job:
         self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
     ) -> list[SignatureComparison]:
         """One comparison per signature and kernel set."""
-        ours = {signature.name: signature for signature in self.worker.describe(self.a.model)}
-        theirs = {signature.name: signature for signature in self.worker.describe(self.b.model)}
+        ours, theirs = self._describe(self.a), self._describe(self.b)
+        for name in ours.keys() & theirs.keys():
+            ours[name] = least_entries(ours[name], theirs[name])
         self.described = ours, theirs
         names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
         self.steps = 2 * len(names) * len(kernel_sets)
@@ -226,6 +235,12 @@ class _Job:
                 self.done = begun + 2 * len(found)
         self.tell("compared")
         return found
+
+    def _describe(self, source: Source) -> dict[str, SignatureInfo]:
+        described = self.worker.describe(source.model)
+        model = load(source.model)
+        self.runs = max(self.runs, least_runs(model))
+        return {signature.name: signature for signature in with_entries(described, model)}
 
     def _fill_caches(self, names: Sequence[str]) -> None:
         """Of realistic runs; caches of hostile ones hold what is hostile."""
@@ -270,18 +285,25 @@ class _Job:
             return SignatureComparison(a.name, kernels, reason=paired.reason)
         size = sum(_bytes(info) for info in a.outputs)
         batch = max(_REPLY_BYTES // max(size, 1), 1)
+        sets = self.sets
+        if not self.hostile and any(role_of(info) == "mask" for info in a.inputs):
+            # A realistic mask closes no row, for no token is one; still, both models should agree there.
+            sets.append(_Set("masked_rows", 0, apart=True))
         merged: dict[str, OutputComparison] = {}
-        for begin in range(0, len(self.sets), batch):
-            self._run_batch(a, paired, kernels, self.sets[begin : begin + batch], merged)
-        return SignatureComparison(a.name, kernels, (*merged.values(), *paired.unmatched))
+        closed: dict[str, OutputComparison] = {}
+        for begin in range(0, len(sets), batch):
+            self._run_batch(a, paired, kernels, sets[begin : begin + batch], merged, closed)
+        outputs = (*merged.values(), *paired.unmatched)
+        return SignatureComparison(a.name, kernels, outputs, masked_rows=tuple(closed.values()))
 
     def _run_batch(
         self,
         signature: SignatureInfo,
         paired: _Pairing,
         kernels: Kernels,
-        sets: Sequence[tuple[Kind, int]],
+        sets: Sequence[_Set],
         merged: dict[str, OutputComparison],
+        closed: dict[str, OutputComparison],
     ) -> None:
         plans_a, plans_b = self._plans(signature, paired, sets)
         with _Shelf() as shelf:
@@ -295,23 +317,28 @@ class _Job:
             results = self.worker.run_plans(self.b.model, signature.name, plans_b, kernels)
             self.done += 1
             for run, outputs in enumerate(results):
+                into = closed if sets[run].apart else merged
                 for info_a, info_b in paired.outputs:
                     ours = shelf.get(run, info_a.name)
                     found = self._measure(info_a, info_b, ours, outputs.pop(info_b.name))
-                    merged[found.name] = _merge(merged.get(found.name), found)
+                    into[found.name] = _merge(into.get(found.name), found)
             self.done -= 2
 
     def _plans(
-        self, signature: SignatureInfo, paired: _Pairing, sets: Sequence[tuple[Kind, int]]
+        self, signature: SignatureInfo, paired: _Pairing, sets: Sequence[_Set]
     ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         plans_a, plans_b = [], []
-        for kind, run in sets:
-            if kind == "realistic":
-                made = self.caches.plan(signature, self.seed, run)
+        for one in sets:
+            if one.kind == "realistic" or one.apart:
+                made = self.caches.plan(signature, self.seed, one.run)
             else:
-                made = plan(signature, seed=self.seed, run=run, kind=kind)
-            twins = [pair(one, other) for one, (_, other) in zip(made, paired.inputs, strict=True)]
-            plans_a.append([one for one, _ in twins])
+                made = plan(signature, seed=self.seed, run=one.run, kind=one.kind)
+            if one.apart:
+                made = tuple(
+                    replace(given, kind=one.kind) if given.role == "mask" else given for given in made
+                )
+            twins = [pair(ours, other) for ours, (_, other) in zip(made, paired.inputs, strict=True)]
+            plans_a.append([ours for ours, _ in twins])
             plans_b.append([other for _, other in twins])
         return plans_a, plans_b
 

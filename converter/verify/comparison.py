@@ -4,6 +4,7 @@ Knows nothing of how models are run. In the dicts a figure that is not a finite 
 where there is no noise, the distance to a NaN) is null.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,12 +55,17 @@ class OutputComparison:
 
 @dataclass(frozen=True, slots=True)
 class SignatureComparison:
-    """One signature on one set of kernels; `reason` says why it could not be run on both sides."""
+    """One signature on one set of kernels; `reason` says why it could not be run on both sides.
+
+    `masked_rows` are its outputs where a mask closes whole rows, and are not part of the verdict: a row without a key
+    belongs to no token. Empty where no input is a mask, or hostile inputs, which close rows, are part of it.
+    """
 
     name: str
     backend: str
     outputs: tuple[OutputComparison, ...] = ()
     reason: str = ""
+    masked_rows: tuple[OutputComparison, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -70,6 +76,17 @@ class SignatureComparison:
     def bitwise(self) -> bool:
         """Whether all outputs are."""
         return not self.reason and all(output.bitwise for output in self.outputs)
+
+    def masked_rows_sentence(self) -> str:
+        """How far outputs are apart where rows are masked everywhere; empty where they are not."""
+        figures = [output.difference for output in self.masked_rows if not output.bitwise]
+        if not figures:
+            return ""
+        worst = max((figure.max_abs for figure in figures if figure is not None), default=math.inf)
+        return (
+            f"with rows that are masked everywhere, {len(figures)} of {len(self.masked_rows)} outputs of signature "
+            f"'{self.name}' ({self.backend}) differ, by up to {worst:.3g}"
+        )
 
     def sentences(self) -> list[str]:
         """One sentence per thing that differs in any bit."""
@@ -86,6 +103,7 @@ class SignatureComparison:
             "equal": self.equal,
             "bitwise": self.bitwise,
             "outputs": [output.to_dict() for output in self.outputs],
+            "masked_rows": [output.to_dict() for output in self.masked_rows],
         }
         return {**figures, "reason": self.reason} if self.reason else figures
 
@@ -209,6 +227,13 @@ class ComparisonReport:
         return found
 
     def notes(self) -> list[str]:
+        """What is not part of the verdict: rows that are masked everywhere, and outputs without a finite element."""
+        return [
+            *filter(None, (signature.masked_rows_sentence() for signature in self.signatures)),
+            *self._without_numbers(),
+        ]
+
+    def _without_numbers(self) -> list[str]:
         """One sentence for each output that has no finite element in any run: its equality says little."""
         return [
             f"signature '{signature.name}' ({signature.backend}), output '{output.name}': no element is finite in a"

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir import Model
+from edge_opt.ir import Model, load
 from edge_opt.schema.atomic import replacing
 from edge_opt.verify import metrics, noise
 from edge_opt.verify.compare import choose
 from edge_opt.verify.comparison import ComparisonReport, OutputComparison, SignatureComparison
 from edge_opt.verify.errors import GoldenError
 from edge_opt.verify.generate import find_models
+from edge_opt.verify.graph_facts import least_runs, with_entries
 from edge_opt.verify.inputs import plan
 from edge_opt.verify.protocol import Array, Arrays
 from edge_opt.verify.runner import Worker
@@ -78,7 +79,9 @@ def record(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         source = stack.enter_context(_opened(model))
-        described = {signature.name: signature for signature in worker.describe(source.model)}
+        graph = load(source.model)
+        described = {s.name: s for s in with_entries(worker.describe(source.model), graph)}
+        runs = max(runs, least_runs(graph))
         names = choose(list(described), signatures)
         count = sum(len(described[name].outputs) for name in names) * runs
         share = _BUDGET // max(count, 1)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edge_opt.verify import noise
 from edge_opt.verify.tensors import SignatureInfo, TensorInfo
 
-Role = Literal["mask", "position", "token", "cache", "rotary", "embedding", "data"]
+Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
 Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan"]
 HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
 
@@ -78,8 +78,9 @@ class InputPlan:
 
     `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
     cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
-    `limit` the end of the range of a token. `source` is the quantized counterpart whose range the real numbers take,
-    `spread` what they are multiplied by. `stored` is where the real numbers lie that it takes instead of random ones.
+    `limit` the end of the range of a token or of an index into a table. `source` is the quantized counterpart whose
+    range the real numbers take, `spread` what they are multiplied by. `stored` is where the real numbers lie that it
+    takes instead of random ones.
     """
 
     info: TensorInfo
@@ -192,6 +193,9 @@ def generate(made: InputPlan) -> NDArray[Any]:
     if made.role == "token":
         values = noise.integers(_seed(made), math.prod(made.info.shape), 1, max(made.limit, 2))
         return values.reshape(made.info.shape).astype(made.info.dtype)
+    if made.role == "index":
+        values = noise.integers(_seed(made), math.prod(made.info.shape), 0, made.limit)
+        return _encode(values.reshape(made.info.shape).astype(np.float64), made.info)
     if made.role == "rotary":
         return _hostile(_encode(_rotary(made), made.info), made)
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
@@ -234,7 +238,13 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     past, room = _cache_columns(width, rows, [info.shape[1:] for info in caches if "slice" not in info.name])
     if not width and caches:
         room = max(_cache_length(caches) - rows, 0)
-    start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (room // 2 + 1) + room // 4
+    begin, span = room // 4, room // 2
+    tables = [info.entries for info, role in inputs if role == "position" and info.entries]
+    if tables:
+        last = max(min(tables) - rows, 0)
+        # Where nothing else depends on the position, it may be anywhere in its table.
+        room, begin, span = (min(room, last), begin, span) if width or caches else (last, 0, last)
+    start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (span + 1) + begin
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
     return _Scene(rows, past, min(start, room), min(words, default=_KNOWN_TOKENS))
 
@@ -262,6 +272,8 @@ def _cache_length(caches: Sequence[TensorInfo]) -> int:
 
 def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPlan:
     made = InputPlan(info, "", 0, role, start=scene.start)
+    if info.entries and role in {"token", "data"}:
+        return replace(made, role="index", limit=info.entries)
     if role == "token":
         return replace(made, limit=scene.vocabulary)
     if role != "mask":

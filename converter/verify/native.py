@@ -61,7 +61,8 @@ def run(
     """Runs one signature on several input sets, each made when its turn comes; the model is loaded once.
 
     `signature` None means the model's only one. Subgraph 0 is run by position if the model has no signatures or if
-    `positional`. The model is released when the iterator is exhausted or closed.
+    `positional`. What the model keeps from one run to the next is fresh for the first set. The model is released when
+    the iterator is exhausted or closed.
 
     Raises:
         RefusedError: the runtime cannot read, allocate or run the model, or does not know the signature.
@@ -73,10 +74,11 @@ def run(
         with _refusals():
             interpreter = _open(model, kernels)
             call = _Positional(interpreter) if positional else _callable(interpreter, signature)
+        with _refusals():
+            interpreter.reset_all_variables()
         for make in input_sets:
             values = make()
             with _refusals():
-                interpreter.reset_all_variables()
                 outputs = call(values)
             yield outputs
             del outputs, values

@@ -17,7 +17,8 @@ class TensorInfo:
 
     `name` is the signature's name for it, `tensor` the tensor's own. `shape` has 1 where `declared` has -1 (a
     dynamic dimension). `scales` and `zero_points` are empty without quantization, and run along `axis` when
-    there are several.
+    there are several. `entries` is the size of the smallest table that an input's numbers index, 0 where they index
+    none, or nobody looked.
     """
 
     name: str
@@ -28,6 +29,7 @@ class TensorInfo:
     scales: tuple[float, ...] = ()
     zero_points: tuple[int, ...] = ()
     axis: int = 0
+    entries: int = 0
 
     @property
     def quantized(self) -> bool:

@@ -127,7 +127,7 @@ class WholeSignature:
             found = f"{count} are within {', floats '.join(room)}"
             agreement = [figure.top1 for figure, _ in figures if figure.top1 is not None]
             found += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
-        return found
+        return "; ".join(filter(None, (found, self.found.masked_rows_sentence())))
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
