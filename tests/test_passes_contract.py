@@ -145,6 +145,7 @@ def test_reports_say_everything_as_plain_data() -> None:
             "fully_masked_rows_max_abs": None,
             "note": None,
             "repeated": False,
+            "ran": [],
         },
     }
 
