@@ -202,10 +202,6 @@ def convert(
             metavar="R", min=1, help="Cut every head further, into blocks of at most R query rows each."
         ),
     ] = None,
-    chain: Annotated[
-        bool | None,
-        typer.Option("--chain/--no-chain", help="Let these blocks of rows run one after the other."),
-    ] = None,
     inline_composites: Annotated[
         bool, typer.Option("--inline-composites", help="Replace every composite by its body, each proved.")
     ] = False,
@@ -239,7 +235,6 @@ def convert(
         dry_run=dry_run,
         form=form,
         rows_per_tile=rows_per_tile,
-        chain=chain,
         inline_composites=inline_composites,
         extract_signature=extract_signature,
         require_match=require_match,

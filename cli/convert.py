@@ -33,7 +33,6 @@ class Request:
     dry_run: bool
     form: str | None
     rows_per_tile: int | None
-    chain: bool | None
     inline_composites: bool
     extract_signature: str | None
     require_match: bool
@@ -70,7 +69,6 @@ def _run(request: Request, destination: Path | None, *, as_json: bool, quiet: bo
             dry_run=request.dry_run,
             form=request.form,
             rows_per_tile=request.rows_per_tile,
-            chain=request.chain,
             inline_composites=request.inline_composites,
             extract_signature=request.extract_signature,
             require_match=request.require_match,

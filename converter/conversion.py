@@ -166,7 +166,6 @@ class ConvertOptions(TypedDict, total=False):
     sections: Sections
     form: str | None
     rows_per_tile: int | None
-    chain: bool | None
     inline_composites: bool
     extract_signature: str | None
     progress: Progress | None
@@ -203,7 +202,6 @@ def convert(
     sections: Sections = "prefill-decode",
     form: str | None = None,
     rows_per_tile: int | None = None,
-    chain: bool | None = None,
     inline_composites: bool = False,
     extract_signature: str | None = None,
     progress: Progress | None = None,
@@ -228,7 +226,6 @@ def convert(
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
         form: how heads are cut, a word of target files; the target decides where None.
         rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
-        chain: make these blocks run one after the other; the target decides where None.
         inline_composites: open every composite (each proved against its body), for compilers that cannot.
         extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
         sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
@@ -250,7 +247,7 @@ def convert(
         raise UsageError(f"the seconds of a proof must be more than 0, not {proof_seconds:g}")
     chosen = _choose_passes(passes, skip)
     facts = target if isinstance(target, Target) else load_target(target or GENERIC)
-    facts = _asked(facts, chosen, form, rows_per_tile, chain=chain, inline_composites=inline_composites)
+    facts = _asked(facts, chosen, form, rows_per_tile, inline_composites=inline_composites)
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
@@ -277,8 +274,7 @@ def convert(
         for part in container.parts:
             _rewrite(part, chosen, facts, signatures, prover, result, progress)
         proving.close()  # writing needs memory too
-        flags = [flag for part in container.parts for flag in facts.flags(part.model)]
-        result.compiler_flags = list(dict.fromkeys(flags))
+        result.compiler_flags = facts.flags()
         name = "MODEL" if destination is None else str(destination)
         result.compile_with = facts.compile_command(name, result.compiler_flags)
         _check_requirements(result, require_match=require_match, require_all=require_all)
@@ -303,7 +299,6 @@ def _asked(
     form: str | None,
     rows_per_tile: int | None,
     *,
-    chain: bool | None,
     inline_composites: bool,
 ) -> Target:
     """The target's facts, with what the caller wants otherwise."""
@@ -314,7 +309,6 @@ def _asked(
     names = {entry.name for entry in passes}
     for option, given, needed in (
         ("--rows-per-tile", rows_per_tile is not None, TileRows.name),
-        ("--chain", bool(chain), TileRows.name),
         ("--form", form is not None, MhaToSha.name),
         ("--inline-composites", inline_composites, InlineComposites.name),
     ):
@@ -322,9 +316,7 @@ def _asked(
             raise UsageError(
                 f"{option} has no effect without the pass '{needed}': leave the option out, or let that pass run"
             )
-    facts = facts.asked(
-        form=form, rows_per_tile=rows_per_tile, chain=chain, inline_composites=inline_composites or None
-    )
+    facts = facts.asked(form=form, rows_per_tile=rows_per_tile, inline_composites=inline_composites or None)
     return facts if TileRows.name in names else facts.without_tiles()
 
 

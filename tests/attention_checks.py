@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def convert(
-    model: Model, form: str, *, rows_per_tile: int | None = None, chain: bool = False, later: bool = False
+    model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False
 ) -> list[SiteReport]:
     """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.
 
@@ -27,7 +27,7 @@ def convert(
     """
     usage = Usage.of(model)
     reports: list[SiteReport] = []
-    target = Target(form, form, form=form, rows_per_tile=rows_per_tile, chain=chain)
+    target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
     for key, graph in model.entry_points():
         context = Context(model, graph, key, target.without_tiles() if later else target, Constants(model))
         split = run_pass(MhaToSha(), context)

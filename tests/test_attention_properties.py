@@ -106,14 +106,12 @@ def test_groups_that_keep_their_keys_as_a_batch_compute_the_same_bits(case: Case
 
 @pytest.mark.parametrize("form", ["split", "unpack"])
 @settings(graphs, max_examples=EXAMPLES or 25)
-@given(cases(length=4), st.sampled_from((1, 2)), st.booleans(), st.booleans())
-def test_heads_cut_into_rows_compute_the_same_bits(
-    form: str, case: Case, rows: int, chain: bool, later: bool
-) -> None:
+@given(cases(length=4), st.sampled_from((1, 2)), st.booleans())
+def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: int, later: bool) -> None:
     attention = build(case)
     before = to_bytes(attention.model)
     model = load(before)
-    reports = convert(model, form, rows_per_tile=rows, chain=chain, later=later)
+    reports = convert(model, form, rows_per_tile=rows, later=later)
     sites = (case.heads if later else 1) * case.blocks
     assert [report.status for report in reports] == [Status.CONVERTED] * sites, reports
     # Rows of a head that are flattened to `[T*H]` may as well be heads.

@@ -13,15 +13,13 @@ class Form:
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, as do several SLICEs; UNPACK drops the head axis,
     `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
     there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
-    above RoPE. `sink` moves multiplications by a scalar below the cut, into each head. `chain` makes pieces run one
-    after the other, where rows are cut. `keys` "batched" splits the queries of each key/value head only,
-    `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
+    above RoPE. `sink` moves multiplications by a scalar below the cut, into each head. `keys` "batched" splits the
+    queries of each key/value head only, `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
     """
 
     cut: Literal["split", "slice", "unpack"] = "split"
     position: Literal["near", "far", "above"] = "near"
     sink: bool = True
-    chain: bool = False
     keys: Literal["split", "batched"] = "split"
 
     @property

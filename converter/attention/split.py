@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, HeadBuilder
-from edge_opt.attention.chain import Chain
 from edge_opt.attention.cuts import Cut, Cutter, levels
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import DEEPEST, output_index
@@ -57,7 +56,6 @@ class _Splitter:
         self._operands = block.operands
         self._assembly = Assembly(model, constants)
         self._cutter = Cutter(subgraph, block.operands, form, self._assembly, block.heads, block.tiles)
-        self._chain = Chain(self._assembly, block) if form.chain else None
         self._old: dict[Operator, None] = {}
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._cuts: dict[tuple[int, Factored], Cut] = {}
@@ -67,11 +65,7 @@ class _Splitter:
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
-        heads = []
-        for head in range(self._block.heads):
-            heads.append(self.piece(output, factored, head))
-            if self._chain is not None:
-                self._chain.finished(heads[-1])
+        heads = [self.piece(output, factored, head) for head in range(self._block.heads)]
         join_heads(self._assembly, self._form, heads, output, factored)
         assert output.producer is not None
         old = topological(self._old)
@@ -128,8 +122,7 @@ class _Splitter:
 
     def operand(self, operator: Operator, index: int, factored: Factored, head: int, depth: int) -> Tensor:
         """One head's part of an operand."""
-        piece = self.piece(operator.input(index), factored, head, depth)
-        return piece if self._chain is None else self._chain.operand(operator, index, piece)
+        return self.piece(operator.input(index), factored, head, depth)
 
     def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
         """True where a tensor is made anew for each head, False where it is cut; the same for all heads."""

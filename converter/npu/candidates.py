@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge_opt.targets import Target
 
 _TILES, _LEAST_ROWS = 4, 2
-_CHAINED_ROWS = (64, 32, 16)
+_SMALL_TILES = (128, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,12 @@ class Choice:
 
     form: str | None = None
     rows_per_tile: int | None = None
-    chain: bool = False
-    projection_per_head: bool = False
 
     def __str__(self) -> str:
         if self.form is None:
             return "as exported"
         rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
-        projected = ", projected per head" if self.projection_per_head else ""
-        return self.form + rows + (", chained" if self.chain else "") + projected
+        return self.form + rows
 
     def convert(self, exported: str | os.PathLike[str], output: Path, target: Target) -> None:
         """Write the exported model in this form; nothing is proved here."""
@@ -48,16 +45,13 @@ class Choice:
             target,
             form=self.form,
             rows_per_tile=self.rows_per_tile,
-            chain=self.chain,
-            projection_per_head=self.projection_per_head,
             long_context={},
-            quantized_long_context={},
             split_signatures=("*",),
         )
 
 
 def choices(target: Target, attention: Block) -> Iterator[Choice]:
-    """As exported, every form, the projection per head of floats, tiles; chains where a head does not fit on the chip.
+    """As exported, every form, and tiles of rows of the form that is mostly the best.
 
     Rows are cut wherever the target's limit on a mask's size asks for it.
     """
@@ -67,11 +61,7 @@ def choices(target: Target, attention: Block) -> Iterator[Choice]:
     yield Choice()
     grouped = 1 < attention.kv_heads < attention.heads
     yield from (Choice(name, cut) for name, form in FORMS.items() if form.keys == "split" or grouped)
-    if attention.output.dtype.is_float:
-        yield Choice("split", cut, projection_per_head=True)
-    if _LEAST_ROWS <= rows // _TILES < most:
-        yield Choice("split", rows // _TILES)
-    if target.overflows(attention):
-        yield from (
-            Choice("split", size, chain=True) for size in _CHAINED_ROWS if size <= most and size < rows
-        )
+    sizes = dict.fromkeys((rows // _TILES, *_SMALL_TILES))
+    yield from (
+        Choice("split-above-rope", size) for size in sizes if _LEAST_ROWS <= size < most and rows % size == 0
+    )

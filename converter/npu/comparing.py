@@ -225,7 +225,7 @@ def compare_on_npu(
         models = [_loaded(source) for source in sources]
         if _same(a, b):
             models[1] = models[0]
-        chosen = tuple(load_target(_TARGET).flags(models[1]) if flags is None else flags)
+        chosen = tuple(load_target(_TARGET).flags() if flags is None else flags)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         job = _Job(
             found, worker, sources, models, folder, chip or DEFAULT_CHIP, chosen, seed, (atol, rtol), seconds

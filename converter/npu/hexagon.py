@@ -302,7 +302,7 @@ def _figures(
         if entry is None:
             raise CompilerFailedError(
                 f"{path.name}: the Hexagon compiler says nothing of signature '{name}' (subgraph {index}): "
-                f"its plugin may not know the chip, see --chip"
+                f"its plugin may not know the chip, see --soc"
             )
         found.append(
             SpillFigures(

@@ -95,7 +95,7 @@ def _profile(
     started: float,
 ) -> Profile:
     model = load(file)
-    chosen = facts.flags(model) if flags is None else list(flags)
+    chosen = facts.flags() if flags is None else list(flags)
     figures: Sequence[Figures]
     notes: tuple[str, ...] = ()
     if facts.name == "ethos-u85":

@@ -253,7 +253,9 @@ class _Search:
             memory.keep(waiting[future], trial)
             found.append(trial)
         self._tell("compiling", len(wanted), len(wanted))
-        return found
+        # In the order of the wishes, whichever was done first: trials that rank alike keep it.
+        order = {(choice, tuple(level.items())): place for place, (choice, level) in enumerate(wanted)}
+        return sorted(found, key=lambda trial: order[trial.choice, tuple(trial.level.items())])
 
     def _job(self, choice: Choice, level: Mapping[str, str]) -> Job:
         judge = estimate_for(self.chip) if self.facts.name == _HEXAGON else None
@@ -263,7 +265,7 @@ class _Search:
         return Job(str(self.exported), choice, level, self.facts, chip, tuple(flags), self.sdk, self.seconds)
 
     def _flags(self, level: Mapping[str, str]) -> list[str]:
-        own = dict(flag[2:].split("=", 1) for flag in self.facts.flags(self.layers.model))
+        own = dict(flag[2:].split("=", 1) for flag in self.facts.flags())
         return [f"--{name}={value}" for name, value in {**own, **level}.items()]
 
     def _checked(self, ranked: Sequence[Trial]) -> tuple[list[Trial], str]:

@@ -29,17 +29,15 @@ def tuned_target(tuning: Tuning) -> Target:
         raise UsageError(
             f"nothing compiled for target '{tuning.target.name}' with the right numbers: there is no winner to write"
         )
-    place = _where(tuning)
-    choice, patterns = best.choice, _split(tuning, split=best.choice.form is not None)
+    choice = best.choice
     changed: dict[str, Any] = {
-        "split_signatures": patterns,
-        "projection_per_head": choice.projection_per_head,
-        place["flags"]: {**getattr(tuning.target, place["flags"]), **best.level},
+        "split_signatures": _split(tuning, split=choice.form is not None),
+        "compiler_flags": {**tuning.target.compiler_flags, **best.level},
     }
     if choice.form is not None:
-        form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile, "chain": choice.chain}
+        form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile}
         known = {name: value for name, value in form.items() if value is not None}
-        changed |= form if place["form"] == "form" else {place["form"]: known}
+        changed |= {"long_context": known} if tuning.long_context else form
     source = (
         f"measured with `edge-opt tune` on {tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     )
@@ -59,14 +57,6 @@ def _stated(facts: Mapping[str, Any]) -> list[str]:
 
 def _sources(target: Target, changed: Mapping[str, Any]) -> dict[str, str]:
     return {name: source for name, source in target.sources.items() if name not in changed}
-
-
-def _where(tuning: Tuning) -> dict[str, str]:
-    """Which facts of a target the tuning is about."""
-    prefix = "quantized_" if tuning.quantized else ""
-    if tuning.long_context:
-        return {"form": f"{prefix}long_context", "flags": f"{prefix}long_context_compiler_flags"}
-    return {"form": "form", "flags": f"{prefix}compiler_flags"}
 
 
 def _split(tuning: Tuning, *, split: bool) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mask_to_add import MaskToAdd
 from edge_opt.passes.matmul_convert import MatMulConvert
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.project_heads import ProjectHeads
 from edge_opt.passes.quantized_mask import QuantizedMaskToSelect
 from edge_opt.passes.tile_rows import TileRows
 
@@ -28,7 +27,6 @@ PASSES: dict[str, Pass] = {
         MatMulConvert(),
         MhaToSha(),
         TileRows(),
-        ProjectHeads(),
     )
 }
 

@@ -14,7 +14,7 @@ from edge_opt.attention.tiles import in_groups
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
-from edge_opt.passes.tile_rows import chained, tiled_block, tiles_note
+from edge_opt.passes.tile_rows import tiled_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,11 +59,8 @@ def _site(context: Context, block: Block) -> Site | SkippedSite:
     if form.keys == "batched":
         chosen = _or_whole(in_groups(block), block, notes, "key/value heads are split too")
     chosen = _or_whole(tiled_block(target, chosen), chosen, notes, "rows are not cut")
-    if chosen.tiles > 1:
-        notes.append(tiles_note(chosen, target))
-    build = partial(_build, context, chosen, chained(form, chosen, chain=target.chain))
-    note = "; ".join(text for text in notes if text)
-    return Site(block.softmax, build, block.heads, block.kv_heads, note=note)
+    build = partial(_build, context, chosen, form)
+    return Site(block.softmax, build, block.heads, block.kv_heads, note="; ".join(notes))
 
 
 def _or_whole(found: Block | Refusal | None, block: Block, notes: list[str], otherwise: str) -> Block:

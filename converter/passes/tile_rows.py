@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.block import SingleHead, find_blocks
-from edge_opt.attention.chain import chain_obstacle
 from edge_opt.attention.form import Form
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
@@ -47,8 +45,7 @@ class TileRows(Pass):
                 if isinstance(tiled, Refusal):
                     yield SkippedSite(match.softmax, str(tiled))
                 elif tiled is not None:
-                    build = partial(_build, context, tiled, chain=target.chain)
-                    yield Site(match.softmax, build, heads=1, kv_heads=1, note=tiles_note(tiled, target))
+                    yield Site(match.softmax, partial(_build, context, tiled), heads=1, kv_heads=1)
 
 
 def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | None:
@@ -64,21 +61,6 @@ def rows_of_a_tile(target: Target, match: Block | SingleHead) -> int:
     return next((size for size in sizes if _fits(target, match, size)), rows)
 
 
-def tiles_note(block: Block, target: Target) -> str:
-    """What to tell of a block whose rows are cut; nothing unless it is to be chained."""
-    if not target.chain:
-        return ""
-    obstacle = chain_obstacle(block)
-    if obstacle is not None:
-        return f"the pieces do not wait for each other: {obstacle}"
-    return f"{block.tiles} tiles of {block.query_length} rows, one piece after the other"
-
-
-def chained(form: Form, block: Block, *, chain: bool) -> Form:
-    """The form, with its pieces one after the other where that is wanted and can be done."""
-    return replace(form, chain=chain and chain_obstacle(block) is None)
-
-
 def _fits(target: Target, match: Block | SingleHead, rows: int) -> bool:
     if target.rows_per_tile is not None and rows > target.rows_per_tile:
         return False
@@ -87,10 +69,9 @@ def _fits(target: Target, match: Block | SingleHead, rows: int) -> bool:
     return rows * sum(match.key_lengths) * element_bytes(match.mask) <= target.largest_mask_bytes
 
 
-def _build(context: Context, block: Block, *, chain: bool) -> Rewrite:
+def _build(context: Context, block: Block) -> Rewrite:
     anchor = block.output.producer
     assert anchor is not None
-    form = chained(_FORM, block, chain=chain)
-    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    old, new = split_heads(context.model, context.subgraph, block, _FORM, context.constants)
     spreads = (attention_spreads(old, block.softmax),)
     return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads, parts=block.heads)

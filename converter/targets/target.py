@@ -10,17 +10,16 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.attention.block import NotABlock, find_blocks
 from edge_opt.attention.form import AS_FOUND, FORMS
 from edge_opt.attention.working_set import working_set
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from edge_opt.attention.block import Block, SingleHead
-    from edge_opt.ir import Model, Operator
+    from edge_opt.ir import Operator
 
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
@@ -34,15 +33,12 @@ class Target:
         form: how heads are cut (`as-found`, `split`, `unpack`).
         split_signatures: patterns of the entry points that are worth splitting.
         rows_per_tile: most query rows of a head in one piece.
-        chain: True where the pieces of rows are to run one after the other.
-        projection_per_head: True where the output projection is to be summed per head (float32 only, not bit for bit).
         largest_mask_bytes: of one head's mask operand, else its rows are cut too.
         mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
         converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
         on_chip_bytes: memory beside the NPU that a head's logits, mask, keys and values should fit into.
-        long_context: `form`, `rows_per_tile` and `chain` for attention that does not fit.
-        quantized_long_context: what of that is different for quantized attention.
+        long_context: `form` and `rows_per_tile` for attention that does not fit.
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
         refused_operators: names of operators that it does not take.
@@ -55,9 +51,6 @@ class Target:
     And:
         compile_with: the compiler and a whole command, with `{model}` and `{flags}` for a model's own.
         compiler_flags: that go with it, for every model.
-        quantized_compiler_flags: for quantized models only.
-        long_context_compiler_flags: where there is attention that does not fit.
-        quantized_long_context_compiler_flags: where there is quantized attention that does not fit.
         sources: of each fact.
         versions: what it was measured with.
     """
@@ -67,15 +60,12 @@ class Target:
     form: str = AS_FOUND
     split_signatures: tuple[str, ...] = ("*",)
     rows_per_tile: int | None = None
-    chain: bool = False
-    projection_per_head: bool = False
     largest_mask_bytes: int | None = None
     mask_constant: float | None = None
     inline_composites: bool = False
     converting_matmul: bool = False
     on_chip_bytes: int | None = None
     long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
-    quantized_long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
     refused_operators: tuple[str, ...] = ()
     taken_operators: tuple[str, ...] = ()
     taken_composites: tuple[str, ...] = ()
@@ -87,9 +77,6 @@ class Target:
     signatures: bool | None = None
     compile_with: str = "{flags}"
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
-    quantized_compiler_flags: Mapping[str, str] = field(default_factory=dict)
-    long_context_compiler_flags: Mapping[str, str] = field(default_factory=dict)
-    quantized_long_context_compiler_flags: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,10 +91,7 @@ class Target:
 
     def for_attention(self, match: Block | SingleHead) -> Target:
         """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
-        if not self.overflows(match):
-            return self
-        quantized = {} if match.output.dtype.is_float else self.quantized_long_context
-        return replace(self, **{**self.long_context, **quantized})  # type: ignore[arg-type]
+        return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
 
     def asked(self, **facts: str | int | bool | None) -> Target:
         """With facts that a user named, whatever the attention's length; None is no wish."""
@@ -116,31 +100,15 @@ class Target:
 
     def without_tiles(self) -> Target:
         """The same where rows are not to be cut."""
-        kept = self._without_long(("rows_per_tile", "chain"))
-        return replace(kept, rows_per_tile=None, chain=False, largest_mask_bytes=None)
+        return replace(self._without_long(("rows_per_tile",)), rows_per_tile=None, largest_mask_bytes=None)
 
     def _without_long(self, names: Container[str]) -> Target:
-        long_context, quantized = (
-            {name: value for name, value in facts.items() if name not in names}
-            for facts in (self.long_context, self.quantized_long_context)
-        )
-        return replace(self, long_context=long_context, quantized_long_context=quantized)
+        kept = {name: value for name, value in self.long_context.items() if name not in names}
+        return replace(self, long_context=kept)
 
-    def flags(self, model: Model) -> list[str]:
-        """What to tell the compiler for this model, as `--name=value`: one set for all signatures of a file."""
-        quantized = any(
-            tensor.is_quantized
-            for _, graph in model.entry_points()
-            for operator in graph.operators
-            for tensor in operator.outputs
-        )
-        chosen = {**self.compiler_flags, **(self.quantized_compiler_flags if quantized else {})}
-        if self.long_context_compiler_flags or self.quantized_long_context_compiler_flags:
-            beyond = [match for match in _attention(model) if self.overflows(match)]
-            chosen |= self.long_context_compiler_flags if beyond else {}
-            if any(not match.output.dtype.is_float for match in beyond):
-                chosen |= self.quantized_long_context_compiler_flags
-        return [f"--{name}={value}" for name, value in chosen.items()]
+    def flags(self) -> list[str]:
+        """What to tell the compiler, as `--name=value`."""
+        return [f"--{name}={value}" for name, value in self.compiler_flags.items()]
 
     def compile_command(self, model: str, flags: Sequence[str]) -> str | None:
         """What to compile a model with, these flags among it; None without flags: any way is as good."""
@@ -179,13 +147,6 @@ def composite_name(operator: Operator) -> str:
     return "" if operator.options is None else str(operator.options.get("name"))
 
 
-def _attention(model: Model) -> Iterator[Block | SingleHead]:
-    for _, graph in model.entry_points():
-        for match in find_blocks(graph):
-            if not isinstance(match, NotABlock):
-                yield match
-
-
 def target_names() -> list[str]:
     """The bundled targets."""
     folder = resources.files(__package__)
@@ -220,8 +181,6 @@ _OPERATOR_LISTS = ("refused_operators", "taken_operators")
 _COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank", "on_chip_bytes"})
 _FLAGS = frozenset(
     {
-        "chain",
-        "projection_per_head",
         "inline_composites",
         "converting_matmul",
         "int64",
@@ -234,14 +193,11 @@ _FLAGS = frozenset(
 _TABLES = frozenset(
     {
         "compiler_flags",
-        "quantized_compiler_flags",
-        "long_context_compiler_flags",
-        "quantized_long_context_compiler_flags",
         "sources",
         "versions",
     }
 )
-_LONG = ("form", "rows_per_tile", "chain")
+_LONG = ("form", "rows_per_tile")
 
 
 def _parse(text: str, source: str) -> Target:
@@ -286,7 +242,7 @@ def _misfit(key: str, value: object) -> str | None:
         return None if type(value) is int and value > 0 else "a number of 1 or more"
     if key in _FLAGS:
         return None if isinstance(value, bool) else "true or false"
-    if key in ("long_context", "quantized_long_context"):
+    if key == "long_context":
         wrong = not isinstance(value, dict) or any(k not in _LONG or _misfit(k, v) for k, v in value.items())
         return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
     if key in _TABLES:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
 _MOST_LINES = 40
-_ON_SINGLE_HEADS = ("tile_rows", "project_heads")
+_ON_SINGLE_HEADS = ("tile_rows",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def _counted(operators: Sequence[Operator]) -> str:
 
 def picture(name: str) -> Picture:
     """The first region that a pass rewrites in the model that shows it best."""
-    if name in ("mha_to_sha", "tile_rows", "project_heads"):
+    if name in ("mha_to_sha", "tile_rows"):
         path = TESTDATA / "demo_gemma3.tflite"
         source = "A tiny Gemma3, exported by litert-torch; bundled, as `edge-opt demo` shows it."
     else:
         path = TESTDATA / f"pass_{name}.txt"
         source = _SOURCES[name]
     rows = 2 if name == "tile_rows" else None
-    target = replace(load_target("generic"), rows_per_tile=rows, projection_per_head=name == "project_heads")
+    target = replace(load_target("generic"), rows_per_tile=rows)
     return Picture(_example(path, name, target), source.replace("`", ""), _proved(path, name, target))
 
 
