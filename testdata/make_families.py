@@ -151,13 +151,16 @@ ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Sizes], dict[str, Any]]]] 
 }
 
 
-def save_checkpoint(architecture: str, sizes: Sizes, folder: Path) -> None:
-    """Write a checkpoint with random weights and a word-level tokenizer that the exporter is content with."""
+def save_checkpoint(architecture: str, sizes: Sizes, folder: Path, **config: Any) -> None:
+    """Write a checkpoint with random weights and a word-level tokenizer that the exporter is content with.
+
+    `config`: fields of the configuration class that are to differ from the architecture's.
+    """
     torch, transformers, tokenizers = lib("torch"), lib("transformers"), lib("tokenizers")
     torch.manual_seed(0)
     config_class, model_class, configure = ARCHITECTURES[architecture]
-    config = getattr(transformers, config_class)(**configure(sizes))
-    model = getattr(transformers, model_class)(config).eval()
+    configuration = getattr(transformers, config_class)(**{**configure(sizes), **config})
+    model = getattr(transformers, model_class)(configuration).eval()
     with torch.no_grad():  # the padding row is zero, and a zero row has no quantization scale
         rows = model.get_input_embeddings().weight
         rows[0] = rows[7]

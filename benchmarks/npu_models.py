@@ -1,0 +1,191 @@
+"""Make the models of `benchmarks/npu.py`: real shapes, random weights, through litert-torch's own pipeline for NPUs.
+
+    npu_models.py FOLDER [NAME ...] [--list]
+
+Each becomes FOLDER/NAME.tflite: exported, calibrated and quantized (int16 activations, int8 weights, everything
+integer) as `litert_torch.generative.export_hf.experimental.npu_export` does it for a phone; the model that holds
+prefill and decode. What is there already stays, so a run that was stopped goes on; each model is made in a process of
+its own, in a folder beside it that is removed when it is done. The vocabulary is small: its share is the same before
+and after. Needs the extras `torch`, `tensorflow` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+VOCABULARY, WINDOW = 8192, 512
+CALIBRATION_PROMPTS, CALIBRATION_WORDS, CALIBRATION_STEPS = 3, 60, 4
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a family of models has in common, under the field's names (N, K, H: heads, kv_heads, head_size)."""
+
+    family: str
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+
+
+GEMMA3_270M = Architecture("gemma3", 640, 2048, 4, 1, 256)
+GEMMA3_1B = Architecture("gemma3", 1152, 6912, 4, 1, 256)
+GEMMA3_4B = Architecture("gemma3", 2560, 10240, 8, 4, 256)
+QWEN3_600M = Architecture("qwen3", 1024, 3072, 16, 8, 128)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model: so many layers, T tokens in a prefill, S in the cache."""
+
+    architecture: Architecture
+    layers: int
+    prefill: int
+    cache: int
+
+
+# Six layers cost what six of the whole model's do, and are made and compiled in minutes.
+SHAPES = {
+    "6l_128_1024": Shape(GEMMA3_270M, 6, 128, 1024),
+    "6l_512_4096": Shape(GEMMA3_270M, 6, 512, 4096),
+    "1b_1024_4096": Shape(GEMMA3_1B, 6, 1024, 4096),
+    "4b_128_1280": Shape(GEMMA3_4B, 6, 128, 1280),
+    "270m_128_1024": Shape(GEMMA3_270M, 18, 128, 1024),
+    "qwen_128_1280": Shape(QWEN3_600M, 6, 128, 1280),
+    "1b_128_1280": Shape(GEMMA3_1B, 6, 128, 1280),
+    "1b_512_4096": Shape(GEMMA3_1B, 6, 512, 4096),
+    "4b_1024_4096": Shape(GEMMA3_4B, 6, 1024, 4096),
+    "270m_128_1280": Shape(GEMMA3_270M, 18, 128, 1280),
+}
+
+
+def lib(name: str) -> Any:
+    """Import a heavy library when it is needed; typed Any, for none of them ships complete types."""
+    return importlib.import_module(name)
+
+
+def checkpoint(shape: Shape, folder: Path) -> None:
+    """A random checkpoint of the shape; one of three layers attends to everything, as in small Gemma3 models."""
+    sys.path.insert(0, str(ROOT / "testdata"))
+    families, own = lib("make_families"), shape.architecture
+    sizes = families.Sizes(
+        layers=shape.layers,
+        heads=own.heads,
+        kv_heads=own.kv_heads,
+        head_size=own.head_size,
+        hidden=own.hidden,
+        ffn=own.ffn,
+        vocab=VOCABULARY,
+        prefill=shape.prefill,
+        cache=shape.cache,
+        window=WINDOW,
+    )
+    config: dict[str, Any] = {"max_position_embeddings": 2 * shape.cache, "initializer_range": 0.02}
+    if own.family == "gemma3":
+        config["layer_types"] = [
+            "full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(shape.layers)
+        ]
+    families.save_checkpoint(own.family, sizes, folder, **config)
+
+
+def prompts(folder: Path) -> None:
+    """Calibration prompts where the pipeline looks for them: a JSON string a line, in the file of the task `ALL`."""
+    folder.mkdir(exist_ok=True)
+    lines = (
+        " ".join(f"w{(7 * line + 13 * word) % 400 + 4}" for word in range(CALIBRATION_WORDS))
+        for line in range(CALIBRATION_PROMPTS)
+    )
+    (folder / "ALL.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make(name: str, folder: Path) -> None:
+    """Run every stage that has no result yet, then move the quantized model to its place."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    shape, scratch = SHAPES[name], folder / f"{name}.making"
+    scratch.mkdir(parents=True, exist_ok=True)
+    source, exported, ranges = scratch / "checkpoint", scratch / "exported", scratch / "calibrated"
+    quantized = scratch / "quantized.litertlm"
+    stage(source, lambda to: checkpoint(shape, to))
+    pipeline = "litert_torch.generative.export_hf.experimental.npu_export"
+    stages, config = lib(f"{pipeline}.stages"), lib(f"{pipeline}.config_manager").build_pipeline_config(
+        str(source),
+        "qualcomm",
+        "SM8750",
+        prefill_lengths=[shape.prefill],
+        cache_length=shape.cache,
+        max_calibration_decode_steps=CALIBRATION_STEPS,
+    )
+    bundle = str(exported / "model.litertlm")
+    stage(exported, lambda to: stages.npu_export(config, str(to)))
+    prompts(scratch / "prompts")
+    stage(ranges, lambda to: stages.npu_calibrate(config, bundle, str(scratch / "prompts"), str(to)))
+    stages.npu_quantize(config, bundle, str(quantized), str(ranges))
+    Path(f"{quantized}.intermediate.tflite").replace(folder / f"{name}.tflite")
+    shutil.rmtree(scratch)
+
+
+def stage(result: Path, run: Callable[[Path], None]) -> None:
+    """Run one stage into a folder that gets its name when it is complete; skip it where it is there."""
+    if result.exists():
+        return
+    started, partial = time.perf_counter(), result.with_name(result.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    run(partial)
+    partial.rename(result)
+    print(f"{result.name}: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Make each model in a process of its own, for the exporter keeps its memory; 1 where one failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all, in this order")
+    parser.add_argument("--list", action="store_true", help="print the names and shapes")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(f"{name:15} {shape}" for name, shape in SHAPES.items()))
+        return 0
+    unknown = sorted(set(options.names) - set(SHAPES))
+    if options.folder is None or unknown:
+        parser.error(f"no such model: {', '.join(unknown)}" if unknown else "name the folder to write to")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in options.names or SHAPES if not (options.folder / f"{name}.tflite").exists()]
+    if options.here:
+        for name in missing:
+            make(name, options.folder)
+        return 0
+    return max((_in_a_process(name, options.folder) for name in missing), default=0)
+
+
+def _in_a_process(name: str, folder: Path) -> int:
+    log, started = folder / f"{name}.log", time.perf_counter()
+    with log.open("w") as out:
+        done = subprocess.run(
+            [sys.executable, __file__, folder, name, "--here"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    told = f"failed, see {log}" if done.returncode else "made"
+    print(f"{name}: {told}, {time.perf_counter() - started:.0f} s", flush=True)
+    return int(done.returncode != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
