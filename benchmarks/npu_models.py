@@ -19,10 +19,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 8192, 512
@@ -120,13 +122,16 @@ def make(name: str, folder: Path) -> None:
     quantized = scratch / "quantized.litertlm"
     stage(source, lambda to: checkpoint(shape, to))
     pipeline = "litert_torch.generative.export_hf.experimental.npu_export"
-    stages, config = lib(f"{pipeline}.stages"), lib(f"{pipeline}.config_manager").build_pipeline_config(
-        str(source),
-        "qualcomm",
-        "SM8750",
-        prefill_lengths=[shape.prefill],
-        cache_length=shape.cache,
-        max_calibration_decode_steps=CALIBRATION_STEPS,
+    stages, config = (
+        lib(f"{pipeline}.stages"),
+        lib(f"{pipeline}.config_manager").build_pipeline_config(
+            str(source),
+            "qualcomm",
+            "SM8750",
+            prefill_lengths=[shape.prefill],
+            cache_length=shape.cache,
+            max_calibration_decode_steps=CALIBRATION_STEPS,
+        ),
     )
     bundle = str(exported / "model.litertlm")
     stage(exported, lambda to: stages.npu_export(config, str(to)))

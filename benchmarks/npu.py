@@ -1,0 +1,212 @@
+"""What edge-opt gains on a Hexagon NPU, by its compiler's own estimate: one table of time, resumable.
+
+    npu.py MODEL.tflite ... [--sdk FOLDER] [--chip SA8797] [--forms] [--jobs N] [--json]
+    npu.py --models FOLDER ...                           all models there; `npu_models.py FOLDER` makes them
+
+Every entry point of every model is compiled alone: as exported, with the flags of the exporter's own pipeline for NPUs,
+and as `convert --target qualcomm-htp` rewrites it, with the flags that the target advises. `--forms` adds every form
+that `tune` would try, for who wants to know whether the target chose well. Times are of one run of the entry point, in
+milliseconds with the compiler's bounds: an ordering, which nobody calibrated on a phone. What was compiled before is
+remembered (`--fresh` forgets it), so a run that was stopped goes on. Nothing is proved here, `convert` does that.
+Exit status 1 where anything takes longer than as exported, or than its bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.conversion import convert
+from edge_opt.ir import load, save
+from edge_opt.npu import Choice, SpillFigures, TimeEstimate, Trial, choices, profile
+from edge_opt.npu.layers import cut_entry_point, largest_attention
+from edge_opt.npu.trials import Job, Memory, carry_out
+from edge_opt.schema import EdgeOptError
+from edge_opt.targets import load_target
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+    from edge_opt.ir import Model
+    from edge_opt.targets import Target
+
+# litert_torch.generative.export_hf.experimental.npu_export compiles with these.
+EXPORTERS_FLAGS = ("--qualcomm_optimization_level=O3", "--qualcomm_enable_weight_sharing=true")
+# Ours over as exported, at most, by the name of the model; anything else, and any decode, may take no longer.
+BARS = {"270m_128_1024": 0.53, "6l_512_4096": 0.51, "1b_1024_4096": 0.57, "4b_128_1280": 0.83}
+MOST_SECONDS = 3600.0
+
+
+class AsTarget(Choice):
+    """What the target says for each attention, its own form, tiles and entry points."""
+
+    def __str__(self) -> str:
+        return "ours"
+
+    def convert(self, exported: str | os.PathLike[str], output: Path, target: Target) -> None:
+        """Write the exported model as `convert --target` does; nothing is proved here."""
+        convert(exported, output, target=target, verify="none")
+
+
+EXPORTED, OURS = Choice(), AsTarget("ours")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One entry point of one model, with the outcome of every form that was compiled; the first is as exported."""
+
+    model: str
+    signature: str
+    trials: tuple[Trial, ...]
+
+    def time(self, choice: Choice) -> TimeEstimate | None:
+        """The estimate for a form; None where it did not compile, or nothing is known of its time."""
+        return next((estimate(trial) for trial in self.trials if trial.choice == choice), None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over as exported."""
+        ours, exported = self.time(OURS), self.time(EXPORTED)
+        return None if ours is None or exported is None else ours.us / exported.us
+
+    @property
+    def bar(self) -> float:
+        """What the ratio may be at most."""
+        return BARS.get(self.model, 1.0) if self.signature.startswith("prefill") else 1.0
+
+    @property
+    def misses(self) -> bool:
+        """Whether it does not hold its bar, to the precision that the bars have."""
+        return self.ratio is None or round(self.ratio, 2) > self.bar
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        told = {"model": self.model, "signature": self.signature, "ratio": self.ratio, "bar": self.bar}
+        return {**told, "trials": [trial.to_dict() for trial in self.trials]}
+
+
+def estimate(trial: Trial) -> TimeEstimate | None:
+    """The estimated time of a trial, of the whole entry point on the NPU."""
+    figures = trial.figures
+    whole = isinstance(figures, SpillFigures) and figures.taken == figures.operators
+    return figures.time if whole and isinstance(figures, SpillFigures) else None
+
+
+def candidates(target: Target, model: Model, signature: str, *, forms: bool) -> Iterator[Choice]:
+    """As exported and ours, and with `forms` what `tune` would try."""
+    yield EXPORTED
+    yield OURS
+    if forms:
+        _, blocks = largest_attention(model, signature)
+        yield from (choice for choice in choices(target, blocks[0]) if choice.form is not None)
+
+
+def measured(
+    path: Path, options: argparse.Namespace, folder: Path, running: ThreadPoolExecutor
+) -> Iterator[Row]:
+    """A row for every entry point of a model."""
+    model, target, memory = load(path), load_target("qualcomm-htp"), Memory(fresh=options.fresh)
+    for signature, _ in model.entry_points():
+        alone = folder / f"{path.stem}.{signature}.tflite"
+        save(cut_entry_point(model, signature), alone)
+        with alone.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        jobs = [
+            job(str(alone), choice, target, options)
+            for choice in candidates(target, model, signature, forms=options.forms)
+        ]
+        yield Row(path.stem, signature, tuple(outcomes(digest, jobs, memory, running)))
+        alone.unlink()
+
+
+def job(exported: str, choice: Choice, target: Target, options: argparse.Namespace) -> Job:
+    """What it takes to compile one form; ours with the flags that the target advises over the exporter's."""
+    flags = dict(flag.split("=", 1) for flag in EXPORTERS_FLAGS)
+    if choice == OURS:
+        flags |= dict(flag.split("=", 1) for flag in target.flags(load(exported)))
+    told = tuple(f"{name}={value}" for name, value in flags.items())
+    return Job(exported, choice, {}, target, options.chip, told, options.sdk, MOST_SECONDS)
+
+
+def outcomes(
+    digest: str, jobs: Sequence[Job], memory: Memory, running: ThreadPoolExecutor
+) -> Iterator[Trial]:
+    """The outcome of every job, in order; each is remembered when it ends."""
+    keys = {each.choice: memory.key(digest, each) for each in jobs}
+    found = {each.choice: memory.get(keys[each.choice]) for each in jobs}
+    waiting = {running.submit(carry_out, each, profile): each for each in jobs if found[each.choice] is None}
+    for future in as_completed(waiting):
+        each, trial = waiting[future], future.result()
+        memory.keep(keys[each.choice], trial)
+        found[each.choice] = trial
+        print(
+            f"{Path(each.exported).stem}: {each.choice}, {trial.seconds:.0f} s", file=sys.stderr, flush=True
+        )
+    for choice, trial in found.items():
+        assert trial is not None
+        yield Trial(choice, {}, trial.seconds, trial.figures, trial.failure, versions=trial.versions)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The table, one entry point a line, then what else was tried, best first."""
+    lines = [f"{'model':16}{'signature':14}{'as exported, ms':>24}{'ours, ms':>24}{'ratio':>8}{'bar':>7}"]
+    for row in rows:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+        times = f"{_time(row.time(EXPORTED)):>24}{_time(row.time(OURS)):>24}"
+        missed = "  MISSED" if row.misses else ""
+        lines.append(f"{row.model:16}{row.signature:14}{times}{ratio:>8}{row.bar:7.2f}{missed}")
+        others = [trial for trial in row.trials if trial.choice not in (EXPORTED, OURS)]
+        lines += [
+            f"{'':30}{trial.choice!s:>40}  {_time(estimate(trial)) or trial.failure}"
+            for trial in sorted(others, key=_microseconds)
+        ]
+        unknown = [trial for trial in row.trials if (time := estimate(trial)) and time.without_cost]
+        lines += [f"{'':30}{trial.choice}: some operators have no cost in it" for trial in unknown]
+    return "\n".join(lines)
+
+
+def _microseconds(trial: Trial) -> float:
+    time = estimate(trial)
+    return float("inf") if time is None else time.us
+
+
+def _time(time: TimeEstimate | None) -> str:
+    return "" if time is None else f"{time.us / 1e3:.3f} [{time.us_low / 1e3:.2f} {time.us_high / 1e3:.2f}]"
+
+
+def main() -> int:
+    """Parse the command line, run, print; 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("paths", type=Path, nargs="*", metavar="MODEL.tflite")
+    parser.add_argument("--models", type=Path, metavar="FOLDER", help="all .tflite models there")
+    parser.add_argument("--sdk", metavar="FOLDER", help="Qualcomm's libraries; default: EDGE_OPT_QNN")
+    parser.add_argument("--chip", default="SA8797", help="one that the compiler estimates time for")
+    parser.add_argument("--forms", action="store_true", help="every form that `tune` would try, too")
+    parser.add_argument("--jobs", type=int, default=1, help="compilations at a time; default: 1")
+    parser.add_argument("--fresh", action="store_true", help="forget what was compiled before")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    paths = [*options.paths, *(sorted(options.models.glob("*.tflite")) if options.models else [])]
+    if not paths:
+        parser.error("give models, or --models FOLDER with some in it")
+    try:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as running:
+            rows = [row for path in paths for row in measured(path, options, Path(folder), running)]
+    except EdgeOptError as error:
+        sys.exit(f"benchmarks/npu.py: {error}")
+    print(json.dumps([row.to_dict() for row in rows]) if options.json else report(rows))
+    return int(any(row.misses for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
