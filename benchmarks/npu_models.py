@@ -6,7 +6,7 @@ Each becomes FOLDER/NAME.tflite: exported, calibrated and quantized (int16 activ
 integer) as `litert_torch.generative.export_hf.experimental.npu_export` does it for a phone; the model that holds
 prefill and decode. What is there already stays, so a run that was stopped goes on; each model is made in a process of
 its own, in a folder beside it that is removed when it is done. The vocabulary is small: its share is the same before
-and after. Needs the extras `torch`, `tensorflow` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
+and after. Needs the extras `torch`, `quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
 """
 
 from __future__ import annotations
