@@ -64,6 +64,66 @@ CASES = {
     "scores that are returned beside probabilities": block(
         LOGITS, SOFTMAX, VALUES.replace("%w", "%p"), MERGED, returned="%p, %l, %r"
     ),
+    "heads that are summed": block(
+        LOGITS, SOFTMAX, VALUES.replace("%w", "%p"), "%r: float32[1,6,5] = SUM(%o, int32{1})"
+    ),
+    "heads that a product contracts": block(
+        LOGITS,
+        SOFTMAX,
+        VALUES.replace("%w", "%p"),
+        """%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
+           %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
+    ),
+    "two products of values of two sizes": block(
+        LOGITS,
+        SOFTMAX,
+        VALUES.replace("%w", "%p"),
+        MERGED,
+        "%z: float32[1,4,6,3] = BATCH_MATMUL(%p, %v2)",
+        inputs=", %v2: float32[1,4,8,3]",
+        returned="%r, %z",
+    ),
+    "values of size 1": block(
+        LOGITS,
+        SOFTMAX,
+        "%z: float32[1,4,6,1] = BATCH_MATMUL(%p, %v1)",
+        "%r: float32[1,6,4] = RESHAPE(%z, int32{1, 6, 4})",
+        inputs=", %v1: float32[1,4,8,1]",
+    ),
+    "the difference of two softmaxes": block(
+        LOGITS,
+        SOFTMAX,
+        """%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
+           %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
+           %s2: float32[1,4,6,8] = MUL(%p2, float32(0.3))
+           %w: float32[1,4,6,8] = SUB(%p, %s2)""",
+        VALUES,
+        MERGED,
+        inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
+    ),
+    "heads by cat(chunk)": """
+        subgraph main (%x: float32[1,6,10], %y: float32[1,8,10]) {
+          %q1: float32[1,6,5], %q2: float32[1,6,5] = SPLIT(int32(2), %x) {num_splits: 2}
+          %q: float32[2,6,5] = CONCATENATION(%q1, %q2) {axis: 0}
+          %k1: float32[1,8,5], %k2: float32[1,8,5] = SPLIT(int32(2), %y) {num_splits: 2}
+          %k: float32[2,8,5] = CONCATENATION(%k1, %k2) {axis: 0}
+          %l: float32[2,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[2,6,8] = SOFTMAX(%l) {beta: 1.0}
+          %o: float32[2,6,5] = BATCH_MATMUL(%p, %k)
+          %o1: float32[1,6,5], %o2: float32[1,6,5] = SPLIT(int32(0), %o) {num_splits: 2}
+          %r: float32[1,6,10] = CONCATENATION(%o1, %o2) {axis: 2}
+          return %r
+        }""",
+    "weights that make the heads as a batch": """
+        subgraph main (%x: float32[1,6,7]) {
+          %q: float32[4,6,5] = BATCH_MATMUL(%x, float32[4,7,5]{splat 0.3})
+          %k: float32[4,6,5] = BATCH_MATMUL(%x, float32[4,7,5]{splat 0.2})
+          %l: float32[4,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[4,6,6] = SOFTMAX(%l) {beta: 1.0}
+          %o: float32[4,6,5] = BATCH_MATMUL(%p, %k)
+          %r: float32[6,5] = SUM(%o, int32{0})
+          return %r
+        }""",
     "queries whose scaling raises the rank": """
         subgraph main (%x: float32[6,4,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
           %n: float32[4,6,5] = TRANSPOSE(%x, int32{1, 0, 2})

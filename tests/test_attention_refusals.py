@@ -125,20 +125,6 @@ EXAMPLES = (
         "the heads lie on the axis of the softmax (found [1, 6, 8, (4:head)]), at SOFTMAX",
     ),
     Example(
-        "heads that are summed",
-        attention(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
-        "heads are summed before they stand side by side, at SUM",
-    ),
-    Example(
-        "heads that a product contracts",
-        attention(
-            tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
-                    %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})"""
-        ),
-        "heads never stand beside the head size (expected [.., N*5] or [.., N, 5], found [1, 6, 5, 4]), "
-        "at BATCH_MATMUL",
-    ),
-    Example(
         "a slice through the heads",
         attention(
             """%all: float32[1,4,6,8] = SOFTMAX(%l)
@@ -259,33 +245,6 @@ EXAMPLES = (
             """
         ),
         "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
-    ),
-    Example(
-        "value products of two head sizes",
-        attention(
-            tail="""%w: float32[1,4,6,3] = BATCH_MATMUL(%p, %v2)
-                    %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
-                    %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})""",
-            result="%r, %w",
-            inputs=", %v2: float32[1,4,8,3]",
-        ),
-        "value products differ in head size (found [3, 5])",
-    ),
-    Example(
-        "heads of size 1",
-        parse(
-            """
-            subgraph main (%q: float32[1,4,6,1], %k: float32[1,4,8,1], %v: float32[1,4,8,1]) {
-              %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-              %p: float32[1,4,6,8] = SOFTMAX(%l)
-              %o: float32[1,4,6,1] = BATCH_MATMUL(%p, %v)
-              %t: float32[1,6,4,1] = TRANSPOSE(%o, int32{0, 2, 1, 3})
-              %r: float32[1,6,4] = RESHAPE(%t, int32{1, 6, 4})
-              return %r
-            }
-            """
-        ),
-        "a head size of 1 leaves no trace to follow, at BATCH_MATMUL",
     ),
     Example(
         "a length that is known at run time only",

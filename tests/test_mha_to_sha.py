@@ -197,10 +197,28 @@ def test_heads_that_nothing_merges_are_known_by_where_the_queries_have_them(quer
     [
         # Nothing stands beside anything.
         ("float32[1,4,6,5]", "%q: float32[1,4,6,5] = ABS(%x)"),
-        # Heads beside the sequence: this may be a batch of pictures just as well.
+        # Heads beside the sequence: a batch of pictures is split as well.
         ("float32[1,4,30]", "%q: float32[1,4,6,5] = RESHAPE(%x, int32{1, 4, 6, 5})"),
     ],
 )
-def test_heads_that_nothing_tells_stay(query: str, leads: str) -> None:
-    (report,) = convert(parse(UNMERGED.format(query=query, leads=leads)), "split")
-    assert report.reason == "heads are summed before they stand side by side, at SUM"
+def test_where_nothing_tells_of_heads_they_are_the_batch_axes_of_the_products(query: str, leads: str) -> None:
+    model = parse(UNMERGED.format(query=query, leads=leads))
+    (report,) = convert(model, "split")
+    assert (report.status, report.heads) == (Status.CONVERTED, 4)
+
+
+def test_the_models_own_batch_is_no_head() -> None:
+    model = parse(
+        """
+        subgraph main (%x: float32[3,6,5], %y: float32[3,8,5]) {
+          %q: float32[3,6,5] = FULLY_CONNECTED(%x, float32[5,5]{splat 0.5}, none) {keep_num_dims: true}
+          %k: float32[3,8,5] = FULLY_CONNECTED(%y, float32[5,5]{splat 0.5}, none) {keep_num_dims: true}
+          %l: float32[3,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[3,6,8] = SOFTMAX(%l) {beta: 1.0}
+          %o: float32[3,6,5] = BATCH_MATMUL(%p, %y)
+          return %o
+        }
+        """
+    )
+    (report,) = convert(model, "split")
+    assert (report.heads, report.reason) == (1, "already single-head")

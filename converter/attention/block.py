@@ -26,14 +26,26 @@ _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
-    """One match for every SOFTMAX of the subgraph, in execution order."""
+    """One match for every attention or other SOFTMAX of the subgraph, in execution order.
+
+    Where several SOFTMAXes weigh the same values together, they are one attention, told of the first.
+    """
     finder = _Finder(subgraph, OperandFactors())
     softmaxes = [operator for operator in subgraph.operators if operator.name == "SOFTMAX"]
     # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
     for softmax in reversed(softmaxes):
         finder.match(softmax)
+    inside: set[Operator] = set()
+    weighed: set[frozenset[Operator]] = set()
     for softmax in softmaxes:
-        yield finder.match(softmax)
+        match = finder.match(softmax)
+        values = frozenset(match.products) if isinstance(match, SingleHead) else None
+        if softmax not in inside and values not in weighed:
+            yield match
+        if isinstance(match, Block):
+            inside |= match.core
+        elif values is not None:
+            weighed.add(values)
 
 
 def match_block(subgraph: Subgraph, softmax: Operator, operands: OperandFactors | None = None) -> Match:
@@ -68,17 +80,9 @@ class _Finder:
         sizes = {head_size for _, head_size in products.values()}
         if 0 in sizes:
             return NotABlock(softmax, Refusal("an empty tensor", next(iter(products))))
-        if len(sizes) != 1:
-            return NotABlock(
-                softmax, Refusal("value products differ in head size", actual=str(sorted(sizes)))
-            )
         logits, ends = products_before(softmax)
         if not logits:
             return _without_scores(softmax, ends)
-        if sizes == {1}:
-            return NotABlock(
-                softmax, Refusal("a head size of 1 leaves no trace to follow", next(iter(products)))
-            )
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
 

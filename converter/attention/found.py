@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Block:
     """One layer's attention, matched.
 
-    `output` is the tensor where the heads stand side by side (factors `factored`, heads N); `core` are the operators
-    from the logits products to it, `logits` (with the factors of their results) and `values` the products themselves.
+    `output` is the tensor where the heads stand side by side (factors `factored`, heads N), `others` are more of them,
+    where several products of values are never summed. `core` are the operators from the logits products to these,
+    `logits` (with the factors of their results) and `values` the products themselves.
     `heads_are_rows` is True where a product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T,
     `key_lengths` the segments of keys (S, or S and T), `head_size` H. Where rows are cut into `tiles`, `heads` counts
     the pieces, N*tiles, and `query_length` is a tile's.
@@ -38,6 +39,7 @@ class Block:
     operands: OperandFactors
     heads_are_rows: bool
     tiles: int = 1
+    others: tuple[tuple[Tensor, Factored], ...] = ()
 
     @property
     def merged(self) -> bool:

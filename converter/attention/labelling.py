@@ -39,6 +39,12 @@ class OperandFactors:
             self._known[key] = self.distrusted(operator) or operand_factors(operator, result, output)
         return self._known[key]
 
+    def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:
+        """As a call, where the label is known to pass."""
+        operands = self(operator, result, output)
+        assert isinstance(operands, dict)
+        return operands
+
     def distrusted(self, operator: Operator) -> Refusal | None:
         """Why the recorded shapes of an operator tell nothing; None where they do."""
         if operator not in self._refused:

@@ -11,13 +11,14 @@ from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
 from edge_opt.attention.front import JOINING, MASKING, mask_between, softmax_behind
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
 from edge_opt.attention.origins import labelling_by_origin
+from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import constant_integers
 from edge_opt.attention.rules import MOVEMENT, REPEATING, UNARY
 from edge_opt.attention.tail import Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from edge_opt.ir import Operator, Subgraph, Tensor
 
@@ -49,24 +50,50 @@ class Matcher:
 
     def match(self) -> Match:
         """What the SOFTMAX belongs to."""
-        found = self._merged() or self._side_by_side() or self._next_query() or self._by_origin()
+        found = self._by_size() or self._by_origin()
         if found is None:
-            return self._without_heads()
+            return self._by_products()
         output, factored, heads = found
         output, factored = self._before_escapes(output, factored)
-        core = self._labelling.core(output, factored)
+        return self._block([(output, factored)], heads, core=self._labelling.core(output, factored))
+
+    def _by_size(self) -> tuple[Tensor, Factored, int] | None:
+        """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
+        if {size for _, size in self._products.values()} != {self._head_size} or self._head_size == 1:
+            return None
+        return self._merged() or self._side_by_side() or self._next_query()
+
+    def _by_products(self) -> Match:
+        """By the batch axes of the products, where nothing else tells."""
+        values = {product: side for product, (side, _) in self._products.items()}
+        first = next(iter(self._products)).outputs[0]
+        summed = self._tail.tensors[:1]
+        alike = summed and summed[0].shape[:-2] == first.shape[:-2]
+        outputs = summed if alike else [product.outputs[0] for product in self._products]
+        placed = labelling_by_products(outputs, values, self._operands)
+        if placed is None:
+            return self._without_heads()
+        if isinstance(placed, Refusal):
+            return NotABlock(self._softmax, placed)
+        self._labelling = placed.labelling
+        return self._block(placed.outputs, placed.heads, core=True)
+
+    def _block(
+        self, outputs: Sequence[tuple[Tensor, Factored]], heads: int, *, core: bool
+    ) -> Block | NotABlock:
         logits = self._labelling.logits
         reason = self._refusal(heads, core=core)
         if reason is not None:
             return NotABlock(self._softmax, reason)
         product, labelled = next(iter(self._labelling.products.items()))
+        *others, (output, factored) = self._in_execution_order(outputs)
         return Block(
             softmax=self._softmax,
             output=output,
             factored=factored,
             heads=heads,
             kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
-            head_size=self._head_size,
+            head_size=self._products[product][1],
             query_length=_plain(labelled[-2 if self._products[product][0] == 0 else -1]),
             key_lengths=tuple(
                 _plain(f for axis in own for f in axis) // self._rows(own, product, labelled)
@@ -78,7 +105,20 @@ class Matcher:
             core=frozenset(self._labelling.core_operators),
             operands=self._operands,
             heads_are_rows=any(_rows_are_heads(labelled) for labelled in logits.values()),
+            others=tuple(others),
         )
+
+    def _in_execution_order(
+        self, outputs: Sequence[tuple[Tensor, Factored]]
+    ) -> list[tuple[Tensor, Factored]]:
+        left = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
+        ordered: list[tuple[Tensor, Factored]] = []
+        operator: Operator | None = self._softmax
+        while len(left) > 1 and operator is not None:
+            if operator in left:
+                ordered.append(left.pop(operator))
+            operator = self._subgraph.after(operator)
+        return [*ordered, *left.values()]
 
     def _refusal(self, heads: int, *, core: bool) -> Refusal | None:
         """Why labels that reach the tail do not make a block; None where they do."""

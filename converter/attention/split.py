@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _OPERATOR = 4
 _RESHAPE = 1
 _NEVER = 1 << 30
+_LEAST_RANK = 3
 
 
 def split_heads(
@@ -40,8 +41,9 @@ def split_heads(
     The new ones define `block.output` itself, and what others read of the block: there, too, heads are joined. Old
     operators that lead to the block, and whose results are needed outside, are in both lists.
     """
-    if form.cut == "unpack" and (block.heads_are_rows or block.tiles > 1):
-        # Dropping the axis would leave a vector where BATCH_MATMUL needs a matrix; and rows are no axis of their own.
+    flat = any(len(fx.piece_axes(own, keep=False)) < _LEAST_RANK for own in block.logits.values())
+    if form.cut == "unpack" and (flat or block.heads_are_rows or block.tiles > 1):
+        # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
         form = replace(form, cut="split")
     return _Splitter(model, subgraph, block, form, constants).build()
 
@@ -65,7 +67,11 @@ class _Splitter:
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
-        heads = [self.piece(output, factored, head) for head in range(self._block.heads)]
+        heads = []
+        for head in range(self._block.heads):
+            heads.append(self.piece(output, factored, head))
+            for other, own in self._block.others:
+                self.piece(other, own, head)
         join_heads(self._assembly, self._form, heads, output, factored)
         assert output.producer is not None
         old = topological(self._old)

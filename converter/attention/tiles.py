@@ -28,6 +28,8 @@ def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:
     whole = match if isinstance(match, Block) else _as_block(match)
     if isinstance(whole, Refusal):
         return whole
+    if whole.others:
+        return Refusal("the probabilities weigh several values that are never summed", whole.softmax)
     refusal = Refusal("no axis of the result is the queries' sequence", whole.softmax, whole.output)
     for factored in _with_rows(whole, count):
         found = _labelled(whole, factored, count)
@@ -42,6 +44,8 @@ def in_groups(block: Block) -> Block | Refusal:
 
     Head n is k*G + g, so what is left of a label are the digits below G.
     """
+    if block.others:
+        return Refusal("the probabilities weigh several values that are never summed", block.softmax)
     groups = block.heads // block.kv_heads
     factored = tuple(
         tuple(part for factor in axis for part in _digits_below(factor, groups)) for axis in block.factored
