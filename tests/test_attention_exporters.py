@@ -101,6 +101,43 @@ CASES = {
         MERGED,
         inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
     ),
+    "a sigmoid instead of a SOFTMAX": block(
+        LOGITS, "%p: float32[1,4,6,8] = LOGISTIC(%l)", VALUES.replace("%w", "%p"), MERGED
+    ),
+    "an activation that is fused": block(
+        LOGITS,
+        "%p: float32[1,4,6,8] = MUL(%l, float32(0.1)) {fused_activation_function: 1}",
+        VALUES.replace("%w", "%p"),
+        MERGED,
+    ),
+    "probabilities normalised after the values": block(
+        LOGITS,
+        """%m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
+           %s: float32[1,4,6,8] = SUB(%l, %m)
+           %p: float32[1,4,6,8] = EXP(%s)
+           %sum: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}
+           %z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+           %o: float32[1,4,6,5] = DIV(%z, %sum)""",
+        MERGED,
+    ),
+    "the exponential of a LOG_SOFTMAX": block(
+        LOGITS,
+        """%s: float32[1,4,6,8] = LOG_SOFTMAX(%l)
+           %p: float32[1,4,6,8] = EXP(%s)""",
+        VALUES.replace("%w", "%p"),
+        MERGED,
+    ),
+    "positions of its own for each head": block(
+        LOGITS,
+        """%g: float32[1,4,6,8] = GATHER(%r16, %at) {axis: 3, batch_dims: 3}
+           %s: float32[1,4,6,8] = ADD(%l, %g)
+           %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
+        VALUES.replace("%w", "%p"),
+        MERGED,
+        inputs=", %q2: float32[1,4,6,5]",
+    )
+    .replace("%g:", "%r16: float32[1,4,6,16] = BATCH_MATMUL(%q2, float32[1,4,5,16]{splat 0.25})\n%g:")
+    .replace("%at", "int32[1,4,6,8]{splat 7}"),
     "heads by cat(chunk)": """
         subgraph main (%x: float32[1,6,10], %y: float32[1,8,10]) {
           %q1: float32[1,6,5], %q2: float32[1,6,5] = SPLIT(int32(2), %x) {num_splits: 2}

@@ -40,6 +40,19 @@ PROJECTED_SCORES = PLAIN.replace("SOFTMAX(%l)", "SOFTMAX(%m)").replace(
   %m: float32[1,4,6,8] = TRANSPOSE(%lm, int32{0, 3, 1, 2})
   %p:""",
 )
+TALKING = PROJECTED_SCORES.replace("BATCH_MATMUL(%p,", "BATCH_MATMUL(%w,").replace(
+    "  %o:",
+    """  %pt: float32[1,6,8,4] = TRANSPOSE(%p, int32{0, 2, 3, 1})
+  %pm: float32[1,6,8,4] = FULLY_CONNECTED(%pt, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}
+  %w: float32[1,4,6,8] = TRANSPOSE(%pm, int32{0, 3, 1, 2})
+  %o:""",
+)
+LINEAR = """
+subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,6,5], %v: float32[1,4,6,5]) {
+  %s: float32[1,4,5,5] = BATCH_MATMUL(%k, %v) {adj_x: true}
+  %o: float32[1,4,6,5] = BATCH_MATMUL(%q, %s)
+  return %o
+}"""
 CLASSES = """
 subgraph main (%x: float32[1,9,9,16]) {
   %y: float32[1,9,9,7] = CONV_2D(%x, float32[7,1,1,16]{splat 0.5}, float32[7]{splat 0.0})
@@ -56,6 +69,14 @@ LEFT = {
     ),
     "scores that a projection mixes over the heads": (
         PROJECTED_SCORES, {}, "the scores are not followed through this operator, at FULLY_CONNECTED",
+    ),
+    "linear attention": (
+        LINEAR,
+        {},
+        "linear attention: nothing lies between this product and the next, at BATCH_MATMUL",
+    ),
+    "talking heads": (
+        TALKING, {}, "the probabilities are not followed through this operator, at FULLY_CONNECTED",
     ),
 }  # fmt: skip
 

@@ -107,6 +107,8 @@ def for_one_head(
             numbers_of_head = part(values[whole.name], own, head, keep=keep)
             piece = pieces[index] = Tensor(f"{whole.name}/head", tuple(numbers_of_head.shape), whole.dtype)
             fed[id(piece)], numbers[id(piece)] = piece, numbers_of_head
+        elif not fx.is_shared(own):
+            pieces[index] = assembly.constant(whole, part(whole.array(), own, head, keep=keep), None)
     builder = HeadBuilder(assembly, of, head, fx.piece_count(of.factored), keep_axes=keep)
     result = RULES[operator.name].emit(builder, of, head, pieces)
     made = assembly.finished(result)
@@ -190,6 +192,10 @@ EXAMPLES = [
     E("x 2,3,5", "%y: float32[2,4,5] = GATHER(%x, int32{2, 0, 1, 1}) {axis: 1}", "2@1, 4, 5", 1),
     E("x 2,3,5", "%y: float32[2,3] = GATHER(%x, int32(4)) {axis: 2}", "2, 3@1", 1),
     E("x 2,3,5", "%y: float32[2,2,2,5] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1}", "2@1, 2, 2, 5", 1),
+    E("x 2,3", "%y: float32[2,2] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1, batch_dims: 1}", "2@1, 2", 1),
+    E("x 2,3", "%y: float32[2,2] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1, batch_dims: 1}", "2, 2@1", 1),
+    E("x 3,2,5", "%y: float32[3,4,5] = GATHER(%x, int64[3,4]{0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0}) "
+      "{axis: 1, batch_dims: -1}", "3@1, 4, 5", 1),
 ]  # fmt: skip
 
 
@@ -221,8 +227,6 @@ REFUSED = [
     (E("x 3", "%y: float32[3] = GATHER(%x, int32{2, 1, 0})", "3@1"), "a GATHER does not repeat its operand"),
     (E("x 3", "%y: float32[6] = GATHER(%x, int32{0, 1, 2, 0, 1, 2})", "2 3@1"), "a GATHER does not repeat"),
     (E("x 3; i int32 3", "%y: float32[3] = GATHER(%x, %i)", "3@1"), "an operand that steers the operator"),
-    (E("x 2,3; i int32 2,3", "%y: float32[2,3] = GATHER(%x, %i) {axis: 1, batch_dims: 1}", "2@1, 3"),
-     "a GATHER with batch axes"),
     (E("x 2,3; c bool 2", "%y: float32[2,3] = SELECT(%c, %x, %x)", "2@1, 3"), "SELECT's condition must have"),
     (E("x 2,3", "%y: float32[3] = STRIDED_SLICE(%x, int32{0, 0}, int32{1, 3}, int32{1, 1}) {shrink_axis_mask: 1}",
        "3@1"), "a slice must keep the rank"),

@@ -6,10 +6,17 @@ the head label to the logits products.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
-from edge_opt.attention.front import between_products, products_before
+from edge_opt.attention.front import (
+    SOFTMAXES,
+    between_products,
+    last_computation,
+    multiplies_activations,
+    products_before,
+)
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
@@ -28,16 +35,18 @@ _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     """One match for every attention or other SOFTMAX of the subgraph, in execution order.
 
-    Where several SOFTMAXes weigh the same values together, they are one attention, told of the first.
+    Where several SOFTMAXes weigh the same values together, they are one attention, told of the first. Attention without
+    a SOFTMAX stands at the operator that makes what weighs the values.
     """
     finder = _Finder(subgraph, OperandFactors())
-    softmaxes = [operator for operator in subgraph.operators if operator.name == "SOFTMAX"]
+    softmaxes = [operator for operator in subgraph.operators if operator.name in SOFTMAXES]
     # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
     for softmax in reversed(softmaxes):
         finder.match(softmax)
+    anchors = {*softmaxes, *finder.weights_without_softmax(softmaxes)}
     inside: set[Operator] = set()
     weighed: set[frozenset[Operator]] = set()
-    for softmax in softmaxes:
+    for softmax in (operator for operator in subgraph.operators if operator in anchors):
         match = finder.match(softmax)
         values = frozenset(match.products) if isinstance(match, SingleHead) else None
         if softmax not in inside and values not in weighed:
@@ -67,7 +76,28 @@ class _Finder:
             self._known[softmax] = self._match(softmax)
         return self._known[softmax]
 
+    def weights_without_softmax(self, softmaxes: list[Operator]) -> Iterator[Operator]:
+        """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
+        known: set[Operator] = set()
+        for softmax in softmaxes:
+            products = value_products(softmax)
+            known.update(() if isinstance(products, Refusal) else products, products_before(softmax)[0])
+        for product in self._subgraph.operators:
+            if product in known or not multiplies_activations(product):
+                continue
+            made = [last_computation(product.input(index)) for index in (0, 1)]
+            for weights in (operator for operator in made if operator is not None):
+                linear = weights.name == "BATCH_MATMUL"
+                scores = [weights] if linear else products_before(weights)[0]
+                if scores and known.isdisjoint(scores) and all(map(_of_several_matrices, scores)):
+                    known.update((product, *scores))
+                    yield weights
+                    break
+
     def _match(self, softmax: Operator) -> Match:
+        if softmax.name == "BATCH_MATMUL":
+            reason = "linear attention: nothing lies between this product and the next"
+            return NotABlock(softmax, Refusal(reason, softmax))
         products = value_products(softmax)
         if isinstance(products, Refusal):
             opaque = products.operator is not None and products.operator.name in OPAQUE
@@ -85,6 +115,10 @@ class _Finder:
             return _without_scores(softmax, ends)
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
+
+
+def _of_several_matrices(product: Operator) -> bool:
+    return math.prod(product.outputs[0].shape[:-2]) > 1
 
 
 def _without_scores(softmax: Operator, ends: list[Operator | None]) -> NotABlock:

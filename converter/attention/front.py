@@ -15,21 +15,32 @@ if TYPE_CHECKING:
 
 JOINING = frozenset({"CONCATENATION", "PACK"})
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
+SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
-_ENDS = PRODUCTS | {"CONV_2D", "SOFTMAX"}
+_PROJECTIONS = PRODUCTS | {"CONV_2D"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | JOINING
 
 
 def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator | None]]:
     """The nearest BATCH_MATMULs on the way up from a SOFTMAX, as they are met, and where the other ways end."""
-    return _products_above(softmax.inputs[0])
+    return _products_above(*softmax.inputs)
 
 
-def _products_above(start: Tensor | None) -> tuple[list[Operator], list[Operator | None]]:
+def last_computation(tensor: Tensor) -> Operator | None:
+    """The elementwise operator or product that a tensor is a rearrangement of; None where it is one of others."""
+    operator = tensor.producer
+    while operator is not None and operator.name in MOVEMENT | REPEATING:
+        operator = operator.input(0).producer
+    if operator is None or not (operator.name in ELEMENTWISE or multiplies_activations(operator)):
+        return None
+    return operator
+
+
+def _products_above(*starts: Tensor | None) -> tuple[list[Operator], list[Operator | None]]:
     found: list[Operator] = []
     ends: list[Operator | None] = []
     seen: set[int] = set()
-    frontier = [start]
+    frontier = list(starts)
     while frontier and len(seen) < DEEPEST:
         tensor = frontier.pop(0)
         producer = None if tensor is None else tensor.producer
@@ -50,10 +61,14 @@ def _products_above(start: Tensor | None) -> tuple[list[Operator], list[Operator
 def between_products(softmax: Operator) -> bool:
     """True where a product of two activations leads to a SOFTMAX and another one reads it, whatever lies between.
 
-    Where it holds more than one matrix of rows, one of the two will do. Projections and other SOFTMAXes end the search.
+    Where it holds more than one matrix of rows, one of the two will do, or both through a projection, which may mix
+    heads. Other projections and SOFTMAXes end the search.
     """
     reached = (_meets_product(softmax, _producers), _meets_product(softmax, _readers))
-    return any(reached) if math.prod(softmax.outputs[0].shape[:-2]) > 1 else all(reached)
+    if math.prod(softmax.outputs[0].shape[:-2]) == 1:
+        return all(reached)
+    mixed = (_meets_product(softmax, beside, projections=1) for beside in (_producers, _readers))
+    return any(reached) or all(mixed)
 
 
 def multiplies_activations(operator: Operator) -> bool:
@@ -61,16 +76,20 @@ def multiplies_activations(operator: Operator) -> bool:
     return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
 
 
-def _meets_product(softmax: Operator, beside: Callable[[Operator], Iterable[Operator]]) -> bool:
+def _meets_product(
+    softmax: Operator, beside: Callable[[Operator], Iterable[Operator]], projections: int = 0
+) -> bool:
     seen: set[int] = set()
-    frontier = [softmax]
+    frontier = [(softmax, projections)]
     while frontier and len(seen) < DEEPEST:
-        for operator in beside(frontier.pop(0)):
+        reached, left = frontier.pop(0)
+        for operator in beside(reached):
             if multiplies_activations(operator):
                 return True
-            if id(operator) not in seen and operator.name not in _ENDS:
+            further = left - (operator.name in _PROJECTIONS)
+            if id(operator) not in seen and operator.name not in SOFTMAXES and further >= 0:
                 seen.add(id(operator))
-                frontier.append(operator)
+                frontier.append((operator, further))
     return False
 
 

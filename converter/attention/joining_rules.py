@@ -138,20 +138,25 @@ class Broadcast(Rule):
 
 
 class Gather(Rule):
-    """GATHER by a constant that repeats the keys of K heads for N: head (k, g) takes k. On another axis it stays."""
+    """GATHER by a constant that repeats the keys of K heads for N: head (k, g) takes k. On another axis it stays.
+
+    With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
+    """
 
     def operands(self, of: Labelled) -> Operands | Refusal:
-        if of.operator.option("batch_dims"):
-            return Refusal("a GATHER with batch axes is not followed", of.operator)
         source, axis, span = of.input(0), self._axis(of), self._span(of)
-        size = source.shape[axis]
+        size, batch = source.shape[axis], self._batch(of)
+        whole = fx.plain((size,))[0]
+        if batch:
+            indices = (*of.factored[:batch], *of.factored[span])
+            return {0: (*of.factored[: span.start], whole, *of.factored[span.stop :]), 1: indices}
+        own: Axis | None = whole
         gathered = tuple(factor for own in of.factored[span] for factor in own)
-        own: Axis | None = fx.plain((size,))[0]
         if fx.tells_heads(gathered):
-            indices = constant_integers(of.operator, 1)
-            if isinstance(indices, Refusal):
-                return indices
-            own = _repeated_part(gathered, indices, size)
+            numbers = constant_integers(of.operator, 1)
+            if isinstance(numbers, Refusal):
+                return numbers
+            own = _repeated_part(gathered, numbers, size)
             if own is None:
                 return Refusal("a GATHER does not repeat its operand for the heads", of.operator, source)
         assert own is not None
@@ -161,22 +166,32 @@ class Gather(Rule):
     def _axis(of: Labelled) -> int:
         return of.axis(rank=len(of.input(0).shape))
 
+    @staticmethod
+    def _batch(of: Labelled) -> int:
+        """How many axes the operand and the positions have in common."""
+        batch = int(of.operator.option("batch_dims"))
+        return batch + len(of.input(1).shape) if batch < 0 else batch
+
     def _span(self, of: Labelled) -> slice:
         axis = self._axis(of)
-        return slice(axis, axis + len(of.input(1).shape))
+        return slice(axis, axis + len(of.input(1).shape) - self._batch(of))
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return any(fx.tells_heads(axis) for axis in of.factored[self._span(of)])
+        return not self._batch(of) and any(fx.tells_heads(axis) for axis in of.factored[self._span(of)])
 
     def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         shape = of.piece_shape(keep=build.keep_axes)
         if self.vanishes(of, keep=build.keep_axes):
             return build.reshape(of, pieces[0], shape)
-        own = self.known_operands(of)[0]
-        kept = fx.piece_axes(own, keep=build.keep_axes)
-        sizes, position = fx.piece_shape_on(own, kept), kept.index(self._axis(of))
-        gathered = (*sizes[:position], *of.input(1).shape, *sizes[position + 1 :])
-        return build.reshape(of, build.clone(of, {0: pieces[0]}, gathered, {"axis": position}), shape)
+        operands = self.known_operands(of)
+        kept = fx.piece_axes(operands[0], keep=build.keep_axes)
+        sizes, position = fx.piece_shape_on(operands[0], kept), kept.index(self._axis(of))
+        batch = sum(axis < self._batch(of) for axis in kept)
+        positions = fx.piece_shape(operands[1], keep=build.keep_axes) if 1 in operands else of.input(1).shape
+        gathered = (*sizes[:position], *positions[batch:], *sizes[position + 1 :])
+        options = {"axis": position, "batch_dims": batch}
+        inputs = {index: pieces[index] for index in operands}
+        return build.reshape(of, build.clone(of, inputs, gathered, options), shape)
 
 
 def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:
