@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from families_tensorflow import HEAD_SIZE, HEADS, Make, Spec, _save_signature, keras_block, lib
+from families_tensorflow import (
+    HEAD_SIZE,
+    HEADS,
+    Make,
+    Spec,
+    Weights,
+    _save_signature,
+    keras_block,
+    lib,
+    tensorflow_block,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +79,14 @@ def _softmax_layer(layers: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
     return lib("keras").ops.einsum("bnts,bnsh->btnh", layers.Softmax()(scores, mask=mask), v)
 
 
+def _folded(w: Weights, x: Any) -> Any:
+    """One key head: the query heads are rows beside the sequence, and the products are of rank 2."""
+    q = w.tf.reshape(w.heads(x, "q"), (x.shape[1] * HEADS, HEAD_SIZE)) * HEAD_SIZE**-0.5
+    k, v = (w.heads(x, name)[0, :, 0] for name in "kv")
+    p = w.tf.nn.softmax(w.tf.matmul(q, k, transpose_b=True))
+    return w.output(w.tf.reshape(w.tf.matmul(p, v), (1, x.shape[1], HEADS, HEAD_SIZE)))
+
+
 _F, _I, _B = "float32", "int32", "bool"
 _TOKENS = (("token_ids", (_I, (1, 14))), ("padding_mask", (_B, (1, 14))))
 _SEGMENTS = (*_TOKENS, ("segment_ids", (_I, (1, 14))))
@@ -118,6 +136,7 @@ FAMILIES: list[tuple[str, str, Make]] = [
     ("keras_axes", "MultiHeadAttention over two axes", keras_block(_axes, (_F, (1, 6, 5, 72)))),
     ("keras_one_axis", "MultiHeadAttention over one of two axes", keras_block(_one_axis, (_F, (1, 6, 5, 72)))),
     ("keras_gqa_scores", "GroupQueryAttention, scores returned, mask", keras_block(_grouped, _X, _MASK)),
+    ("tf_folded", "K=1, heads folded into rows, FULLY_CONNECTED with computed weights", tensorflow_block(_folded, _X)),
     ("keras_softmax", "Softmax layer with a mask",
      keras_block(_softmax_layer, _HEAD, _HEAD, _HEAD, (_B, (1, 1, 14, 14)))),
 ]  # fmt: skip

@@ -90,12 +90,6 @@ _IMAGE = {
     "hidden_size": 80, "intermediate_size": 104, "num_hidden_layers": 2, "num_attention_heads": 4,
     "image_size": 24, "patch_size": 8,
 }  # fmt: skip
-_CONFORMER = {
-    "hidden_size": 80, "intermediate_size": 104, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "conv_dim": (32, 32), "conv_stride": (4, 4), "conv_kernel": (8, 8), "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "conv_depthwise_kernel_size": 7,
-}  # fmt: skip
-
 
 # --- torch modules ---
 
@@ -189,6 +183,17 @@ def _two_scores(torch: Any, layers: Any, x: Any) -> Any:
     return layers[5](_merged((scores * HEAD_SIZE**-0.5).softmax(-1) @ v))
 
 
+def _shifted(torch: Any, layers: Any, x: Any, positions: Any) -> Any:
+    """Transformer-XL, Conformer, Parakeet: scores by relative position, shifted by padding and cutting them."""
+    q, k, v = (_heads(layer(x)) for layer in layers[:3])
+    r = _heads(layers[3](positions))
+    b, n, t, _ = q.shape
+    scores = torch.nn.functional.pad(q @ r.transpose(-1, -2), (1, 0)).view(b, n, 2 * t, t)
+    scores = scores[:, :, 1:].reshape(b, n, t, 2 * t - 1)[..., :t]
+    p = ((q @ k.transpose(-1, -2) + scores) * HEAD_SIZE**-0.5).softmax(-1)
+    return layers[4](_merged(p @ v))
+
+
 def _difference(torch: Any, layers: Any, x: Any) -> Any:
     """Differential attention: the difference of two softmaxes weighs the values."""
     q1, k1, q2, k2, v = (_heads(layer(x)) for layer in layers[:5])
@@ -200,8 +205,8 @@ def _difference(torch: Any, layers: Any, x: Any) -> Any:
 def _xcit(torch: Any, layers: Any, x: Any) -> Any:
     """Cross-covariance attention: channels weigh channels, head by head."""
     q, k, v = (_heads(layer(x)).transpose(-1, -2) for layer in layers[:3])
-    normalize = torch.nn.functional.normalize
-    p = (normalize(q, dim=-1) @ normalize(k, dim=-1).transpose(-1, -2)).softmax(-1)
+    q, k = (t / (t * t).sum(-1, keepdim=True).sqrt() for t in (q, k))
+    p = (q @ k.transpose(-1, -2)).softmax(-1)
     return layers[3]((p @ v).permute(0, 3, 1, 2).reshape(x.shape))
 
 
@@ -280,16 +285,10 @@ FAMILIES: list[tuple[str, str, Make]] = [
                   first_k_dense_replace=2)),
     ("o2t_diffllama", "DiffLlama: differential attention",
      hugging_face("DiffLlamaConfig", "DiffLlamaModel", **_DECODER, attention="eager")),
-    ("o2t_deberta", "DeBERTa-v2: relative positions",
-     hugging_face("DebertaV2Config", "DebertaV2Model", **_ENCODER, relative_attention=True,
-                  pos_att_type=["p2c", "c2p"], position_buckets=8, max_relative_positions=16, attention="eager")),
     ("o2t_t5", "T5 encoder: bias by relative position",
      hugging_face("T5Config", "T5EncoderModel", vocab_size=320, d_model=80, d_kv=20, d_ff=104, num_layers=2,
                   num_heads=4, attention="eager")),
     ("o2t_vit", "ViT", hugging_face_on((1, 3, 24, 24), "ViTConfig", "ViTModel", **_IMAGE)),
-    ("o2t_conformer", "Wav2Vec2-Conformer: relative positions",
-     hugging_face_on((1, 400), "Wav2Vec2ConformerConfig", "Wav2Vec2ConformerModel", **_CONFORMER,
-                     position_embeddings_type="relative")),
     ("o2t_mha", "nn.MultiheadAttention", torch_module(lambda torch: _mha(torch, weights=False), _X)),
     ("o2t_mha_mask", "the same, additive mask",
      torch_module(lambda torch: _mha(torch, weights=False, mask=True), _X, (LENGTH, LENGTH))),
@@ -309,6 +308,8 @@ FAMILIES: list[tuple[str, str, Make]] = [
     ("o2t_two_value_sizes", "two value products of different size",
      torch_module(_functional(_two_sizes_of_values, *(_SQUARE,) * 3, (HIDDEN, 48), (128, HIDDEN)), _X)),
     ("o2t_two_scores", "two score products", torch_module(_linears(_two_scores, 6), _X)),
+    ("o2t_shifted", "relative positions, shifted",
+     torch_module(_linears(_shifted, 5), _X, (1, 2 * LENGTH - 1, HIDDEN))),
     ("o2t_difference", "two softmaxes, one value product", torch_module(_linears(_difference, 6), _X)),
     ("o2t_xcit", "channels as keys", torch_module(_linears(_xcit, 4), _X)),
     ("o2t_chunked", "heads by cat(chunk)", torch_module(_linears(_chunked, 4), _X)),

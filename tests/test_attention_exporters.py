@@ -138,6 +138,19 @@ CASES = {
     )
     .replace("%g:", "%r16: float32[1,4,6,16] = BATCH_MATMUL(%q2, float32[1,4,5,16]{splat 0.25})\n%g:")
     .replace("%at", "int32[1,4,6,8]{splat 7}"),
+    "scores by relative position, shifted by padding": block(
+        LOGITS,
+        """%g: float32[1,4,6,8] = BATCH_MATMUL(%q, %at) {adj_y: true}
+           %w9: float32[1,4,6,9] = PAD(%g, int32[4,2]{0, 0, 0, 0, 0, 0, 1, 0})
+           %turned: float32[1,4,9,6] = RESHAPE(%w9, int32{1, 4, 9, 6})
+           %cut: float32[1,4,8,6] = SLICE(%turned, int32{0, 0, 1, 0}, int32{1, 4, 8, 6})
+           %g2: float32[1,4,6,8] = RESHAPE(%cut, int32{1, 4, 6, 8})
+           %s: float32[1,4,6,8] = ADD(%l, %g2)
+           %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
+        VALUES.replace("%w", "%p"),
+        MERGED,
+        inputs=", %at: float32[1,4,8,5]",
+    ),
     "heads by cat(chunk)": """
         subgraph main (%x: float32[1,6,10], %y: float32[1,8,10]) {
           %q1: float32[1,6,5], %q2: float32[1,6,5] = SPLIT(int32(2), %x) {num_splits: 2}

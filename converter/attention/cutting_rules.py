@@ -1,4 +1,4 @@
-"""Rules of operators that take a part of a tensor: a labelled axis must stay whole."""
+"""Rules of operators that take a part of a tensor, or put something around it: a labelled axis must stay whole."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edge_opt.attention.rule import (
     Operands,
     Rule,
     constant_integers,
+    known_integers,
     on_axes,
     shared_axes,
 )
@@ -62,6 +63,33 @@ class Slice(Rule):
             steering[3] = build.integers(f"{name}/strides", [1] * len(axes))
             options = dict.fromkeys(("begin_mask", "end_mask"), 0)
         made = build.clone(of, {0: source, **steering}, shape, options)
+        return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
+
+
+class Pad(Rule):
+    """PAD, PADV2 and MIRROR_PAD: rows of relative positions are shifted by padding them and cutting them again."""
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        numbers = constant_integers(of.operator, 1)
+        if isinstance(numbers, Refusal):
+            return numbers
+        axes: list[Axis] = []
+        for axis, own in enumerate(of.factored):
+            if not any(numbers[2 * axis : 2 * axis + 2]):
+                axes.append(own)
+            elif fx.tells_heads(own):
+                return Refusal("the axis of the heads is padded", of.operator, of.input(0))
+            else:
+                axes.append(fx.plain((of.input(0).shape[axis],))[0])
+        return {0: tuple(axes)}
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        own = self.known_operands(of)[0]
+        axes = shared_axes(build, of.factored, own)
+        source = on_axes(build, of, pieces[0], own, axes)
+        numbers = known_integers(of.operator, 1)
+        around = build.integers(f"{of.tensor.name}/paddings", [numbers[2 * i : 2 * i + 2] for i in axes])
+        made = build.clone(of, {0: source, 1: around}, fx.piece_shape_on(of.factored, axes))
         return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
 
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
-from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, REPEATING, UNARY
+from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
 _PROJECTIONS = PRODUCTS | {"CONV_2D"}
-_FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | JOINING
+_FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
 
 
 def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator | None]]:

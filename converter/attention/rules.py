@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.arithmetic_rules import AlongLastAxis, BatchMatMul, Elementwise, Reduce, Select
-from edge_opt.attention.cutting_rules import Slice, Split, Unpack
+from edge_opt.attention.cutting_rules import Pad, Slice, Split, Unpack
 from edge_opt.attention.joining_rules import Broadcast, Concatenation, Gather, Pack
 from edge_opt.attention.movement_rules import Regroup, Transpose
 from edge_opt.attention.rule import Labelled, Operands
@@ -26,6 +26,7 @@ _UNARY = (
 )
 MOVEMENT = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE"})
 CUTTING = frozenset({"SLICE", "STRIDED_SLICE", "SPLIT", "SPLIT_V"})
+PADDING = frozenset({"PAD", "PADV2", "MIRROR_PAD"})
 REPEATING = frozenset({"BROADCAST_TO", "TILE", "GATHER"})
 UNARY = frozenset(_UNARY.split())
 ELEMENTWISE = frozenset((*_BINARY.split(), *UNARY, "SELECT"))
@@ -36,6 +37,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("SOFTMAX", "LOG_SOFTMAX"), AlongLastAxis()),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
     **dict.fromkeys(("SPLIT", "SPLIT_V"), Split()),
+    **dict.fromkeys(PADDING, Pad()),
     **dict.fromkeys(("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"), Reduce()),
     **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),
     "GATHER": Gather(),
