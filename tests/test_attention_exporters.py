@@ -10,6 +10,7 @@ import math
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 
+import edge_opt
 from edge_opt.ir import Model, Signature, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status
@@ -220,3 +221,30 @@ def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str
     for kernels in ("xnnpack", "reference"):
         assert_same_bits(before, to_bytes(model), random_inputs(model), kernels)
     assert all(report.settled for report in convert(model, form))
+
+
+FOLDED = """
+subgraph main (%x: float32[1,6,20], %k: float32[8,5], %v: float32[8,5]) {
+  %q: float32[24,5] = RESHAPE(%x, int32{24, 5})
+  %l: float32[24,8] = FULLY_CONNECTED(%q, %k, none)
+  %p: float32[24,8] = SOFTMAX(%l) {beta: 1.0}
+  %vt: float32[5,8] = TRANSPOSE(%v, int32{1, 0})
+  %o: float32[24,5] = FULLY_CONNECTED(%p, %vt, none)
+  %r: float32[1,6,20] = RESHAPE(%o, int32{1, 6, 20})
+  return %r
+}"""
+
+
+def test_heads_folded_into_rows_of_computed_fully_connected_weights_are_split_and_the_rounding_is_told() -> (
+    None
+):
+    """XNNPACK sums a row of a FULLY_CONNECTED in an order that the number of rows decides."""
+    result = edge_opt.convert(signed(parse(FOLDED)))
+    (site,) = result.sites
+    assert (site.status, site.heads, site.kv_heads) == (Status.CONVERTED, 4, 1)
+    assert "XNNPACK rounds by the number of rows" in site.note
+    assert site.proof is not None
+    assert str(site.proof.demand) == "relative 1e-06"
+    assert result.model is not None
+    products = [op for op in result.model.subgraphs[0].operators if op.name == "FULLY_CONNECTED"]
+    assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4

@@ -12,6 +12,7 @@ from edge_opt.attention.rule import (
     Operands,
     Rule,
     constant_integers,
+    on_axes,
 )
 
 if TYPE_CHECKING:
@@ -98,6 +99,37 @@ class BatchMatMul(Rule):
 
     def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes))
+
+
+class FullyConnected(Rule):
+    """With computed weights a product of two activations: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
+
+    With constant weights it is a projection, whose result mixes all that it reads: there a block ends.
+    """
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        left, right = of.input(0), of.input(1)
+        *rows, columns = of.factored
+        inner = left.shape[-1] if left.shape else 0
+        if len(right.shape) != 2 or inner != right.shape[1]:
+            return Refusal("inner sizes differ", of.operator, right, str(inner))
+        lead = fx.regroup(tuple(rows), left.shape[:-1])
+        if isinstance(lead, fx.Mismatch):
+            return Refusal("the head axis is cut through the middle", of.operator, left)
+        contracted = fx.plain((inner,))[0]
+        found: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
+        if len(of.operator.inputs) > 2 and of.operator.inputs[2] is not None:
+            found[2] = (columns,)
+        return found
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        operands = self.known_operands(of)
+        # Weights and bias are a matrix and a vector, whatever axes a head drops.
+        inputs = {
+            index: on_axes(build, of, pieces[index], own, range(len(own))) if index else pieces[index]
+            for index, own in operands.items()
+        }
+        return build.clone(of, inputs, of.piece_shape(keep=build.keep_axes))
 
 
 class AlongLastAxis(Rule):

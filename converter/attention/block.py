@@ -20,6 +20,7 @@ from edge_opt.attention.front import (
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rules import is_product
 from edge_opt.attention.tail import OPAQUE, value_products
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class _Finder:
                 continue
             made = [last_computation(product.input(index)) for index in (0, 1)]
             for weights in (operator for operator in made if operator is not None):
-                linear = weights.name == "BATCH_MATMUL"
+                linear = is_product(weights)
                 scores = [weights] if linear else products_before(weights)[0]
                 if scores and known.isdisjoint(scores) and all(map(_of_several_matrices, scores)):
                     known.update((product, *scores))
@@ -95,7 +96,7 @@ class _Finder:
                     break
 
     def _match(self, softmax: Operator) -> Match:
-        if softmax.name == "BATCH_MATMUL":
+        if is_product(softmax):
             reason = "linear attention: nothing lies between this product and the next"
             return NotABlock(softmax, Refusal(reason, softmax))
         products = value_products(softmax)

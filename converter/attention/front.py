@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
-from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY
+from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY, is_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
 
 
 def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator | None]]:
-    """The nearest BATCH_MATMULs on the way up from a SOFTMAX, as they are met, and where the other ways end."""
+    """The nearest products on the way up from a SOFTMAX, as they are met, and where the other ways end."""
     return _products_above(*softmax.inputs)
 
 
@@ -48,7 +48,7 @@ def _products_above(*starts: Tensor | None) -> tuple[list[Operator], list[Operat
             ends.append(None)
         elif id(producer) in seen:
             continue
-        elif producer.name == "BATCH_MATMUL":
+        elif is_product(producer):
             found.append(producer)
         elif producer.name in _FOLLOWED:
             frontier.extend(producer.inputs)

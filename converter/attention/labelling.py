@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import operand_factors
+from edge_opt.attention.rules import is_product, operand_factors
 from edge_opt.shapes import ShapeError, infer_operator
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Labelling:
         *,
         behind_values: bool,
     ) -> bool:
-        if operator.name == "BATCH_MATMUL":
+        if is_product(operator):
             if operator in self._values:
                 self.products[operator] = factored
                 side = self._values[operator]

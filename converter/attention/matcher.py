@@ -14,7 +14,7 @@ from edge_opt.attention.origins import labelling_by_origin
 from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import constant_integers
-from edge_opt.attention.rules import MOVEMENT, REPEATING, UNARY
+from edge_opt.attention.rules import MOVEMENT, REPEATING, UNARY, is_product
 from edge_opt.attention.tail import Tail
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class Matcher:
     def _next_query(self) -> tuple[Tensor, Factored, int] | None:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
         for end in self._tail.ends:
-            softmax = softmax_behind(end) if end.name == "BATCH_MATMUL" else None
+            softmax = softmax_behind(end) if is_product(end) else None
             block = None if softmax in (None, self._softmax) else self._match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, UNARY, data_input
+from edge_opt.attention.rules import MOVEMENT, UNARY, data_input, is_turned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +67,7 @@ def _head_counts(logits: Iterable[Operator]) -> set[int]:
 
 def _contracted(product: Operator) -> int:
     shape = product.input(0).shape
-    return shape[-2 if product.option("adj_x") else -1]
+    return shape[-2 if is_turned(product, 0) else -1]
 
 
 def _above(tensor: Tensor) -> Tensor | None:
@@ -128,7 +128,7 @@ def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged:
 
 def _with_size(product: Operator, index: int, own: Factored, size: int) -> Factored:
     """The factors of an operand, with the head size labelled too: as the innermost digit of `head * H + h`."""
-    turned = bool(product.option("adj_y" if index else "adj_x"))
+    turned = is_turned(product, index)
     contracted = len(own) - (1 if turned == (index == 1) else 2)
     return tuple(
         (Factor(size, 1),)

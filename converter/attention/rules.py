@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.attention.arithmetic_rules import AlongLastAxis, BatchMatMul, Elementwise, Reduce, Select
+from edge_opt.attention.arithmetic_rules import (
+    AlongLastAxis,
+    BatchMatMul,
+    Elementwise,
+    FullyConnected,
+    Reduce,
+    Select,
+)
 from edge_opt.attention.cutting_rules import Pad, Slice, Split, Unpack
 from edge_opt.attention.joining_rules import Broadcast, Concatenation, Gather, Pack
 from edge_opt.attention.movement_rules import Regroup, Transpose
@@ -44,6 +51,7 @@ RULES: dict[str, Rule] = {
     "SELECT": Select(),
     "TRANSPOSE": Transpose(),
     "BATCH_MATMUL": BatchMatMul(),
+    "FULLY_CONNECTED": FullyConnected(),
     "CONCATENATION": Concatenation(),
     "PACK": Pack(),
     "UNPACK": Unpack(),
@@ -53,9 +61,23 @@ RULES: dict[str, Rule] = {
 def operand_factors(operator: Operator, result: Factored, output: int = 0) -> Operands | Refusal | None:
     """Factors of the operands; None where the operator has no rule, which is where a region ends."""
     rule = RULES.get(operator.name)
-    if rule is None:
+    if rule is None or (operator.name == "FULLY_CONNECTED" and not is_product(operator)):
         return None
     return rule.operands(Labelled(operator, result, output))
+
+
+def is_product(operator: Operator) -> bool:
+    """True for a product of matrices: a BATCH_MATMUL, or a FULLY_CONNECTED whose weights are computed."""
+    if operator.name == "FULLY_CONNECTED":
+        return not any(tensor is None or tensor.is_constant for tensor in operator.inputs[:2])
+    return operator.name == "BATCH_MATMUL"
+
+
+def is_turned(product: Operator, index: int) -> bool:
+    """True where operand `index` of a product is stored the other way round."""
+    if product.name == "FULLY_CONNECTED":
+        return index == 1
+    return bool(product.option("adj_y" if index else "adj_x"))
 
 
 def data_input(operator: Operator) -> Tensor | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, UNARY, data_input
+from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, UNARY, data_input, is_product
 
 if TYPE_CHECKING:
     from edge_opt.ir import Operator, Tensor
@@ -29,7 +29,7 @@ def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refus
             if id(operator) in seen:
                 continue
             seen.add(id(operator))
-            if operator.name == "BATCH_MATMUL":
+            if is_product(operator):
                 side = 0 if operator.inputs[0] is tensor else 1
                 shape = operator.outputs[0].shape
                 if len(shape) < 2:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from edge_opt.attention.form import Form
 
+ROUNDED = Demand("relative", 1e-6)
+"""Of a block with FULLY_CONNECTED products."""
+
 
 class MhaToSha(Pass):
     """`softmax` is per row and `BATCH_MATMUL` per batch and row, so heads never mix before the output projection.
@@ -60,7 +63,11 @@ def _site(context: Context, block: Block) -> Site | SkippedSite:
         chosen = _or_whole(in_groups(block), block, notes, "key/value heads are split too")
     chosen = _or_whole(tiled_block(target, chosen), chosen, notes, "rows are not cut")
     build = partial(_build, context, chosen, form)
-    return Site(block.softmax, build, block.heads, block.kv_heads, note="; ".join(notes))
+    demand = None
+    if any(operator.name == "FULLY_CONNECTED" for operator in chosen.core):
+        demand = ROUNDED
+        notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
+    return Site(block.softmax, build, block.heads, block.kv_heads, demand, "; ".join(notes))
 
 
 def _or_whole(found: Block | Refusal | None, block: Block, notes: list[str], otherwise: str) -> Block:
