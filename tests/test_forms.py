@@ -89,6 +89,29 @@ def test_key_heads_can_stay_a_batch_while_their_groups_are_split() -> None:
     assert all("nothing to split while they stay a batch" in site.reason for site in again.sites)
 
 
+@pytest.mark.parametrize("repeated", ["CONCATENATION(T, T) {axis: 1}", "TILE(T, int32{1, 2, 1, 1})"])
+def test_key_heads_that_take_turns_cannot_stay_a_batch_and_that_is_told(repeated: str) -> None:
+    """Heads 0 and 2 share keys here, so that those of a group do not lie side by side."""
+    model = parse(f"""
+    subgraph main (%q: float32[1,4,2,4], %k: float32[1,2,3,4], %v: float32[1,2,3,4]) {{
+      %k4: float32[1,4,3,4] = {repeated.replace("T,", "%k,").replace("T)", "%k)")}
+      %v4: float32[1,4,3,4] = {repeated.replace("T,", "%v,").replace("T)", "%v)")}
+      %l: float32[1,4,2,3] = BATCH_MATMUL(%q, %k4) {{adj_y: true}}
+      %p: float32[1,4,2,3] = SOFTMAX(%l) {{beta: 1.0}}
+      %h: float32[1,4,2,4] = BATCH_MATMUL(%p, %v4)
+      %t: float32[1,2,4,4] = TRANSPOSE(%h, int32{{0, 2, 1, 3}})
+      %out: float32[1,2,16] = RESHAPE(%t, int32{{1, 2, 16}}) {{new_shape: [1, 2, 16]}}
+      return %out
+    }}""")
+    result = convert(model, form="split-keys-batched")
+    (site,) = result.converted
+    assert (site.heads, site.kv_heads) == (4, 2)
+    assert site.note.startswith("key/value heads are split too: the heads of a group do not lie side by side")
+    assert result.model is not None
+    products = [op for op in result.model.subgraphs[0].operators if op.name == "SOFTMAX"]
+    assert [op.outputs[0].shape for op in products] == [(1, 1, 2, 3)] * 4
+
+
 def test_slices_can_take_the_place_of_a_split() -> None:
     found = converted(MODELS[0], "slice")
     assert not any(
