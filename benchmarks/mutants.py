@@ -1,0 +1,214 @@
+"""Mutation testing of a sample: what share of small faults in a folder do the tests nearest to them find?
+
+    pip install cosmic-ray pytest-cov -e '.[test]'
+    python benchmarks/mutants.py converter/passes converter/attention converter/verify --minutes 40
+
+Works on a copy. First the quick tests run once, with coverage by test. Then mutants of cosmic-ray are drawn uniformly,
+`--minutes` shared equally by the folders, and each meets the tests that reach its lines: the quickest first, until one
+fails. A mutant is killed where a test fails, or runs for ten times as long as it should. Annotations and decorators
+are left alone: nothing that runs depends on them.
+"""
+
+import argparse
+import ast
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import coverage
+import pytest
+from cosmic_ray.commands.init import _all_work_items
+from cosmic_ray.mutating import use_mutation
+from cosmic_ray.plugins import get_operator
+
+ROOT = Path(__file__).resolve().parent.parent
+_MOST_TESTS = 60
+_LEAST_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file; `lines` of the copy."""
+
+    path: Path
+    operator: str
+    occurrence: int
+    lines: range
+
+    def __str__(self) -> str:
+        return f"{self.path.name}:{self.lines.start} {self.operator.removeprefix('core/')}"
+
+
+class Bench:
+    """A copy of the project, laid out as the wheel is, and which tests reach which lines of it."""
+
+    def __init__(self, folder: Path, tests: Iterable[str]) -> None:
+        self.folder = folder
+        for name in ("tests", "testdata", "docs", "examples", "converter", "schema", "cli", "pyproject.toml"):
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+        self.package = folder / "src" / "edge_opt"
+        shutil.copytree(ROOT / "converter", self.package)
+        for name in ("schema", "cli", "testdata"):
+            shutil.copytree(ROOT / name, self.package / name)
+        os.environ["PYTHONPATH"] = str(folder / "src")
+        sys.path.insert(0, str(folder / "src"))
+        os.chdir(folder)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "not slow",
+            "--cov=edge_opt",
+            "--cov-context=test",
+        ]
+        subprocess.run([*command, "--cov-report=", "--junitxml=tests.xml", *tests], check=False)
+        self._data = coverage.CoverageData(str(folder / ".coverage"))
+        self._data.read()
+        self._seconds = {
+            f"{case.get('classname')}.{case.get('name')}": float(case.get("time") or 0)
+            for case in ET.parse(folder / "tests.xml").iter("testcase")  # noqa: S314 - our own
+            if case.find("failure") is None and case.find("error") is None
+        }
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that reach its lines, the quickest first."""
+        contexts = self._data.contexts_by_lineno(str(mutant.path))
+        found = {context.rpartition("|")[0] for line in mutant.lines for context in contexts.get(line, ())}
+        known = [(self._seconds[key], test) for test in found if (key := _key(test)) in self._seconds]
+        return [test for _, test in sorted(known)]
+
+    def seconds(self, tests: Iterable[str]) -> float:
+        """How long they take together."""
+        return sum(self._seconds[_key(test)] for test in tests)
+
+    def kills(self, mutant: Mutant) -> bool:
+        """Whether one of its tests fails with the mutant in place."""
+        tests = self.tests_of(mutant)[:_MOST_TESTS]
+        quick = [test for at, test in enumerate(tests) if self.seconds(tests[: at + 1]) < 1] or tests[:1]
+        _forget(mutant.path)
+        try:
+            with use_mutation(mutant.path, get_operator(mutant.operator)(), mutant.occurrence):
+                return any(
+                    _fails(batch, _LEAST_SECONDS + 10 * self.seconds(batch))
+                    for batch in (quick, [test for test in tests if test not in quick])
+                    if batch
+                )
+        finally:
+            _forget(mutant.path)
+
+    def check(self) -> None:
+        """Tests that fail without a fault would find every one."""
+        quick = sorted(self._seconds, key=lambda key: self._seconds[key])[:30]
+        reached = {context.rpartition("|")[0] for context in self._data.measured_contexts()}
+        assert not _fails([test for test in reached if _key(test) in quick], 300)
+
+
+def _forget(module: Path) -> None:
+    """Python looks at a module's size and its time in seconds only: a mutant's code must not outlive it."""
+    for stale in (module.parent / "__pycache__").glob(f"{module.stem}.*"):
+        stale.unlink()
+
+
+def _key(test: str) -> str:
+    """tests/test_a.py::test_b[c] -> tests.test_a.test_b[c], as in JUnit's file."""
+    path, _, name = test.partition("::")
+    return f"{path.removesuffix('.py').replace('/', '.')}.{name.replace('::', '.')}"
+
+
+def _fails(tests: list[str], seconds: float) -> bool:
+    """Run tests in a fork of this process, which has loaded what they share; no answer is a failure, too."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 1))
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", *tests])) & 0xFF)
+    until = time.monotonic() + 10 * seconds
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status != 0
+        if time.monotonic() > until:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return True
+        time.sleep(0.05)
+
+
+def mutants(folder: Path) -> Iterator[Mutant]:
+    """Every mutant of the modules of a folder, outside annotations and decorators."""
+    for path in sorted(folder.glob("*.py")):
+        inert = set(_inert(ast.parse(path.read_text(encoding="utf-8"))))
+        for item in _all_work_items([path], {}):
+            for spec in item.mutations:
+                if spec.operator_name == "core/RemoveDecorator" or spec.start_pos in inert:
+                    continue
+                lines = range(spec.start_pos[0], spec.end_pos[0] + 1)
+                yield Mutant(path, spec.operator_name, spec.occurrence, lines)
+
+
+def _inert(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """Positions in annotations and decorators."""
+    for node in ast.walk(tree):
+        named = ("annotation", "returns", "decorator_list")
+        for value in (value for name in named for value in _as_list(getattr(node, name, None))):
+            for inner in ast.walk(value):
+                if isinstance(inner, ast.expr):
+                    yield from (
+                        (inner.lineno, at) for at in range(inner.col_offset, inner.end_col_offset or 0)
+                    )
+
+
+def _as_list(value: Any) -> list[ast.AST]:
+    return value if isinstance(value, list) else [value] if isinstance(value, ast.AST) else []
+
+
+def main() -> None:
+    """Print each survivor, and the share that was killed in each folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", help="e.g. converter/passes")
+    parser.add_argument("--minutes", type=float, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="what to choose from")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="edge-opt-mutants-") as scratch:
+        bench = Bench(Path(scratch), options.tests)
+        import ai_edge_litert.interpreter  # noqa: F401, PLC0415 - forks share what is loaded
+        import hypothesis  # noqa: F401, PLC0415
+
+        bench.check()
+        results: dict[str, list[bool]] = defaultdict(list)
+        for folder in options.folders:
+            drawn = list(mutants(bench.package / Path(folder).name))
+            random.Random(options.seed).shuffle(drawn)  # noqa: S311 - no secret
+            until = time.monotonic() + 60 * options.minutes / len(options.folders)
+            for mutant in drawn:
+                if time.monotonic() > until:
+                    break
+                results[folder].append(bench.kills(mutant))
+                if not results[folder][-1]:
+                    reached = len(bench.tests_of(mutant))
+                    print(f"{folder}: survived {mutant} ({reached} tests reach it)", flush=True)
+            found = results[folder]
+            print(f"{folder}: {sum(found)} of {len(found)} killed, drawn from {len(drawn)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
