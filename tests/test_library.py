@@ -155,7 +155,6 @@ def test_plain_data_is_json_without_infinity() -> None:
     ("options", "needed"),
     [
         ({"rows_per_tile": 4, "skip": "tile_rows"}, "--rows-per-tile .* 'tile_rows'"),
-        ({"chain": True, "skip": "tile_rows"}, "--chain .* 'tile_rows'"),
         ({"form": "split", "passes": "mask_to_add"}, "--form .* 'mha_to_sha'"),
         ({"inline_composites": True, "passes": "mha_to_sha"}, "--inline-composites .* 'inline_composites'"),
     ],
