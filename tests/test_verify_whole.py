@@ -14,6 +14,7 @@ from test_convert import swapped_heads
 from edge_opt import convert, load
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.ir import Operator, Quantization, Tensor, save
+from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status, mha_to_sha
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.report.document import render
@@ -159,6 +160,26 @@ def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its
     found = allowed(model, site(Demand("steps", 1)))
     assert found.relative == pytest.approx(24 / 256)
     assert set(found.steps.values()) == {24 * 256}
+
+
+@pytest.mark.parametrize(
+    ("operator", "bits"),
+    [
+        ("FULLY_CONNECTED(%x, int8[4,4]{splat 1} q(0.5, 0))", 8),
+        ("FULLY_CONNECTED(%x, float32[4,4]{splat 1.0})", None),
+        ("GATHER(int8[4,4]{splat 1} q(0.5, 0), %i)", None),
+        ("EMBEDDING_LOOKUP(%i, int8[4,4]{splat 1} q(0.5, 0))", None),
+        ("DEQUANTIZE(int8[4,4]{splat 1} q(0.5, 0))", None),
+    ],
+)
+def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make_of_them(
+    operator: str, bits: int | None
+) -> None:
+    """The kernels quantize each row of such an activation to 8 bits; what only reads integers does not."""
+    given = "%x: float32[4,4], %i: int32[4]"
+    model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")
+    found = allowances(model, {"main": [site(Demand("relative", 1e-6))]})["main"]
+    assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
 
 
 def test_what_no_runtime_computes_is_not_compared_but_refused() -> None:
