@@ -1,7 +1,6 @@
 """tile_rows: a head is cut into blocks of query rows, the mask once for all heads and layers."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
-from edge_opt.targets import load_target
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 
@@ -59,15 +57,6 @@ def test_rows_that_do_not_divide_take_the_next_smaller_tile() -> None:
     result = convert(two_heads(12, 16), rows_per_tile=5, verify="none")
     assert result.model is not None
     assert softmax_shapes(result.model.subgraphs[0]) == {(1, 1, 4, 16)}
-
-
-@pytest.mark.parametrize(("limit", "rows"), [(1 << 20, 64), (1 << 21, 128), (1 << 18, 16)])
-def test_a_limit_on_the_mask_cuts_rows_until_it_fits(limit: int, rows: int) -> None:
-    """T = 128, S = 4096 + 128: 1,081,344 bytes in half precision, just over 1 MiB."""
-    target = replace(load_target("generic"), largest_mask_bytes=limit)
-    result = convert(two_heads(128, 4224), target=target, verify="none")
-    assert result.model is not None
-    assert softmax_shapes(result.model.subgraphs[0]) == {(1, 1, rows, 4224)}
 
 
 def test_the_mask_is_cut_once_for_all_layers_of_a_model() -> None:

@@ -1,4 +1,4 @@
-"""Which forms are worth trying for an attention, from its shapes and what its target states. Runs nothing."""
+"""Which forms are worth trying for an attention, from its shapes. Runs nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.form import FORMS
 from edge_opt.conversion import convert
-from edge_opt.passes.tile_rows import rows_of_a_tile
 
 if TYPE_CHECKING:
     import os
@@ -50,18 +49,13 @@ class Choice:
         )
 
 
-def choices(target: Target, attention: Block) -> Iterator[Choice]:
-    """As exported, every form, and tiles of rows of the form that is mostly the best.
-
-    Rows are cut wherever the target's limit on a mask's size asks for it.
-    """
+def choices(attention: Block) -> Iterator[Choice]:
+    """As exported, every form, and tiles of rows of the form that is mostly the best."""
     rows = attention.query_length
-    most = rows_of_a_tile(replace(target, rows_per_tile=None), attention)
-    cut = None if most == rows else most
     yield Choice()
     grouped = 1 < attention.kv_heads < attention.heads
-    yield from (Choice(name, cut) for name, form in FORMS.items() if form.keys == "split" or grouped)
+    yield from (Choice(name) for name, form in FORMS.items() if form.keys == "split" or grouped)
     sizes = dict.fromkeys((rows // _TILES, *_SMALL_TILES))
     yield from (
-        Choice("split-above-rope", size) for size in sizes if _LEAST_ROWS <= size < most and rows % size == 0
+        Choice("split-above-rope", size) for size in sizes if _LEAST_ROWS <= size < rows and rows % size == 0
     )

@@ -178,7 +178,7 @@ class _Search:
     def run(self, path: str, memory: Memory) -> Tuning:
         """The levels, the trials, the winner's numbers."""
         levels = self._levels()
-        wanted = [(c, level) for c in choices(self.facts, self.layers.attention) for level in levels]
+        wanted = [(c, level) for c in choices(self.layers.attention) for level in levels]
         trials = self._trials(wanted, memory)
         ranked, checked = self._checked(sorted(trials, key=rank))
         told = [trial for trial in ranked if trial.figures is not None]

@@ -10,7 +10,6 @@ from edge_opt.attention.form import Form
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.tiles import row_tiles
-from edge_opt.attention.working_set import element_bytes
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
@@ -27,9 +26,9 @@ _FORM = Form(cut="split", position="near", sink=False)
 class TileRows(Pass):
     """`softmax` is per row, so query rows never mix: `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product.
 
-    Off unless the target or `--rows-per-tile` asks for it, or a mask operand exceeds the target's limit. The mask is
-    cut once per mask and length, and shared by heads and layers. These are the attentions that have one head; where
-    there are several, `mha_to_sha` cuts rows and heads in one go.
+    Off unless the target or `--rows-per-tile` asks for it. The mask is cut once per mask and length, and shared by
+    heads and layers. These are the attentions that have one head; where there are several, `mha_to_sha` cuts rows and
+    heads in one go.
     """
 
     name: ClassVar[str] = "tile_rows"
@@ -49,24 +48,12 @@ class TileRows(Pass):
 
 
 def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | None:
-    """The attention cut into as few equal blocks of rows as the target's wishes allow; None where it stays whole."""
-    rows = rows_of_a_tile(target, match)
-    return None if rows == match.query_length else row_tiles(match, match.query_length // rows)
-
-
-def rows_of_a_tile(target: Target, match: Block | SingleHead) -> int:
-    """How many query rows a piece has: the most that the target's wishes allow, all of them where nothing fits."""
+    """The attention cut into as few equal blocks of rows as the target's wish allows; None where it stays whole."""
     rows = match.query_length
-    sizes = (rows // count for count in range(1, rows + 1) if rows % count == 0)
-    return next((size for size in sizes if _fits(target, match, size)), rows)
-
-
-def _fits(target: Target, match: Block | SingleHead, rows: int) -> bool:
-    if target.rows_per_tile is not None and rows > target.rows_per_tile:
-        return False
-    if target.largest_mask_bytes is None or match.mask is None:
-        return True
-    return rows * sum(match.key_lengths) * element_bytes(match.mask) <= target.largest_mask_bytes
+    if target.rows_per_tile is None or target.rows_per_tile >= rows:
+        return None
+    size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
+    return row_tiles(match, rows // size)
 
 
 def _build(context: Context, block: Block) -> Rewrite:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_opt.attention.block import Block, SingleHead, find_blocks
 from edge_opt.attention.working_set import element_bytes
 from edge_opt.ir import DType
 from edge_opt.targets.target import COMPOSITE, composite_name
@@ -23,6 +22,8 @@ _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
 # What brings an operand into the shape that a product needs, and computes nothing.
 _LAYOUT = frozenset({"RESHAPE", "BROADCAST_TO", "TILE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "QUANTIZE"})
+# Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
+_ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
@@ -64,7 +65,7 @@ def lint(model: Model, target: Target) -> list[Finding]:
 def _graph_findings(graph: Subgraph, target: Target) -> Iterator[Finding]:
     yield from _refused(graph, target)
     yield from _tensors(graph, target)
-    yield from _masks(graph, target)
+    yield from _joined_rows(graph, target)
     yield from _constants(graph)
     yield from _reordered(graph)
 
@@ -126,26 +127,48 @@ def _names(tensors: list[Tensor]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _masks(graph: Subgraph, target: Target) -> Iterator[Finding]:
-    """The operand that is added to the logits, as large as the compiler makes it: one mask for each head in it."""
-    limit = target.largest_mask_bytes
+def _joined_rows(graph: Subgraph, target: Target) -> Iterator[Finding]:
+    """Rows that a CONCATENATION joins and an ADD takes as they are: the mask, repeated for the heads of a group.
+
+    An operand that the ADD broadcasts is none of them, nor are parts joined on another axis.
+    """
+    limit = target.largest_joined_rows_bytes
     if limit is None:
         return
-    sizes: dict[tuple[int, bool], int] = defaultdict(int)
-    for match in find_blocks(graph):
-        if not isinstance(match, Block | SingleHead) or match.mask is None:
-            continue
-        heads = match.heads if isinstance(match, Block) else 1
-        element = element_bytes(match.mask)
-        sizes[element * heads * match.query_length * sum(match.key_lengths), heads > 1] += 1
-    for (size, several), count in sizes.items():
-        if size > limit:
-            remedy = "split the heads" if several else "cut the rows with --rows-per-tile"
-            blocks = f"{count} attention block{'s' if count != 1 else ''}"
-            yield _error(
-                "mask-size",
-                f"the mask operand of {blocks} takes {size:,} bytes, over the limit of {limit:,}: {remedy}",
-            )
+    counts: Counter[int] = Counter()
+    for operator in graph.operators:
+        if operator.name == "ADD":
+            sum_ = operator.outputs[0]
+            sizes = [
+                operand.elements * element_bytes(operand)
+                for operand in operator.inputs
+                if operand is not None and operand.elements == sum_.elements and _has_joined_rows(operand)
+            ]
+            counts.update([size for size in sizes if size > limit][:1])
+    source = target.sources.get("largest_joined_rows_bytes")
+    for size, count in counts.items():
+        yield _error(
+            "joined-rows",
+            f"rows that a CONCATENATION joins go into an ADD ({_times(count)}), {size:,} bytes, over the limit of "
+            f"{limit:,}: split the heads, and a mask is not repeated" + (f" ({source})" if source else ""),
+        )
+
+
+def _has_joined_rows(tensor: Tensor) -> bool:
+    """True where a CONCATENATION on the last but one axis made it, or the tensor that it is computed from."""
+    operator = tensor.producer
+    while operator is not None and operator.name in _ROWS_STAY:
+        varying = [operand for operand in operator.inputs if operand is not None and not operand.is_constant]
+        if len(varying) != 1 or (varying[0].shape[-2:], varying[0].dtype) != (
+            tensor.shape[-2:],
+            tensor.dtype,
+        ):
+            return False
+        operator = varying[0].producer
+    if operator is None or operator.name != "CONCATENATION" or operator.options is None:
+        return False
+    rank = len(operator.outputs[0].shape)
+    return rank > 1 and int(operator.options.get("axis") or 0) % rank == rank - 2
 
 
 def _constants(graph: Subgraph) -> Iterator[Finding]:

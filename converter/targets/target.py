@@ -33,7 +33,6 @@ class Target:
         form: how heads are cut (`as-found`, `split`, `unpack`).
         split_signatures: patterns of the entry points that are worth splitting.
         rows_per_tile: most query rows of a head in one piece.
-        largest_mask_bytes: of one head's mask operand, else its rows are cut too.
         mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
         converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
@@ -45,6 +44,7 @@ class Target:
         taken_operators: all that it takes, composites left aside; anything else is refused.
         taken_composites: names of composites that it takes, although `composites` says that it opens none.
         largest_rank: most axes that a tensor may have.
+        largest_joined_rows_bytes: of rows that a CONCATENATION joins and an ADD takes; it gets larger ones wrong.
         int64, floats, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
 
@@ -60,7 +60,6 @@ class Target:
     form: str = AS_FOUND
     split_signatures: tuple[str, ...] = ("*",)
     rows_per_tile: int | None = None
-    largest_mask_bytes: int | None = None
     mask_constant: float | None = None
     inline_composites: bool = False
     converting_matmul: bool = False
@@ -70,6 +69,7 @@ class Target:
     taken_operators: tuple[str, ...] = ()
     taken_composites: tuple[str, ...] = ()
     largest_rank: int | None = None
+    largest_joined_rows_bytes: int | None = None
     int64: bool | None = None
     floats: bool | None = None
     dynamic_shapes: bool | None = None
@@ -100,7 +100,7 @@ class Target:
 
     def without_tiles(self) -> Target:
         """The same where rows are not to be cut."""
-        return replace(self._without_long(("rows_per_tile",)), rows_per_tile=None, largest_mask_bytes=None)
+        return replace(self._without_long(("rows_per_tile",)), rows_per_tile=None)
 
     def _without_long(self, names: Container[str]) -> Target:
         kept = {name: value for name, value in self.long_context.items() if name not in names}
@@ -178,7 +178,7 @@ def load_target(name: str) -> Target:
 _TEXTS = frozenset({"name", "summary", "form", "compile_with"})
 _LISTS = frozenset({"split_signatures", "refused_operators", "taken_operators", "taken_composites"})
 _OPERATOR_LISTS = ("refused_operators", "taken_operators")
-_COUNTS = frozenset({"rows_per_tile", "largest_mask_bytes", "largest_rank", "on_chip_bytes"})
+_COUNTS = frozenset({"rows_per_tile", "largest_joined_rows_bytes", "largest_rank", "on_chip_bytes"})
 _FLAGS = frozenset(
     {
         "inline_composites",
