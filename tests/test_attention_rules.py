@@ -109,7 +109,7 @@ def for_one_head(
             fed[id(piece)], numbers[id(piece)] = piece, numbers_of_head
         elif not fx.is_shared(own):
             pieces[index] = assembly.constant(whole, part(whole.array(), own, head, keep=keep), None)
-    builder = HeadBuilder(assembly, of, head, fx.piece_count(of.factored), keep_axes=keep)
+    builder = HeadBuilder(assembly, f"head_{head}", keep_axes=keep)
     result = RULES[operator.name].emit(builder, of, head, pieces)
     made = assembly.finished(result)
     if not made:

@@ -164,10 +164,10 @@ def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> N
         "as exported",
         "split",
         "unpack",
-        "split-above-rope",
+        "split-above",
         "slice",
-        "split-above-rope, tiles of 128 rows",
-        "split-above-rope, tiles of 64 rows",
+        "split-above, tiles of 128 rows",
+        "split-above, tiles of 64 rows",
     ]
     grouped = [str(choice) for choice in choices(replace(block, kv_heads=2))]
     assert set(grouped) - set(forms) == {"split-keys-batched"}
@@ -354,7 +354,7 @@ def written(found: Tuning, folder: Path) -> Target:
 
 def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Path) -> None:
     target = written(tuned({(16, "O2"): figures(100)}, QUANTIZED, signature="prefill_8"), tmp_path)
-    assert (target.form, target.rows_per_tile) == ("split-above-rope", 2)
+    assert (target.form, target.rows_per_tile) == ("split-above", 2)
     assert target.compiler_flags == {"qualcomm_optimization_level": "O2"}
     assert target.versions == {"fake": "1.0", "chip": "SM8750"}
     blank = Target("", "")
@@ -379,7 +379,7 @@ def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Pa
         blocks=1,
     )
     target = written(found, tmp_path)
-    assert target.form == "split-above-rope", "what fits keeps its form"
+    assert target.form == "split-above", "what fits keeps its form"
     assert target.long_context == {"form": "split"}
     assert target.compiler_flags == {"qualcomm_optimization_level": "O1"}
 

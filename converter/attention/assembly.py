@@ -132,18 +132,22 @@ def piece_name(head: int, heads: int, tiles: int) -> str:
     return "/".join(names)
 
 
+def name_of_piece(of: Labelled, head: int, heads: int, tiles: int = 1) -> str:
+    """As `piece_name`, but `group_1` where several heads see the same piece, and `shared` where all do."""
+    count = fx.piece_count(of.factored)
+    if count == heads:
+        return piece_name(head, heads, tiles)
+    return f"group_{fx.mixed_index(fx.labels(of.factored), head)}" if count > 1 else "shared"
+
+
 class HeadBuilder:
     """What the rules see of the assembly, for one head."""
 
-    def __init__(
-        self, assembly: Assembly, of: Labelled, head: int, heads: int, *, keep_axes: bool, tiles: int = 1
-    ) -> None:
+    def __init__(self, assembly: Assembly, suffix: str, *, keep_axes: bool) -> None:
+        """`suffix`: what the names of this head's tensors end in."""
         self.keep_axes = keep_axes
         self._assembly = assembly
-        count = fx.piece_count(of.factored)
-        index = fx.mixed_index(fx.labels(of.factored), head)
-        name = piece_name(head, heads, tiles)
-        self._suffix = name if count == heads else f"group_{index}" if count > 1 else "shared"
+        self._suffix = suffix
 
     def clone(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import HeadBuilder
+from edge_opt.attention.assembly import HeadBuilder, name_of_piece
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled
@@ -177,8 +177,8 @@ class Cutter:
                 inputs[index] = self._assembly.constant(
                     tensor, tensor.array().reshape(()), tensor.quantization
                 )
-        keep, tiles = self._form.keep_axes, self._tiles
-        builder = HeadBuilder(self._assembly, step.result, head, self._heads, keep_axes=keep, tiles=tiles)
+        name = name_of_piece(step.result, head, self._heads, self._tiles)
+        builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
         return builder.clone(step.result, inputs, piece.shape)
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:

@@ -111,6 +111,11 @@ def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:
     return merged
 
 
+def canonical(factored: Factored) -> Factored:
+    """Equal for factors that say the same of a tensor whose pieces keep all axes."""
+    return tuple(tuple(merge_neighbours(axis)) for axis in factored)
+
+
 def divide(factor: Factor, outer: int) -> tuple[Factor, Factor]:
     """Cut a factor in two: `outer` steps of size/outer each. Digit arithmetic keeps both labels right."""
     inner = factor.size // outer

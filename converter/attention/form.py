@@ -13,8 +13,8 @@ class Form:
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, as do several SLICEs; UNPACK drops the head axis,
     `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
     there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
-    above RoPE. `sink` moves multiplications by a scalar below the cut, into each head. `keys` "batched" splits the
-    queries of each key/value head only, `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
+    above RoPE and a norm over H. `sink` moves multiplications by a scalar below the cut, into each head. `keys`
+    "batched" splits the queries of each key/value head only, `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
     """
 
     cut: Literal["split", "slice", "unpack"] = "split"
@@ -34,7 +34,7 @@ ABOVE = Form(position="above")
 FORMS = {
     "split": SPLIT,
     "unpack": UNPACK,
-    "split-above-rope": ABOVE,
+    "split-above": ABOVE,
     "slice": Form(cut="slice"),
     "split-keys-batched": Form(keys="batched"),
 }

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import is_product, operand_factors
+from edge_opt.attention.rules import RULES, is_product, operand_factors
 from edge_opt.shapes import ShapeError, infer_operator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
     from edge_opt.attention.factors import Factored
-    from edge_opt.attention.rule import Operands
+    from edge_opt.attention.rule import Operands, Rule
     from edge_opt.ir import Operator, Tensor
 
 DEEPEST = 60
@@ -28,7 +28,8 @@ _LARGEST_STEERING = 1 << 12
 class OperandFactors:
     """Factors of an operator's operands, for operators whose recorded shapes are what their inputs give."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
+        self.rules = rules
         self._refused: dict[Operator, Refusal | None] = {}
         self._known: dict[tuple[Operator, Factored, int], Operands | Refusal | None] = {}
 
@@ -36,7 +37,9 @@ class OperandFactors:
         """Factors of the operands, given those of result `output`; None where the operator has no rule."""
         key = (operator, result, output)
         if key not in self._known:
-            self._known[key] = self.distrusted(operator) or operand_factors(operator, result, output)
+            self._known[key] = self.distrusted(operator) or operand_factors(
+                operator, result, output, self.rules
+            )
         return self._known[key]
 
     def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:

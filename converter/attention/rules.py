@@ -18,6 +18,8 @@ from edge_opt.attention.movement_rules import Regroup, Transpose
 from edge_opt.attention.rule import Labelled, Operands
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edge_opt.attention.factors import Factored
     from edge_opt.attention.refusal import Refusal
     from edge_opt.attention.rule import Rule
@@ -58,9 +60,11 @@ RULES: dict[str, Rule] = {
 }
 
 
-def operand_factors(operator: Operator, result: Factored, output: int = 0) -> Operands | Refusal | None:
+def operand_factors(
+    operator: Operator, result: Factored, output: int = 0, rules: Mapping[str, Rule] = RULES
+) -> Operands | Refusal | None:
     """Factors of the operands; None where the operator has no rule, which is where a region ends."""
-    rule = RULES.get(operator.name)
+    rule = rules.get(operator.name)
     if rule is None or (operator.name == "FULLY_CONNECTED" and not is_product(operator)):
         return None
     return rule.operands(Labelled(operator, result, output))

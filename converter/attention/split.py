@@ -6,18 +6,20 @@ where the old graph had them side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly, HeadBuilder
+from edge_opt.attention.assembly import Assembly, HeadBuilder, name_of_piece
+from edge_opt.attention.composite_rules import with_composites
 from edge_opt.attention.cuts import Cut, Cutter, levels
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import DEEPEST, output_index
 from edge_opt.attention.movement_rules import keeps_order
+from edge_opt.attention.reach import above_the_core
 from edge_opt.attention.rule import Labelled
-from edge_opt.attention.rules import MOVEMENT, RULES
+from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Operator, Tensor, topological
 from edge_opt.ir.region import still_needed
 
@@ -55,15 +57,18 @@ class _Splitter:
         self._subgraph = subgraph
         self._block = block
         self._form = form
-        self._operands = block.operands
+        self._operands = with_composites(model) if form.position == "above" else block.operands
         self._assembly = Assembly(model, constants)
-        self._cutter = Cutter(subgraph, block.operands, form, self._assembly, block.heads, block.tiles)
+        self._cutter = Cutter(subgraph, self._operands, form, self._assembly, block.heads, block.tiles)
         self._old: dict[Operator, None] = {}
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._cuts: dict[tuple[int, Factored], Cut] = {}
         self._costs: dict[tuple[int, Factored], int] = {}
         self._passed: dict[tuple[int, Factored], bool] = {}
         self._labelled: dict[Tensor, Factored] = {}
+        self._reached: Container[int] = ()
+        if form.position == "above":
+            self._reached = above_the_core(subgraph, block, self._operands)
 
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
@@ -122,9 +127,9 @@ class _Splitter:
         operands = self._operands(of.operator, of.factored, of.output)
         assert isinstance(operands, dict)
         pieces = _Pieces(self, of.operator, operands, head, depth, known or {})
-        heads, tiles, keep = self._block.heads, self._block.tiles, self._form.keep_axes
-        builder = HeadBuilder(self._assembly, of, head, heads, keep_axes=keep, tiles=tiles)
-        return RULES[of.operator.name].emit(builder, of, head, pieces)
+        name = name_of_piece(of, head, self._block.heads, self._block.tiles)
+        builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
+        return self._operands.rules[of.operator.name].emit(builder, of, head, pieces)
 
     def operand(self, operator: Operator, index: int, factored: Factored, head: int, depth: int) -> Tensor:
         """One head's part of an operand."""
@@ -144,16 +149,9 @@ class _Splitter:
             return True
         if depth >= DEEPEST:
             return False
-        cost = self._pass_cost(tensor, factored, depth)
-        if self._form.position == "above" and cost < _NEVER and self._is_ours(tensor, factored):
+        if id(tensor) in self._reached:
             return True
-        return cost < self._cut_cost(tensor, factored)
-
-    def _is_ours(self, tensor: Tensor, factored: Factored) -> bool:
-        """True where heads differ in the tensor and only operators that are being replaced read it."""
-        readers = {*self._block.core, *self._old}
-        theirs = self._subgraph.is_output(tensor) or any(reader not in readers for reader in tensor.consumers)
-        return fx.piece_count(factored) > 1 and not theirs
+        return self._pass_cost(tensor, factored, depth) < self._cut_cost(tensor, factored)
 
     def _cut(self, tensor: Tensor, factored: Factored) -> Cut:
         key = (id(tensor), factored)
@@ -194,7 +192,7 @@ class _Splitter:
         return self._own_cost(of) + sum(self._cost(source, labelled, depth + 1) for source, labelled in read)
 
     def _own_cost(self, of: Labelled) -> int:
-        rule = RULES[of.operator.name]
+        rule = self._operands.rules[of.operator.name]
         if rule.vanishes(of, keep=self._form.keep_axes):
             return 0
         reshapes = of.operator.name in MOVEMENT and keeps_order(of, rule)

@@ -1,7 +1,16 @@
 """The model as a graph: TFLite's own words, with use-def chains that edits keep right."""
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor, topological
+from edge_opt.ir.graph import (
+    Buffer,
+    Operator,
+    OperatorCode,
+    Shape,
+    Subgraph,
+    Tensor,
+    same_type,
+    topological,
+)
 from edge_opt.ir.model import Constants, Metadata, Model, Signature
 from edge_opt.ir.quantization import Quantization, same_quantization
 from edge_opt.ir.read import from_tables, load
@@ -23,6 +32,7 @@ __all__ = [
     "from_tables",
     "load",
     "same_quantization",
+    "same_type",
     "save",
     "to_bytes",
     "to_tables",

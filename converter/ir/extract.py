@@ -12,7 +12,7 @@ from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
 from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 def cut_out(
@@ -97,6 +97,36 @@ def _copied(tensor: Tensor, name: str) -> Tensor:
         is_variable=tensor.is_variable,
         table=tensor.table if tensor.is_sparse else None,
     )
+
+
+def renamed(tensor: Tensor, name: str) -> Tensor:
+    """A tensor of the same type (and bytes) that nothing defines or reads yet."""
+    return Tensor(
+        name,
+        tensor.shape,
+        tensor.dtype,
+        quantization=tensor.quantization,
+        buffer=tensor.buffer,
+        shape_signature=tensor.shape_signature,
+        table=tensor.table,
+    )
+
+
+def repeated(operator: Operator, known: dict[int, Tensor], name: Callable[[Tensor], str]) -> Operator:
+    """The operator once more, in no subgraph yet, on the `known` tensors (by identity of those that it has now).
+
+    Others are renamed copies, and known from then on.
+    """
+
+    def local(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            known[id(tensor)] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
+        return known[id(tensor)]
+
+    inputs = [None if tensor is None else local(tensor) for tensor in operator.inputs]
+    outputs = [local(tensor) for tensor in operator.outputs]
+    intermediates = [local(tensor) for tensor in operator.intermediates]
+    return Operator(operator.code, inputs, outputs, operator.options, operator.table, intermediates)
 
 
 def renumbered(options: Table, places: Mapping[int, int]) -> Table:

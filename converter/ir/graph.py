@@ -9,6 +9,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.ir.quantization import same_quantization
 from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
@@ -153,6 +154,11 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.name}{list(self.shape)})"
+
+
+def same_type(a: Tensor, b: Tensor) -> bool:
+    """True where the bytes of one tensor may stand for the other's: shape, type and quantization agree."""
+    return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
 
 
 class OperatorCode:

@@ -57,5 +57,5 @@ def choices(attention: Block) -> Iterator[Choice]:
     yield from (Choice(name) for name, form in FORMS.items() if form.keys == "split" or grouped)
     sizes = dict.fromkeys((rows // _TILES, *_SMALL_TILES))
     yield from (
-        Choice("split-above-rope", size) for size in sizes if _LEAST_ROWS <= size < rows and rows % size == 0
+        Choice("split-above", size) for size in sizes if _LEAST_ROWS <= size < rows and rows % size == 0
     )

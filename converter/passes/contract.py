@@ -297,13 +297,22 @@ def _finish(chosen: Pass, context: Context) -> None:
 
 
 def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
+    subgraphs = context.model.subgraphs
+    listed = len(subgraphs)
+    _attempt(chosen, site, context, report)
+    if report.status is not Status.CONVERTED:
+        # Bodies that were made for the new region's composites.
+        del subgraphs[listed:]
+
+
+def _attempt(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
     rewrite = site.build()
     if isinstance(rewrite, Refusal):
         report.reason = str(rewrite)
         return
     violation = (
         frame_violation(rewrite)
-        or shape_violation(rewrite.derivable())
+        or shape_violation(rewrite.derivable(), rewrite.calls)
         or version_violation(rewrite)
         or context.target.violation(rewrite.added(), rewrite.old)
     )

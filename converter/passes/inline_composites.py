@@ -6,8 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import Operator, Tensor, same_quantization
+from edge_opt.ir import same_type
 from edge_opt.ir.extent import MAX_EXTENT
+from edge_opt.ir.extract import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets.target import COMPOSITE
@@ -15,7 +16,7 @@ from edge_opt.targets.target import COMPOSITE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from edge_opt.ir import Model, Subgraph
+    from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
 
 class InlineComposites(Pass):
@@ -77,37 +78,13 @@ def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite | R
         return Refusal("all calls of the body share a tensor that is kept between runs", composite, kept)
     known: dict[int, Tensor] = {}
     for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
-        if tensor is None or not _same_type(argument, tensor):
+        if tensor is None or not same_type(argument, tensor):
             return Refusal("an argument has another type in the body", composite, tensor)
         known[id(argument)] = tensor
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
-        if id(result) in known or not _same_type(result, tensor):
+        if id(result) in known or not same_type(result, tensor):
             return Refusal("a result is an argument, or has another type in the body", composite, tensor)
         known[id(result)] = tensor
     prefix = composite.outputs[0].name
-    moved = {_copied(operator, known, prefix): operator for operator in body.operators}
+    moved = {repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}"): op for op in body.operators}
     return Rewrite(context.subgraph, (composite,), tuple(moved), composite, calls=context.model, moved=moved)
-
-
-def _same_type(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
-
-
-def _copied(operator: Operator, known: dict[int, Tensor], prefix: str) -> Operator:
-    def local(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
-            known[id(tensor)] = Tensor(
-                tensor.name if tensor.is_constant else f"{prefix}/{tensor.name}",
-                tensor.shape,
-                tensor.dtype,
-                quantization=tensor.quantization,
-                buffer=tensor.buffer,
-                shape_signature=tensor.shape_signature,
-                table=tensor.table,
-            )
-        return known[id(tensor)]
-
-    inputs = [None if tensor is None else local(tensor) for tensor in operator.inputs]
-    outputs = [local(tensor) for tensor in operator.outputs]
-    intermediates = [local(tensor) for tensor in operator.intermediates]
-    return Operator(operator.code, inputs, outputs, operator.options, operator.table, intermediates)

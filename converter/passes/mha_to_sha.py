@@ -87,4 +87,12 @@ def _build(context: Context, block: Block, form: Form) -> Rewrite | Refusal:
     if staying is not None:
         return Refusal("somebody else reads what several heads make together", staying)
     spreads = (attention_spreads(old, block.softmax),)
-    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads, parts=block.heads)
+    return Rewrite(
+        context.subgraph,
+        tuple(old),
+        tuple(new),
+        anchor,
+        calls=context.model,
+        spreads=spreads,
+        parts=block.heads,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,18 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors, constant_reader
 from edge_opt.ir.effects import is_pure
+from edge_opt.ir.references import subgraph_indices
 from edge_opt.ir.region import reads
 from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.call import recorded_shape
+from edge_opt.shapes.call import Fact, recorded_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from edge_opt.attention.factors import Factored
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
+    from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
+    from edge_opt.shapes.dimension import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +164,16 @@ def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:
     return None
 
 
-def shape_violation(operators: Iterable[Operator]) -> str | None:
-    """Where a derived shape is not the recorded one, dynamic dimensions included; None where all agree."""
+def shape_violation(operators: Iterable[Operator], calls: Model | None = None) -> str | None:
+    """Where a derived shape is not the recorded one, dynamic dimensions included; None where all agree.
+
+    `calls`: the model whose subgraphs the operators call; these are looked through, too.
+    """
+    enter = None if calls is None else partial(_enter, calls)
     for operator in operators:
         shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
         try:
-            derived = infer_operator(operator, shapes, constant_reader(operator))
+            derived = infer_operator(operator, shapes, constant_reader(operator), enter)
         except ShapeError as error:
             return str(error)
         for shape, tensor in zip(derived, operator.outputs, strict=True):
@@ -177,14 +184,25 @@ def shape_violation(operators: Iterable[Operator]) -> str | None:
     return None
 
 
+def _enter(model: Model, index: int, shapes: Sequence[Shape | None], values: object) -> list[Fact]:
+    """Shapes of a called subgraph's results, which it must derive itself from what it is called with."""
+    del values
+    body = model.subgraphs[index]
+    recorded = [recorded_shape(tensor) for tensor in body.inputs]
+    violation = shape_violation(body.operators, model)
+    if violation is None and list(shapes) != recorded:
+        violation = f"the inputs are recorded as {recorded}, it is called with {list(shapes)}"
+    if violation is not None:
+        raise ShapeError(f"subgraph '{body.name}': {violation}")
+    return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
+
+
 def version_violation(rewrite: Rewrite) -> str | None:
     """Where a new operator's version is too low for its types; None where none is.
 
     The runtime does not look at it, other readers do. Copies of operators that were there keep what the file says.
     """
-    known = {operator.code for operator in rewrite.old}
-    if rewrite.calls is not None:
-        known.update(rewrite.calls.operator_codes)
+    known = set(_codes(rewrite.old, rewrite.calls))
     for operator in rewrite.added():
         needed = required_version(operator)
         if operator.code.version < needed and operator.code not in known:
@@ -193,6 +211,15 @@ def version_violation(rewrite: Rewrite) -> str | None:
                 f"{operator.name} '{name}': its types need version {needed}, it has {operator.code.version}"
             )
     return None
+
+
+def _codes(operators: Iterable[Operator], calls: Model | None) -> Iterator[OperatorCode]:
+    """Codes of the operators, and of those in the subgraphs that they call."""
+    for operator in operators:
+        yield operator.code
+        if calls is not None:
+            for index in subgraph_indices(operator.options):
+                yield from _codes(calls.subgraphs[index].operators, calls)
 
 
 def commit(rewrite: Rewrite) -> list[Operator]:

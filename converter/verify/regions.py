@@ -325,7 +325,8 @@ def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Te
 
     An operator of both lists stays what it is; if it depends on such operators alone, so do its results.
     """
-    if rewrite.mask is not None or not all(is_pure(operator) for operator in (*rewrite.old, *rewrite.new)):
+    called = () if rewrite.calls is None else rewrite.calls.subgraphs
+    if rewrite.mask is not None or not all(is_pure(op, called) for op in (*rewrite.old, *rewrite.new)):
         return list(rewrite.old), list(rewrite.new), rewrite.outputs()
     new = set(rewrite.new)
     made = {id(tensor): operator for operator in rewrite.old for tensor in operator.outputs}

@@ -1,0 +1,151 @@
+"""The rule of composites: the label goes through the operators of the body, and every head gets a smaller body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly, HeadBuilder
+from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rule import Builder, Labelled, Operands, Rule
+from edge_opt.attention.rules import RULES
+from edge_opt.ir import Constants, Subgraph, same_type, topological
+from edge_opt.ir.extract import renamed, repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_opt.attention.factors import Factored
+    from edge_opt.ir import Model, Operator, Tensor
+
+COMPOSITE = "STABLEHLO_COMPOSITE"
+_BODY = "decomposition_subgraph_index"
+
+
+def with_composites(model: Model) -> OperandFactors:
+    """Factors of operands, those of the model's composites too."""
+    return OperandFactors({**RULES, COMPOSITE: Composite(model)})
+
+
+class Composite(Rule):
+    """STABLEHLO_COMPOSITE, read off its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
+
+    Every tensor of the body must carry the label in one way: a mean over H leaves a label on N alone, a mean over N
+    would need that axis whole. Every operator must have a rule, and no constant may differ between heads: they are to
+    be the same composite. Each keeps its axes (the heads' at size 1), since attributes may count them, and has a body
+    of its own: LiteRT's compiler plugins count one for each composite that they take, and where some share one they
+    compile as many others by mistake (litert/compiler/plugin/compiler_plugin.cc, PartitionModel).
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._inner = OperandFactors({**RULES, COMPOSITE: self})
+
+    def operands(self, of: Labelled) -> Operands | Refusal:
+        body = self._body(of.operator)
+        if not _fits(body, of.operator):
+            return Refusal("the composite and its body differ in arguments or results", of.operator)
+        kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
+        if kept is not None:
+            return Refusal(
+                "the body of a composite holds a tensor that is kept between runs", of.operator, kept
+            )
+        labels = self._labels(body, of.factored)
+        if isinstance(labels, Refusal):
+            return labels
+        return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        body = self._for_one_head(self._body(of.operator), of.factored, f"head_{head}")
+        self._model.subgraphs.append(body)
+        options = {_BODY: len(self._model.subgraphs) - 1}
+        return build.clone(of, pieces, of.piece_shape(keep=True), options)
+
+    def _body(self, composite: Operator) -> Subgraph:
+        return self._model.subgraphs[int(composite.option(_BODY))]
+
+    def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored] | Refusal:
+        """Factors of all that the result is made of, by the identity of the body's tensors."""
+        labels = {id(body.outputs[0]): fx.canonical(result)}
+        for operator in reversed(list(body.operators)):
+            for output, tensor in enumerate(operator.outputs):
+                if id(tensor) not in labels:
+                    continue
+                operands = self._inner(operator, labels[id(tensor)], output)
+                if not isinstance(operands, dict):
+                    return operands or Refusal("no rule for an operator in the body of a composite", operator)
+                refusal = _agree(operator, operands, labels)
+                if refusal is not None:
+                    return refusal
+        return labels
+
+    def _for_one_head(self, body: Subgraph, result: Factored, name: str) -> Subgraph:
+        """The body without the heads' factors in its shapes; `name` is added to its names."""
+        labels = self._labels(body, result)
+        assert isinstance(labels, dict)
+        assembly = Assembly(self._model, Constants(self._model))
+        builder = HeadBuilder(assembly, name, keep_axes=True)
+        pieces: dict[int, Tensor] = {}
+        shared: list[Operator] = []
+        for tensor in body.inputs:
+            own = labels.get(id(tensor), ())
+            if fx.piece_count(own) > 1:
+                shape = fx.piece_shape(own, keep=True)
+                pieces[id(tensor)] = assembly.tensor(f"{tensor.name}/{name}", shape, tensor)
+        for operator in body.operators:
+            for output, tensor in enumerate(operator.outputs):
+                of = Labelled(operator, labels.get(id(tensor), ()), output)
+                if fx.piece_count(of.factored) > 1:
+                    rule = self._inner.rules[operator.name]
+                    read = {index: operator.input(index) for index in rule.known_operands(of)}
+                    known = {index: pieces.get(id(whole), whole) for index, whole in read.items()}
+                    pieces[id(tensor)] = rule.emit(builder, of, 0, known)
+                elif id(tensor) in labels:
+                    shared.append(operator)
+        arguments = [pieces.get(id(tensor), tensor) for tensor in body.inputs]
+        made = pieces[id(body.outputs[0])]
+        if any(made is argument for argument in arguments):
+            made = assembly.reshape_to(made, assembly.tensor(f"{made.name}/same", made.shape, made))
+        return _subgraph(f"{body.name}/{name}", arguments, [*shared, *assembly.finished(made)], made)
+
+
+def _fits(body: Subgraph, composite: Operator) -> bool:
+    """True where the body is what the composite is recorded to be, with one result."""
+    if len(body.inputs) != len(composite.inputs) or [len(body.outputs), len(composite.outputs)] != [1, 1]:
+        return False
+    pairs = zip((*body.inputs, *body.outputs), (*composite.inputs, *composite.outputs), strict=True)
+    return all(own is not None and same_type(inner, own) for inner, own in pairs)
+
+
+def _agree(operator: Operator, operands: Operands, labels: dict[int, Factored]) -> Refusal | None:
+    """Note how an operator of a body wants what it reads, unless another wants it in another way."""
+    for index, tensor in enumerate(operator.inputs):
+        if tensor is None:
+            continue
+        if index not in operands:
+            if not tensor.is_constant:
+                return Refusal(
+                    "what steers an operator in the body of a composite is no constant", operator, tensor
+                )
+            continue
+        own = fx.canonical(operands[index])
+        if labels.setdefault(id(tensor), own) != own:
+            return Refusal("the body of a composite mixes heads", operator, tensor)
+        per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
+        if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):
+            return Refusal("the body of a composite is not the same for all heads", operator, tensor)
+    return None
+
+
+def _subgraph(name: str, arguments: list[Tensor], operators: list[Operator], result: Tensor) -> Subgraph:
+    """A subgraph that holds copies of these operators, of all that `result` needs among them."""
+    graph = Subgraph(name)
+    own = {id(tensor): renamed(tensor, tensor.name) for tensor in arguments}
+    graph.inputs = list(own.values())
+    for operator in topological(operators):
+        graph.append(repeated(operator, own, lambda tensor: tensor.name))
+    graph.outputs = [own[id(result)]]
+    for tensor in own.values():
+        graph.add_tensor(tensor)
+    return graph

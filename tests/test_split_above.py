@@ -1,0 +1,212 @@
+"""The form `split-above`: queries are cut as far up as every head can be computed on its own, norms included."""
+
+from __future__ import annotations
+
+import pytest
+from attention_checks import assert_same_bits, convert, random_inputs
+
+from edge_opt.ir import Constants, Model, Operator, load, to_bytes
+from edge_opt.ir.text import parse, subgraph_text, to_text
+from edge_opt.passes import Context, Demand, Status, run_pass
+from edge_opt.passes.contract import Proof
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.rewrite import Rewrite, shape_violation
+from edge_opt.targets import Target
+
+NORMED = """\
+signature main = #0 (x=%x, k=%k, v=%v) -> (out=%out)
+subgraph main (%x: float32[1,3,8], %k: float32[1,1,5,4], %v: float32[1,1,5,4]) {
+  %a: float32[1,3,8] = ABS(%x)
+  %f: float32[1,3,8] = FULLY_CONNECTED(%a, float32[8,8]{splat 0.5}, none) {keep_num_dims: true}
+  %r: float32[1,3,2,4] = RESHAPE(%f, int32{1, 3, 2, 4}) {new_shape: [1, 3, 2, 4]}
+  %t: float32[1,2,3,4] = TRANSPOSE(%r, int32{0, 2, 1, 3})
+  %n: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%t, float32{1.0, 2.0, 3.0, 4.0}) {name: 'test.norm', ATTRIBUTES}
+  %q: float32[1,1,6,4] = RESHAPE(%n, int32{1, 1, 6, 4}) {new_shape: [1, 1, 6, 4]}
+  %l: float32[1,1,6,5] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,1,6,5] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[1,1,6,4] = BATCH_MATMUL(%p, %v)
+  %b: float32[1,2,3,4] = RESHAPE(%h, int32{1, 2, 3, 4}) {new_shape: [1, 2, 3, 4]}
+  %s: float32[1,3,2,4] = TRANSPOSE(%b, int32{0, 2, 1, 3})
+  %out: float32[1,3,8] = RESHAPE(%s, int32{1, 3, 8}) {new_shape: [1, 3, 8]}
+  return %out
+}
+subgraph norm (%y: float32[1,2,3,4], %w: float32[4]) {
+  %e: float32[4] = EXP(%w)
+  %sq: float32[1,2,3,4] = MUL(%y, %y)
+  %m: float32[1,2,3] = MEAN(%sq, int32{3})
+  %m1: float32[1,2,3,1] = RESHAPE(%m, int32{1, 2, 3, 1}) {new_shape: [1, 2, 3, 1]}
+  %i: float32[1,2,3,1] = RSQRT(%m1)
+  %u: float32[1,2,3,4] = MUL(%y, %i)
+  %z: float32[1,2,3,4] = MUL(%u, %e)
+  return %z
+}
+""".replace("ATTRIBUTES", "decomposition_subgraph_index: 1, composite_attributes: [0, 0, 1]")
+
+ONE_HEAD = """\
+subgraph "norm/head_0" (%y/head_0: float32[1,1,3,4], %w: float32[4]) {
+  %e: float32[4] = EXP(%w)
+  %sq/head_0: float32[1,1,3,4] = MUL(%y/head_0, %y/head_0)
+  %m/head_0: float32[1,1,3] = MEAN(%sq/head_0, int32{3})
+  %m1/head_0: float32[1,1,3,1] = RESHAPE(%m/head_0, int32{1, 1, 3, 1}) {new_shape: [1, 1, 3, 1]}
+  %i/head_0: float32[1,1,3,1] = RSQRT(%m1/head_0)
+  %u/head_0: float32[1,1,3,4] = MUL(%y/head_0, %i/head_0)
+  %z/head_0: float32[1,1,3,4] = MUL(%u/head_0, %e)
+  return %z/head_0
+}
+"""
+
+
+def split_above(text: str) -> Model:
+    """The model converted in this form, proved to be the same on both kernel sets."""
+    before = to_bytes(parse(text))
+    model = load(before)
+    assert {report.status for report in convert(model, "split-above")} == {Status.CONVERTED}
+    for graph in model.subgraphs:
+        assert shape_violation(graph.operators, model) is None
+    inputs = random_inputs(model)
+    for kernels in ("xnnpack", "reference"):
+        assert_same_bits(before, to_bytes(model), inputs, kernels)
+    return model
+
+
+def cut_at(model: Model) -> set[str]:
+    """The tensors of the queries that are cut into heads."""
+    return {operator.input(1).name for operator in model.subgraphs[0].operators if operator.name == "SPLIT"}
+
+
+def composites(model: Model) -> list[Operator]:
+    """The composites of the entry point."""
+    return [op for op in model.subgraphs[0].operators if op.name == "STABLEHLO_COMPOSITE"]
+
+
+def test_every_head_has_a_norm_and_a_body_of_its_own() -> None:
+    """LiteRT's compiler plugins take a body that two composites share for two."""
+    model = split_above(NORMED)
+    assert cut_at(model) == {"f"}
+    assert [graph.name for graph in model.subgraphs] == ["main", "norm/head_0", "norm/head_1"]
+    assert [op.option("decomposition_subgraph_index") for op in composites(model)] == [1, 2]
+    assert subgraph_text(model.subgraphs[1]) == ONE_HEAD
+
+
+def test_a_clone_keeps_name_and_attributes() -> None:
+    for composite in composites(split_above(NORMED)):
+        assert composite.options is not None
+        assert composite.options.get("name") == "test.norm"
+        assert composite.options.get("composite_attributes").tolist() == [0, 0, 1]
+
+
+def test_weights_that_differ_between_heads_are_cut_with_them() -> None:
+    weights = "float32[1,2,1,4]{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}"
+    text = NORMED.replace("float32{1.0, 2.0, 3.0, 4.0}", weights)
+    model = split_above(
+        text.replace("%w: float32[4]", "%w: float32[1,2,1,4]").replace(
+            "%e: float32[4]", "%e: float32[1,2,1,4]"
+        )
+    )
+    assert cut_at(model) == {"f"}
+    assert [op.input(1).array().ravel().tolist() for op in composites(model)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_a_composite_in_the_body_of_a_composite_is_cloned_too() -> None:
+    text = NORMED.replace(
+        "%i: float32[1,2,3,1] = RSQRT(%m1)",
+        "%i: float32[1,2,3,1] = STABLEHLO_COMPOSITE(%m1) {name: 'inner', INNER}",
+    ).replace("INNER", "decomposition_subgraph_index: 2, composite_attributes: [0]")
+    inner = "subgraph inner (%c: float32[1,2,3,1]) {\n  %d: float32[1,2,3,1] = RSQRT(%c)\n  return %d\n}\n"
+    model = split_above(text + inner)
+    assert cut_at(model) == {"f"}
+    assert (
+        sorted(graph.inputs[0].shape for graph in model.subgraphs[1:])
+        == [(1, 1, 3, 1)] * 2 + [(1, 1, 3, 4)] * 2
+    )
+
+
+def test_a_body_of_which_one_head_leaves_nothing_still_defines_its_result() -> None:
+    text = NORMED[: NORMED.index("subgraph norm")].replace("float32{1.0, 2.0, 3.0, 4.0}) {name", ") {name")
+    text = text.replace("COMPOSITE(%t, )", "COMPOSITE(%t)")
+    same = "%z: float32[1,2,3,4] = TRANSPOSE(%y, int32{0, 1, 2, 3})"
+    model = split_above(f"{text}subgraph norm (%y: float32[1,2,3,4]) {{\n  {same}\n  return %z\n}}\n")
+    assert cut_at(model) == {"f"}
+    assert [op.name for op in model.subgraphs[1].operators] == ["RESHAPE"]
+
+
+OVER_HEADS = {
+    "%m: float32[1,2,3] = MEAN(%sq, int32{3})": "%m: float32[1,3,4] = MEAN(%sq, int32{1})",
+    "%m1: float32[1,2,3,1] = RESHAPE(%m, int32{1, 2, 3, 1}) {new_shape: [1, 2, 3, 1]}": (
+        "%m1: float32[1,1,3,4] = RESHAPE(%m, int32{1, 1, 3, 4}) {new_shape: [1, 1, 3, 4]}"
+    ),
+    "%i: float32[1,2,3,1] = RSQRT(%m1)": "%i: float32[1,1,3,4] = RSQRT(%m1)",
+}
+PER_HEAD = {"MUL(%u, %e)": "MUL(%u, float32[1,2,1,1]{1.0, 2.0})"}
+UNKNOWN = {"%z: float32[1,2,3,4] = MUL(%u, %e)": "%z: float32[1,2,3,4] = CUMSUM(%u, int32(3))"}
+OTHER_TYPE = {"subgraph norm (%y: float32[1,2,3,4]": "subgraph norm (%y: float32[1,2,3,4] q(0.5, 0)"}
+READ_ELSEWHERE = {"(out=%out)": "(out=%out, n=%n)", "return %out\n": "return %out, %n\n"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [OVER_HEADS, PER_HEAD, UNKNOWN, OTHER_TYPE, READ_ELSEWHERE],
+    ids=["mixes heads", "differs between heads", "operator without a rule", "another type", "read elsewhere"],
+)
+def test_a_norm_that_is_not_for_each_head_alone_stays_above_the_cut(changes: dict[str, str]) -> None:
+    text = NORMED
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    model = split_above(text)
+    assert cut_at(model) <= {"n", "q"}
+    assert len(composites(model)) == 1
+    assert [graph.name for graph in model.subgraphs] == ["main", "norm"]
+
+
+def test_what_is_read_elsewhere_is_cut_where_that_is() -> None:
+    """The unnormed query is a result of the graph: the norm is done per head, what makes its operand is not."""
+    model = split_above(
+        NORMED.replace("(out=%out)", "(out=%out, t=%t)").replace("return %out\n", "return %out, %t\n")
+    )
+    assert cut_at(model) == {"t"}
+    assert len(composites(model)) == 2
+
+
+class Refuses:
+    """A prover that accepts nothing."""
+
+    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
+        del rewrite
+        return Proof(demand, holds=False, bitwise=False, max_abs=1.0, reason="no")
+
+
+def test_bodies_go_with_the_rewrite_that_they_were_made_for() -> None:
+    model = parse(NORMED)
+    target = Target("t", "t", form="split-above")
+    context = Context(model, model.subgraphs[0], "main", target, Constants(model), prover=Refuses())
+    (report,) = run_pass(MhaToSha(), context)
+    assert report.status is Status.ROLLED_BACK
+    assert to_text(model) == to_text(parse(NORMED))
+
+
+ROTATED = """\
+signature main = #0 (x=%x, c=%c, k=%k, v=%v) -> (out=%out)
+subgraph main (%x: QUERY q(0.01, 0), %c: int16[1,1,1,4] q(0.01, 0), %k: KEYS q(0.01, 0), %v: KEYS q(0.01, 0)) {
+  %z: int16[1,2,1,4] q(0.02, 0) = QUANTIZE(%x)
+  %a: int16[1,2,1,4] q(0.03, 0) = MUL(%z, %c)
+  %s0: int16[1,2,1,2] q(0.02, 0), %s1: int16[1,2,1,2] q(0.02, 0) = SPLIT(int32(3), %z) {num_splits: 2}
+  %j: int16[1,2,1,4] q(0.02, 0) = CONCATENATION(%s1, %s0) {axis: 3}
+  %e: int16[1,2,1,4] q(0.03, 0) = MUL(%j, %c)
+  %r: int16[1,2,1,4] q(0.04, 0) = ADD(%a, %e)
+  %q: int16[1,1,2,4] q(0.04, 0) = RESHAPE(%r, int32{1, 1, 2, 4}) {new_shape: [1, 1, 2, 4]}
+  %l: int16[1,1,2,5] q(0.001, 0) = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: int16[1,1,2,5] q(3.0517578e-05, 0) = SOFTMAX(%l) {beta: 1.0}
+  %h: int16[1,1,2,4] q(0.01, 0) = BATCH_MATMUL(%p, %v)
+  %out: int16[1,1,8] q(0.01, 0) = RESHAPE(%h, int32{1, 1, 8}) {new_shape: [1, 1, 8]}
+  return %out
+}
+""".replace("QUERY", "int16[1,2,1,4]").replace("KEYS", "int16[1,1,5,4]")
+
+
+def test_a_query_that_rope_reads_several_times_is_made_once_per_head() -> None:
+    """Decode, int16: two readers and a SPLIT of two results come together above the cut."""
+    model = split_above(ROTATED)
+    assert cut_at(model) == {"x", "z/head_0", "z/head_1"}
+    names = [op.name for op in model.subgraphs[0].operators]
+    assert [names.count(name) for name in ("QUANTIZE", "SPLIT", "CONCATENATION", "ADD")] == [2, 3, 3, 2]
