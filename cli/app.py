@@ -476,12 +476,17 @@ def profile(
     sdk: Sdk = None,
     soc: Soc = None,
     flag: Flag = None,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Give a model up after so long; 0: never.")
+    ] = 3600.0,
     as_json: Json = False,
 ) -> Action:
     """Compile models with a target's own compiler, and show what it makes of them."""
     from edge_opt.cli.profile import run
 
-    return partial(run, models, target, sdk=sdk, chip=soc, flags=flag or None, as_json=as_json)
+    return partial(
+        run, models, target, sdk=sdk, chip=soc, flags=flag or None, seconds=seconds or None, as_json=as_json
+    )
 
 
 @app.command()

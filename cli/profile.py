@@ -30,13 +30,14 @@ def run(
     sdk: Path | None,
     chip: str | None,
     flags: Sequence[str] | None,
+    seconds: float | None,
     as_json: bool,
 ) -> int:
     """Compile each model; what a compiler refuses is in the table and does not change the exit code."""
     profiles = []
     for path in models:
         output.complain(f"compiling {path} for {target}")
-        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags))
+        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags, seconds=seconds))
     if as_json:
         output.say_json({"profiles": [entry.to_dict() for entry in profiles]})
     else:

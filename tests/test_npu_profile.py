@@ -313,6 +313,40 @@ def test_a_bundle_is_profiled_by_its_prefill_and_decode_model(
         profile(path, sdk=sdk)
 
 
+# What goes wrong
+
+
+def test_a_chip_that_the_compiler_does_not_know_is_named_with_the_nearest(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys; sys.exit('ERROR: [a.cc:1] Unexpected SoC model: SM8751')"
+    sdk = pretend(tmp_path, monkeypatch, program)
+    shown = run(capsys, "profile", model, "--sdk", sdk, "--soc", "SM8751", "--json")
+    assert shown.code == UsageError.exit_code
+    assert "knows no chip 'SM8751', did you mean 'SM8750'?" in shown.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import time; time.sleep(60)", "was not done after 1 seconds; --seconds gives it more"),
+        ("import os; os.abort()", "ended with code -6: killed by SIGABRT"),
+    ],
+)
+def test_a_compiler_that_hangs_or_crashes_is_told_in_one_sentence(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+    words: str,
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, program)
+    shown = run(capsys, "profile", model, "--sdk", sdk, "--soc", "SA8797", "--seconds", 1, "--json")
+    assert shown.code == CompilerFailedError.exit_code
+    assert words in shown.json["error"]["message"]
+
+
 # The floor
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_runs import DEMO, QUANTIZED, run
+from pretend_npu import pretend
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
 from edge_opt.conversion import convert
@@ -27,12 +29,13 @@ from edge_opt.npu import (
     VelaFigures,
     choices,
     cut_layers,
+    profile,
     tune,
     tuned_target,
     write_target,
 )
 from edge_opt.npu.ethos import find_vela
-from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.hexagon import SDK_VARIABLES, _running
 from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Job, Memory
 from edge_opt.schema.errors import UsageError
@@ -313,6 +316,29 @@ def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> Non
         replace(job, sdk=tmp_path),
     )
     assert len({memory.key("digest", one) for one in (job, *others)} | {memory.key("other", job)}) == 7
+
+
+# Interruptions
+
+
+def test_a_search_that_is_interrupted_leaves_no_compiler_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, "import time; time.sleep(600)")
+
+    def interrupt(stage: str, done: int, _: int) -> None:
+        if stage == "compiling" and not done:
+            deadline = time.monotonic() + 30
+            while not _running and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert _running
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        tuned({}, sdk=sdk, compiler=profile, progress=interrupt)
+    assert time.monotonic() - began < 60
+    assert not _running
 
 
 # Executors

@@ -5,6 +5,7 @@ No phone takes part and nothing is kept but the figures. The libraries are never
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_opt.npu.chips import CHIPS, estimate_for, estimate_note
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
@@ -22,9 +23,10 @@ from edge_opt.npu.figures import SpillFigures, TimeEstimate
 from edge_opt.npu.floor import read_floor
 from edge_opt.npu.hexagon_log import Compiled, first_complaint, library_version, read_log
 from edge_opt.npu.probe import KNOWN_INTERFACES, LIBRARY, Heard, build_probe, read_heard
+from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_opt.ir import Model
     from edge_opt.npu.chips import Chip
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 DEFAULT_CHIP = "SM8750"
 SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
 _VTCM_FLAG = "qualcomm_vtcm_size"
+_UNKNOWN_CHIP = "Unexpected SoC model"
+_running: set[subprocess.Popen[str]] = set()
 # QnnHtpProfile.h: events of a graph's finalization.
 _EVENTS = {
     2006: "cycles",
@@ -177,6 +181,7 @@ def run_compiler(
 
     Raises:
         CompilerFailedError: it was not done after `seconds`, or ended with an error; with `run` the outcome tells.
+        UsageError: the compiler does not know the chip.
     """
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
         log = Path(folder) / "probe"
@@ -191,28 +196,53 @@ def run_compiler(
             *flags,
         ]
         try:
-            done = subprocess.run(
-                command,
-                env=_environment(sdk, Path(folder), log, run),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=seconds,
-            )
+            done = _carried_out(command, _environment(sdk, Path(folder), log, run), seconds)
         except subprocess.TimeoutExpired as error:
             raise CompilerTimeoutError(
-                f"{path.name}: the Hexagon compiler was not done after {seconds:g} seconds"
+                f"{path.name}: the Hexagon compiler was not done after {seconds:g} seconds; --seconds gives it more"
             ) from error
         heard = read_heard(log.read_text(errors="replace") if log.exists() else "")
     if done.returncode and run is None:
+        if _UNKNOWN_CHIP in done.stderr:
+            raise _unknown_chip(chip)
         reason = first_complaint(done.stdout, done.stderr) or ended(done.returncode)
         raise CompilerFailedError(
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
             f"or another form"
         )
     return Outcome(done.returncode, done.stdout, done.stderr, heard)
+
+
+def end_compilers() -> None:
+    """Kill every compiler that is running for this process, in whichever thread; what waits for it gets its failure."""
+    for process in tuple(_running):
+        process.kill()
+
+
+def _carried_out(
+    command: Sequence[str], environment: Mapping[str, str], seconds: float | None
+) -> subprocess.CompletedProcess[str]:
+    streams: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    with subprocess.Popen(command, env=environment, text=True, errors="replace", **streams) as process:
+        _running.add(process)
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _unknown_chip(chip: str) -> UsageError:
+    close = difflib.get_close_matches(chip, CHIPS, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are, among others: {', '.join(sorted(CHIPS))}"
+    return UsageError(f"the Hexagon compiler knows no chip '{chip}', {hint}")
 
 
 def ended(code: int) -> str:

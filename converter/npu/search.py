@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.chips import estimate_for
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import SpillFigures
-from edge_opt.npu.hexagon import find_sdk, with_memory_of
+from edge_opt.npu.hexagon import end_compilers, find_sdk, with_memory_of
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
 from edge_opt.npu.trials import Compile, Job, Memory, Trial, carry_out
@@ -24,7 +24,7 @@ from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from edge_opt.npu.comparing import NpuComparison
     from edge_opt.npu.layers import Layers
@@ -138,7 +138,7 @@ def tune(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         exported = folder / "exported.tflite"
         save(layers.model, exported)
-        running = executor or stack.enter_context(ThreadPoolExecutor(jobs or free_cores()))
+        running = executor or stack.enter_context(_own_executor(jobs or free_cores()))
         search = _Search(
             facts,
             layers,
@@ -152,6 +152,18 @@ def tune(
             comparer,
         )
         return search.run(os.fspath(path), Memory(fresh=fresh))
+
+
+@contextmanager
+def _own_executor(jobs: int) -> Iterator[Executor]:
+    """Threads, each waiting for a compiler; one that is interrupted leaves none behind."""
+    with ThreadPoolExecutor(jobs) as executor:
+        try:
+            yield executor
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            end_compilers()
+            raise
 
 
 def free_cores() -> int:
@@ -214,14 +226,14 @@ class _Search:
             ): level
             for level in known
         }
-        for done, future in enumerate(_finished(waiting)):
-            self._tell("checking levels", done, len(known))
+        self._tell("checking levels", 0, len(known))
+        for done, future in enumerate(_finished(waiting), 1):
             level, reason = waiting[future], future.result()
+            self._tell("checking levels", done, len(known))
             if reason:
                 self.left_out[" ".join(level.values())] = reason
             else:
                 usable.append(level)
-        self._tell("checking levels", len(known), len(known))
         return sorted(usable, key=known.index)
 
     def _options(self, level: Mapping[str, str]) -> dict[str, Any]:
@@ -247,12 +259,12 @@ class _Search:
                 found.append(replace(known, choice=choice, level=level))
             else:
                 waiting[self.executor.submit(carry_out, job, self.compiler)] = key
+        self._tell("compiling", len(found), len(wanted))
         for future in _finished(waiting):
-            self._tell("compiling", len(found), len(wanted))
             trial = future.result()
             memory.keep(waiting[future], trial)
             found.append(trial)
-        self._tell("compiling", len(wanted), len(wanted))
+            self._tell("compiling", len(found), len(wanted))
         # In the order of the wishes, whichever was done first: trials that rank alike keep it.
         order = {(choice, tuple(level.items())): place for place, (choice, level) in enumerate(wanted)}
         return sorted(found, key=lambda trial: order[trial.choice, tuple(trial.level.items())])
