@@ -9,10 +9,11 @@ import pytest
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.working_set import working_set
 from edge_opt.conversion import convert
-from edge_opt.ir import load
-from edge_opt.ir.text import parse
+from edge_opt.ir import load, to_bytes
+from edge_opt.ir.text import parse, to_text
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, lint, load_target, target_names
+from edge_opt.verify.runner import Worker
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 PLAIN = {"name", "summary", "sources", "versions"}
@@ -209,6 +210,34 @@ def test_targets_that_may_compute_in_float16_get_masks_that_float16_holds(name: 
     assert np.isfinite(np.float16(target.mask_constant))
     assert "float16" in target.sources["mask_constant"]
     assert load_target("generic").mask_constant is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "kind", "lowest", "fires"),
+    [
+        (0.9, "int8", -128, False),
+        (39.6, "int8", -128, True),
+        (0.9, "int16", 0, False),
+        (39.6, "int16", 0, True),
+    ],
+)
+def test_comparisons_that_the_runtime_computes_wrongly_are_named(
+    scale: float, kind: str, lowest: int, fires: bool
+) -> None:
+    """Is a mask of two entries, the second one open, equal to zero where it is open?"""
+    top = {"int8": 127, "int16": 0}[kind]
+    model = parse(
+        f"subgraph main (%mask: {kind}[2] q({scale}, {top})) {{\n"
+        f"  %open: bool[2] = EQUAL(%mask, {kind}({lowest}) q(4e-12, {lowest}))\n  return %open\n}}\n"
+    )
+    mask = np.array([top - 2, top], kind)
+    with Worker() as worker:
+        for kernels in ("xnnpack", "reference"):
+            found = worker.run(to_bytes(model), None, {"mask": mask}, kernels)  # type: ignore[arg-type]
+            assert (found["open"].tolist() == [False, True]) is not fires
+    assert [finding.rule for finding in lint(model, load_target("generic"))] == ["comparison"] * fires
+    kept = to_text(model).replace("bool", kind).replace("EQUAL", "MAXIMUM")
+    assert lint(parse(kept), load_target("generic")) == [], "other operators take any scale"
 
 
 INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"

@@ -24,6 +24,7 @@ _RUINS_A_SCALE = -1e6
 _LAYOUT = frozenset({"RESHAPE", "BROADCAST_TO", "TILE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "QUANTIZE"})
 # Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
+_COMPARISONS = frozenset({"EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"})
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
@@ -68,6 +69,7 @@ def _graph_findings(graph: Subgraph, target: Target) -> Iterator[Finding]:
     yield from _joined_rows(graph, target)
     yield from _constants(graph)
     yield from _reordered(graph)
+    yield from _comparisons(graph)
 
 
 def _error(rule: str, message: str) -> Finding:
@@ -228,6 +230,30 @@ def _reordered(graph: Subgraph) -> Iterator[Finding]:
             f"a RESHAPE {before} -> {after} exchanges axes in front of a BATCH_MATMUL, where only a TRANSPOSE keeps "
             "together what belongs together: the model was probably converted wrongly, compare it with its source",
         )
+
+
+def _comparisons(graph: Subgraph) -> Iterator[Finding]:
+    """Comparisons that the runtime computes wrongly: its multipliers stand for scales below 1 only.
+
+    Measured with ai-edge-litert 2.3.0, int8 and int16, on XNNPACK and reference kernels: with a scale over 1 even EQUAL
+    of two zeros may be false, and a scale of 1 ends the process.
+    """
+    for operator in graph.operators:
+        if operator.name not in _COMPARISONS:
+            continue
+        coarsest = max((_scale(tensor) for tensor in operator.inputs if tensor is not None), default=0.0)
+        if coarsest >= 1:
+            yield _warning(
+                "comparison",
+                f"{operator.name} '{operator.outputs[0].name[-60:]}' compares numbers with a scale of {coarsest:g}, "
+                "and LiteRT's kernels compare wrongly from 1 on: if a mask is made of it, whole rows may be masked "
+                "everywhere; keep the comparison in float, or its operands small",
+            )
+
+
+def _scale(tensor: Tensor) -> float:
+    """The coarsest of a tensor; 0 where it has none."""
+    return 0.0 if tensor.quantization is None else float(tensor.quantization.scale.max(initial=0.0))
 
 
 def _exchanges_axes(reshape: Operator) -> bool:
