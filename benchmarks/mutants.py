@@ -86,9 +86,11 @@ class Bench:
         }
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that reach its lines, the quickest first."""
+        """The tests that reach its lines, the quickest first; of what runs at import, those of the whole module."""
         contexts = self._data.contexts_by_lineno(str(mutant.path))
-        found = {context.rpartition("|")[0] for line in mutant.lines for context in contexts.get(line, ())}
+        imported = any("" in contexts.get(line, ()) for line in mutant.lines)
+        lines = contexts if imported else mutant.lines
+        found = {context.rpartition("|")[0] for line in lines for context in contexts.get(line, ())} - {""}
         known = [(self._seconds[key], test) for test in found if (key := _key(test)) in self._seconds]
         return [test for _, test in sorted(known)]
 

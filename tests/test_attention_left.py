@@ -9,6 +9,8 @@ from cli_runs import run, written
 
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir.text import parse
+from edge_opt.passes import SiteReport, Status
+from edge_opt.passes.left import attention_left
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,6 +104,21 @@ def test_nobody_is_told_that_there_is_no_attention(
     assert "no attention" not in said.out
     assert reason.split(",")[0] in " ".join(said.out.split())
     assert run(capsys, "convert", file, "--dry-run", "--require-all", *chosen).code == 1
+
+
+def test_what_stands_behind_a_composite_that_is_a_site_itself_is_looked_into() -> None:
+    composite = (
+        "  %z: float32[1,4,6,5] = STABLEHLO_COMPOSITE(%q) {name: 'n', decomposition_subgraph_index: 3}\n"
+    )
+    body = "\nsubgraph body (%x: float32[1,4,6,5]) {\n  %y: float32[1,4,6,5] = ABS(%x)\n  return %y\n}"
+    text = (
+        IN_A_BRANCH.replace(") {\n  %r", f") {{\n{composite}  %r", 1).replace("IF(%c, %q", "IF(%c, %z") + body
+    )
+    model = parse(text)
+    site = SiteReport("inline_composites", "main", 0, Status.SKIPPED, operator="z")
+    (left,) = attention_left(model, model.subgraphs[0], "main", [site], split=True)
+    assert (left.heads, left.index) == (4, 0)
+    assert left.reason.startswith("inside a graph that IF calls")
 
 
 def test_a_softmax_over_classes_is_no_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pass_runs import Says, convert_text, count, names, reread, run, statuses
 
 from edge_opt.ir import DType, Model, Quantization
 from edge_opt.ir.text import parse, to_text
-from edge_opt.passes import SiteReport, mask_to_add
+from edge_opt.passes import MaskedRows, SiteReport, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING, condition_source
 from edge_opt.targets import Target
 from edge_opt.verify.metrics import measure
@@ -596,3 +596,26 @@ def test_constants_are_made_in_the_logits_type() -> None:
     assert np.isfinite(multiply.input(1).array())
     cast = next(op for op in model.subgraphs[0].operators if op.name == "CAST")
     assert (cast.code.version, cast.output.dtype) == (5, DType.FLOAT16)
+
+
+@pytest.mark.parametrize(("code", "real"), [(5, 1.0), (3, 0.0), (-1, -2.0)])
+def test_a_quantized_number_compared_with_stands_for_a_real_one(code: int, real: float) -> None:
+    (comparison,) = (
+        parse(f"""subgraph main (%m: int8[1,1,4,4] q(0.5, 3)) {{
+          %open: bool[1,1,4,4] = NOT_EQUAL(%m, int8({code}) q(0.5, 3))
+          return %open
+        }}""")
+        .subgraphs[0]
+        .operators
+    )
+    other = 0.0 if real else 1.0
+    assert mask_to_add._values([comparison], masked_when=False) == (real, other)
+    assert mask_to_add._values([comparison], masked_when=True) == (other, real)
+
+
+def test_what_changes_in_masked_rows_is_told_with_the_number_of_sites() -> None:
+    said = [str(MaskedRows(sites, 0.5, ("a",))) for sites in (1, 2)]
+    assert said == [
+        "rows that are masked everywhere change by up to 0.5 (1 site of a)",
+        "rows that are masked everywhere change by up to 0.5 (2 sites of a)",
+    ]

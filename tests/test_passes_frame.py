@@ -240,6 +240,21 @@ def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
     assert "--skip double" in str(caught.value)
 
 
+def test_a_tensors_own_quantization_may_not_be_edited() -> None:
+    """The object stays the same one; what it says does not."""
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        rewrite = Double._replace(context, first, last)
+        parameters = context.subgraph.inputs[0].quantization
+        assert parameters is not None
+        parameters.scale = np.array([0.25], np.float32)
+        return rewrite
+
+    text = CHAIN.replace("%x: float32[4]", "%x: float32[4] q(0.5, 0)", 1)
+    with pytest.raises(BrokenFrameError, match="the tensor 'x' has another"):
+        convert_text(text, Double(make), prover=Says(True))
+
+
 def test_options_that_old_and_new_operators_share_may_not_be_edited() -> None:
     text = CHAIN.replace("NEG(%c)", "SOFTMAX(%c) {beta: 1.0}")
 
