@@ -36,7 +36,7 @@ def node_data(
     source: str | os.PathLike[str] | bytes,
     converted: str | os.PathLike[str] | bytes | None = None,
     *,
-    target: str | Target = "generic",
+    target: str | Target | None = None,
 ) -> dict[str, Any]:
     """An overlay for `source`: what a conversion makes of each operator; with `converted`, one for that model.
 

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from edge_opt.container import open_container
+from edge_opt.conversion import GENERIC
 from edge_opt.inspection import example_rewrite
 from edge_opt.passes import PASSES
 from edge_opt.report import Report
@@ -26,7 +27,7 @@ def conversion_report(
     result: ConversionResult,
     original: str | os.PathLike[str] | bytes | None = None,
     *,
-    target: str | Target = "generic",
+    target: str | Target | None = None,
     sections: Sections = "prefill-decode",
     lint: Sequence[tuple[str, str]] | None = None,
 ) -> Report:
@@ -44,7 +45,7 @@ def conversion_report(
         UsageError: there is no such target.
     """
     source = result.input if original is None else original
-    facts = target if isinstance(target, Target) else load_target(target)
+    facts = target if isinstance(target, Target) else load_target(target or GENERIC)
     example = None
     if source is not None and result.converted:
         parts = open_container(source, sections).parts
