@@ -322,6 +322,15 @@ def _(e: Edit) -> None:
     e.patch("sum1/head_2", 2, _middle(e), "sum1/head_2", _middle(e) - 1)
 
 
+@fault("one number of one head moved by a step", graphs=_FINEST_LAST)
+def _(e: Edit) -> None:
+    total = e.find("sum1/head_1")
+    result = total.output
+    step = np.zeros(result.shape, np.float32)
+    step[0, 0, _middle(e), e.size.width // 2] = 1.0
+    e.behind(total, "ADD", number(step, result.dtype, result.quantization), options=new_table("AddOptions"))
+
+
 @fault("one column of one head taken from its neighbour", graphs=_FINEST_LAST)
 def _(e: Edit) -> None:
     e.patch("sum1/head_3", 3, e.size.width // 2, "sum1/head_3", e.size.width // 2 + 1)

@@ -12,7 +12,7 @@ from edge_opt.passes.contract import Site
 from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from edge_opt.passes.rewrite import Rewrite
     from edge_opt.targets import Target
@@ -24,6 +24,9 @@ class Says:
     def __init__(self, *verdicts: bool) -> None:
         self.verdicts = list(verdicts)
         self.asked: list[tuple[Rewrite, Demand]] = []
+
+    def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
+        """Begins nothing."""
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """The next verdict."""

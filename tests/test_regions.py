@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import verify_models
 from fault_graphs import Edit, Size, attention, number
 from faults import FAULTS, PROOF, Fault
 from pass_runs import rewrites_of, run
 from toy_passes import replacing
 
-from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.ir import Model, Operator, Tensor, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Demand, Status
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
-from edge_opt.verify import regions
+from edge_opt.verify import examination
 from edge_opt.verify.regions import RegionProver
 from edge_opt.verify.runner import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_opt.passes import Proof
+    from edge_opt.passes import Proof, SiteReport
     from edge_opt.passes.rewrite import Rewrite
 
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
@@ -33,14 +36,14 @@ AT_SIZE = [each for each in FAULTS if each.caught == PROOF and each.pass_name ==
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small regions are proved as large ones are."""
-    monkeypatch.setattr(regions, "_IN_FULL", 0)
+    monkeypatch.setattr(examination, "_IN_FULL", 0)
 
 
 @pytest.fixture(scope="module")
 def at_size() -> Iterator[RegionProver]:
     """One that takes every region for a large one."""
     with pytest.MonkeyPatch.context() as patch, RegionProver() as made:
-        patch.setattr(regions, "_IN_FULL", 0)
+        patch.setattr(examination, "_IN_FULL", 0)
         yield made
 
 
@@ -71,19 +74,28 @@ def test_of_large_regions_of_one_structure_the_first_is_run_in_full() -> None:
             assert extent(prover.prove(rewrite, Demand())) == [("xnnpack", 0), ("reference", 0)]
 
 
+def one_number_wrong(dtype: str = "int16") -> list[Rewrite]:
+    """Both layers with the same fault, which shows in one number of one row."""
+    model, rewrites = layers(dtype)
+    wrong = []
+    for layer, rewrite in enumerate(rewrites, 1):
+        edit = Edit(model, rewrite, SIZE)
+        total = edit.find(f"sum{layer}/head_1")
+        result = total.output
+        step = np.zeros(result.shape)
+        step[0, 0, 33, 5] = 1
+        options = new_table("AddOptions")
+        edit.behind(total, "ADD", number(step, result.dtype, result.quantization), options=options)
+        wrong.append(edit.finish())
+    return wrong
+
+
 @pytest.mark.usefixtures("large")
 def test_a_structure_that_failed_is_not_taken_for_proved() -> None:
-    fault = next(each for each in AT_SIZE if each.name == "one row of one head taken from another head")
-    model, rewrites = layers("int16")
-    wrong = []
-    for rewrite in rewrites:
-        edit = Edit(model, rewrite, SIZE)
-        source = edit.tensor(f"sum{len(wrong) + 1}/head_1")
-        edit.patch(source.name, 2, 33, source.name, 32)
-        wrong.append(edit.finish())
-    assert fault in FAULTS
     with RegionProver() as prover:
-        assert [prover.prove(each, Demand()).holds for each in wrong] == [False, False]
+        proofs = [prover.prove(each, Demand()) for each in one_number_wrong()]
+    assert [proof.holds for proof in proofs] == [False, False]
+    assert "1 of 4096 elements" in proofs[1].reason
 
 
 def corrupted(fault: Fault, dtype: str, target: Target | None) -> tuple[Rewrite, Rewrite]:
@@ -104,6 +116,76 @@ def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
     proof = at_size.prove(wrong, Demand())
     assert not proof.holds
     assert not proof.open
+
+
+# Several workers
+
+
+@pytest.fixture
+def eager(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is expected is begun whatever the size."""
+    monkeypatch.setattr("edge_opt.verify.regions._AHEAD", 0)
+
+
+def told(reports: list[SiteReport]) -> list[dict[str, Any]]:
+    return [report.to_dict() for report in reports]
+
+
+def many_layers(dtype: str, count: int) -> str:
+    """Layers whose numbers differ, in one graph."""
+    texts = [attention(dtype, SIZE) for _ in range(count // 2)]
+    pairs = [text.replace("500)", f"5{place}0)").splitlines() for place, text in enumerate(texts)]
+    inputs, lines, outputs = [], [], []
+    for place, pair in enumerate(pairs):
+        named = [re.sub(r"%(\w+)", rf"%pair{place}_\1", line) for line in pair]
+        inputs.append(named[1].partition("(")[2].rpartition(")")[0])
+        lines += named[2:-2]
+        outputs += [f"%pair{place}_out1", f"%pair{place}_out2"]
+    body = "\n".join(lines)
+    return f"subgraph main ({', '.join(inputs)}) {{\n{body}\n  return {', '.join(outputs)}\n}}\n"
+
+
+@pytest.mark.usefixtures("eager")
+def test_reports_do_not_depend_on_how_many_workers_there_are() -> None:
+    text = many_layers("int16", 6)
+    found = []
+    for workers in (1, 2, 5):
+        with RegionProver(workers=workers) as prover:
+            model = parse(text)
+            found.append((told(run(model, "mha_to_sha", prover=prover)), to_bytes(model)))
+    assert found[0] == found[1] == found[2]
+    in_full = [any(ran["rows"] is None for ran in site["proof"]["ran"]) for site in found[0][0]]
+    assert in_full == [True] + [False] * 5
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_was_expected_and_not_asked_for_proves_nothing_of_others() -> None:
+    """The first that is asked for is run in full, although one like it was begun before."""
+    first, second = layers("int16")[1]
+    other = rewrites_of("mha_to_sha", parse(attention("float32", SIZE)))[0]
+    with RegionProver(workers=3) as prover:
+        prover.expect(iter([(first, Demand()), (second, Demand())]))
+        prover.prove(other, Demand())
+        assert extent(prover.prove(second, Demand())) == [("xnnpack", 0), ("reference", 10)]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_proof_that_was_begun_because_of_one_that_fails_is_made_in_full() -> None:
+    wrong = one_number_wrong()
+    with RegionProver(workers=3) as prover:
+        prover.expect(iter([(wrong[1], Demand())]))
+        proofs = [prover.prove(each, Demand()) for each in wrong]
+    assert [proof.holds for proof in proofs] == [False, False]
+
+
+def test_closing_ends_what_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_opt.verify.regions.to_bytes", lambda _: verify_models.endless())
+    with RegionProver(workers=2, time_limit=600) as prover:
+        region, questions = prover._questions(layers("int16")[1][0], Demand())
+        future = prover._begin(next(questions), region).proof
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.5)
+    assert future.done()
 
 
 # No proof

@@ -17,7 +17,7 @@ from edge_opt.passes.share import share_equal
 from edge_opt.schema.errors import EdgeOptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from edge_opt.ir import Constants, Model, Operator, Subgraph
     from edge_opt.targets import Target
@@ -100,6 +100,9 @@ class Prover(Protocol):
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """Whether the new region does what the old one did, to the demand."""
+
+    def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
+        """What will probably be asked for next, in that order; may be begun while a proof takes its time."""
 
 
 @dataclass(slots=True)
@@ -255,8 +258,12 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     known = {site.operator for site in sites}
     if any(isinstance(site, Site) for site in sites):
         context.frame = Frame(context.model, context.subgraph)
+    begun: set[Operator] = set()
+    if context.prover is not None:
+        context.prover.expect(_coming(chosen, list(sites), begun))
     while sites:
         site = sites.popleft()
+        begun.add(site.operator)
         report = SiteReport(
             chosen.name,
             context.signature,
@@ -280,6 +287,18 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
             known.update(found.operator for found in sites)
     _finish(chosen, context)
     return reports
+
+
+def _coming(
+    chosen: Pass, sites: Iterable[Site | SkippedSite], begun: Collection[Operator]
+) -> Iterator[tuple[Rewrite, Demand]]:
+    """What would be asked of the sites that are not begun, were the graph to stay as it is."""
+    for site in sites:
+        if site.operator in begun or isinstance(site, SkippedSite) or site.unproved:
+            continue
+        rewrite = site.build()
+        if isinstance(rewrite, Rewrite):
+            yield rewrite, site.demand or chosen.demand
 
 
 def _finish(chosen: Pass, context: Context) -> None:

@@ -103,6 +103,10 @@ class ChildProcess:
         for descriptor in (self._requests, self._replies, self._log):
             os.close(descriptor)
 
+    def stop(self) -> None:
+        """End the child and leave its pipes to whoever reads them."""
+        self._child.kill()
+
     def ending(self) -> str:
         """How the child ended, in words, with the last line that the runtime printed."""
         status = self._child.returncode

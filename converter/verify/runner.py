@@ -64,6 +64,7 @@ class Worker:
         self.memory_limit = memory_limit
         self.peak_memory = 0
         self._process: ChildProcess | None = None
+        self._retired = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -89,6 +90,13 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
+
+    def retire(self) -> None:
+        """End the child although another thread may be waiting for it, and start no other: that request fails."""
+        self._retired = True
+        process = self._process
+        if process is not None:
+            process.stop()
 
     def describe(self, model: Model) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
@@ -281,6 +289,8 @@ class Worker:
         return reply, results
 
     def _started(self) -> ChildProcess:
+        if self._retired:
+            raise RuntimeUnavailable("the worker was retired: nothing more is run")
         if self._process is None:
             self._process = ChildProcess()
         return self._process
