@@ -16,6 +16,7 @@ from edge_opt.ir import Constants, DType
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import PASSES, Context
 from edge_opt.passes.contract import Site
+from edge_opt.passes.left import with_callees
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted, longest_repeat
@@ -190,11 +191,15 @@ def explain(
 
 
 def attention_blocks(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
-    """The attentions of an entry point in execution order; None for one whose form is not understood."""
+    """The attentions of an entry point in execution order; None for one whose form is not understood.
+
+    Behind them those of the graphs that it calls: branches, and composites that are not opened yet.
+    """
     arguments = _argument_names(model, name, graph)
     return [
         None if isinstance(match, NotABlock) else _describe(match, name, arguments)
-        for match in find_blocks(graph)
+        for called, _ in with_callees(model, graph)
+        for match in find_blocks(called)
         if not isinstance(match, NotABlock) or match.is_attention
     ]
 

@@ -1,6 +1,6 @@
 """Attention that Keras 3 and keras-hub write: rows for `make_families.py --from exports_keras`.
 
-Needs tensorflow and keras-hub in an environment of their own (docs/more-families.md has the command). Random weights;
+Needs tensorflow and keras-hub in an environment of their own (benchmarks/exports.py makes it). Random weights;
 N=4, K=2, H=20, T=14 where a family has them. This module converts; it names no expected result.
 """
 

@@ -1,7 +1,7 @@
 """Attention that PyTorch's ONNX export and onnx2tf write: rows for `make_families.py --from exports_onnx2tf`.
 
 Needs onnx2tf, tf-keras, onnx, onnxscript, transformers and torch, whose versions suit no other exporter's: an
-environment of its own (docs/more-families.md has the command). Random weights; N=4, K=2, H=20, T=14 where a family has
+environment of its own (benchmarks/exports.py makes it). Random weights; N=4, K=2, H=20, T=14 where a family has
 them. This module converts; it names no expected result.
 """
 

@@ -12,7 +12,7 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.targets.target import COMPOSITE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from edge_opt.ir import Model, Operator, Subgraph
 
@@ -26,7 +26,7 @@ def attention_left(
     """
     index = sum(site.pass_name == MhaToSha.name for site in sites)
     reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
-    for called, reason in _with_callees(model, graph, reported):
+    for called, reason in with_callees(model, graph, reported):
         for match in () if split and called is graph else find_blocks(called):
             if isinstance(match, SingleHead) or (isinstance(match, NotABlock) and not match.is_attention):
                 continue
@@ -38,7 +38,9 @@ def attention_left(
             index += 1
 
 
-def _with_callees(model: Model, graph: Subgraph, reported: set[str]) -> Iterator[tuple[Subgraph, str]]:
+def with_callees(
+    model: Model, graph: Subgraph, reported: Container[str] = ()
+) -> Iterator[tuple[Subgraph, str]]:
     """A graph and all that its operators call, each once, with why attention in it stays.
 
     Composites that are sites themselves are told of there.
