@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 
@@ -10,8 +12,13 @@ from edge_opt.ir.text import parse, subgraph_text, to_text
 from edge_opt.passes import Context, Demand, Status, run_pass
 from edge_opt.passes.contract import Proof
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.rewrite import Rewrite, shape_violation
+from edge_opt.passes.rewrite import shape_violation
 from edge_opt.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.passes.rewrite import Rewrite
 
 NORMED = """\
 signature main = #0 (x=%x, k=%k, v=%v) -> (out=%out)
@@ -169,7 +176,10 @@ def test_what_is_read_elsewhere_is_cut_where_that_is() -> None:
 
 
 class Refuses:
-    """A prover that accepts nothing."""
+    """A prover that looks at what is coming, and accepts nothing."""
+
+    def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
+        assert len(list(coming)) == 1
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         del rewrite
@@ -177,12 +187,31 @@ class Refuses:
 
 
 def test_bodies_go_with_the_rewrite_that_they_were_made_for() -> None:
+    """Also those of a rewrite that was made only to prove it ahead of its turn."""
     model = parse(NORMED)
     target = Target("t", "t", form="split-above")
     context = Context(model, model.subgraphs[0], "main", target, Constants(model), prover=Refuses())
     (report,) = run_pass(MhaToSha(), context)
     assert report.status is Status.ROLLED_BACK
     assert to_text(model) == to_text(parse(NORMED))
+
+
+class Accepts(Refuses):
+    """A prover that looks at what is coming, and accepts everything."""
+
+    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
+        del rewrite
+        return Proof(demand, holds=True, bitwise=True, max_abs=0.0)
+
+
+def test_bodies_of_the_rewrite_that_is_kept_stay_and_are_found() -> None:
+    model = parse(NORMED)
+    target = Target("t", "t", form="split-above")
+    context = Context(model, model.subgraphs[0], "main", target, Constants(model), prover=Accepts())
+    (report,) = run_pass(MhaToSha(), context)
+    assert report.status is Status.CONVERTED
+    assert [graph.name for graph in model.subgraphs] == ["main", "norm", "norm/head_0", "norm/head_1"]
+    assert [op.option("decomposition_subgraph_index") for op in composites(model)] == [2, 3]
 
 
 ROTATED = """\

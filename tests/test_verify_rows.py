@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_opt.passes.rewrite import Rewrite
+
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
 TILES = Target("tiles", "", rows_per_tile=16)
 TARGETS = {"whole": load_target("generic"), "tiled": TILES}
@@ -39,9 +41,13 @@ def worker() -> Iterator[Worker]:
 
 def versions(dtype: str, how: str) -> tuple[Model, Model]:
     rewrite = rewrites_of("mha_to_sha", parse(attention(dtype, SIZE)), TARGETS[how])[0]
-    outputs = rewrite.outputs()
-    inputs = rewrite.inputs()
-    return cut_out(Model(), rewrite.old, inputs, outputs), cut_out(Model(), rewrite.new, inputs, outputs)
+    return both(rewrite)
+
+
+def both(rewrite: Rewrite) -> tuple[Model, Model]:
+    """The two versions of a region as models."""
+    called, inputs, outputs = rewrite.calls or Model(), rewrite.inputs(), rewrite.outputs()
+    return cut_out(called, rewrite.old, inputs, outputs), cut_out(called, rewrite.new, inputs, outputs)
 
 
 def numbers(model: Model) -> list[NDArray[Any]]:
@@ -105,6 +111,43 @@ def test_every_operator_takes_part() -> None:
     ]
     assert kinds[0] == kinds[1]
     assert kinds[2] == kinds[3]
+
+
+NORMED = """
+subgraph main (%q: float32[1,64,16], %k: float32[1,1,24,8], %v: float32[1,1,24,8]) {
+  %f: float32[1,64,2,8] = RESHAPE(%q, int32{1, 64, 2, 8}) {new_shape: [1, 64, 2, 8]}
+  %t: float32[1,2,64,8] = TRANSPOSE(%f, int32{0, 2, 1, 3})
+  %n: float32[1,2,64,8] = STABLEHLO_COMPOSITE(%t, float32[8]{splat 2.0}) {name: 'norm', BODY: 1}
+  %r: float32[1,1,128,8] = RESHAPE(%n, int32{1, 1, 128, 8}) {new_shape: [1, 1, 128, 8]}
+  %l: float32[1,1,128,24] = BATCH_MATMUL(%r, %k) {adj_y: true}
+  %p: float32[1,1,128,24] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[1,1,128,8] = BATCH_MATMUL(%p, %v)
+  %b: float32[1,2,64,8] = RESHAPE(%h, int32{1, 2, 64, 8}) {new_shape: [1, 2, 64, 8]}
+  %s: float32[1,64,2,8] = TRANSPOSE(%b, int32{0, 2, 1, 3})
+  %out: float32[1,64,16] = RESHAPE(%s, int32{1, 64, 16}) {new_shape: [1, 64, 16]}
+  return %out
+}
+subgraph norm (%x: float32[1,2,64,8], %w: float32[8]) {
+  %sq: float32[1,2,64,8] = MUL(%x, %x)
+  %m: float32[1,2,64,1] = SUM(%sq, int32{3}) {keep_dims: true}
+  %i: float32[1,2,64,1] = RSQRT(%m)
+  %u: float32[1,2,64,8] = MUL(%x, %i)
+  %y: float32[1,2,64,8] = MUL(%u, %w)
+  return %y
+}
+""".replace("BODY", "composite_attributes: [0], decomposition_subgraph_index")
+
+
+def test_composites_in_a_region_have_bodies_on_the_same_rows(worker: Worker) -> None:
+    """The norm of the queries is done for both heads in the old version, for each by itself in the new one."""
+    (rewrite,) = rewrites_of("mha_to_sha", parse(NORMED), Target("above", "", form="split-above"))
+    before, after = both(rewrite)
+    found = sample(before, after, seed=0)
+    assert found is not None
+    shapes = [graph.inputs[0].shape for model in (found.before, found.after) for graph in model.subgraphs[1:]]
+    assert shapes == [(1, 2, len(found.rows), 8), *[(1, 1, len(found.rows), 8)] * 2]
+    for whole, part, boxes in ((before, found.before, found.boxes[0]), (after, found.after, found.boxes[1])):
+        check(worker, whole, part, boxes, list(found.rows), axis=1)
 
 
 INPUTS = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge_opt.ir import Model, Operator, Tensor
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
-_BODY = "decomposition_subgraph_index"
+BODY = "decomposition_subgraph_index"
 
 
 def with_composites(model: Model) -> OperandFactors:
@@ -59,11 +59,11 @@ class Composite(Rule):
     def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         body = self._for_one_head(self._body(of.operator), of.factored, f"head_{head}")
         self._model.subgraphs.append(body)
-        options = {_BODY: len(self._model.subgraphs) - 1}
+        options = {BODY: len(self._model.subgraphs) - 1}
         return build.clone(of, pieces, of.piece_shape(keep=True), options)
 
     def _body(self, composite: Operator) -> Subgraph:
-        return self._model.subgraphs[int(composite.option(_BODY))]
+        return self._model.subgraphs[int(composite.option(BODY))]
 
     def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored] | Refusal:
         """Factors of all that the result is made of, by the identity of the body's tensors."""

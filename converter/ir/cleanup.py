@@ -12,7 +12,7 @@ from edge_opt.ir.references import subgraph_indices
 from edge_opt.schema.data import Data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from edge_opt.ir.graph import Subgraph, Tensor
     from edge_opt.ir.model import Model
@@ -38,9 +38,9 @@ class Usage:
         return cls(frozenset(tensors), frozenset(buffers), frozenset(_called(model)))
 
 
-def _called(model: Model) -> set[int]:
-    """Subgraphs that can be reached from the entry points."""
-    pending = [subgraph for _, subgraph in model.entry_points()] + model.subgraphs[:1]
+def _called(model: Model, roots: Iterable[Subgraph] = ()) -> set[int]:
+    """Subgraphs that can be reached from the given ones, by default the entry points."""
+    pending = [*roots] or [subgraph for _, subgraph in model.entry_points()] + model.subgraphs[:1]
     found: set[int] = set()
     while pending:
         subgraph = pending.pop()
@@ -80,6 +80,14 @@ def remove_unused(model: Model, before: Usage) -> None:
     ]
     codes = {id(operator.code) for subgraph in model.subgraphs for operator in subgraph.operators}
     model.operator_codes = [code for code in model.operator_codes if id(code) in codes]
+
+
+def remove_uncalled(model: Model, listed: int) -> None:
+    """Drop subgraphs behind the first `listed` that nothing calls: made for rewrites of which nothing came."""
+    called = _called(model, model.subgraphs[:listed])
+    kept = [graph for place, graph in enumerate(model.subgraphs) if place < listed or id(graph) in called]
+    if len(kept) < len(model.subgraphs):
+        _renumber(model, kept)
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import control_edges
+from edge_opt.ir.cleanup import remove_uncalled
 from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
 from edge_opt.passes.share import share_equal
@@ -254,6 +255,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         BrokenFrameError: the pass changed the graph outside its rewrites. That is a mistake of ours, not of the model.
     """
     reports: list[SiteReport] = []
+    subgraphs = len(context.model.subgraphs)
     sites = deque(chosen.sites(context))
     known = {site.operator for site in sites}
     if any(isinstance(site, Site) for site in sites):
@@ -286,6 +288,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
             sites.extend(found for found in chosen.sites(context) if found.operator not in known)
             known.update(found.operator for found in sites)
     _finish(chosen, context)
+    remove_uncalled(context.model, subgraphs)
     return reports
 
 
@@ -316,15 +319,6 @@ def _finish(chosen: Pass, context: Context) -> None:
 
 
 def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
-    subgraphs = context.model.subgraphs
-    listed = len(subgraphs)
-    _attempt(chosen, site, context, report)
-    if report.status is not Status.CONVERTED:
-        # Bodies that were made for the new region's composites.
-        del subgraphs[listed:]
-
-
-def _attempt(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
     rewrite = site.build()
     if isinstance(rewrite, Refusal):
         report.reason = str(rewrite)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_opt.attention.composite_rules import BODY, COMPOSITE
 from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.versions import required_version
 from edge_opt.schema.data import Data
@@ -21,7 +22,7 @@ from edge_opt.verify.proof import Box, take
 from edge_opt.verify.row_rules import RULES, NotReducibleError, Step, cuts, sizes, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,14 +67,12 @@ def sample(before: Model, after: Model, seed: int) -> Rows | None:
 
 def _along(before: Model, after: Model, length: int, seed: int) -> Rows:
     most = np.arange(1, length)
-    places = {0} | {
-        cut % length for model in (before, after) for cut in _Reduction(model, most, length).cuts()
-    }
+    places = {0} | {cut % length for model in (before, after) for cut in _on_rows(model, most, length).cuts()}
     random = noise.integers(noise.seed_of(seed, "rows", length), _RANDOM_ROWS, 0, length)
     rows = np.unique([*((place + side) % length for place in places for side in (-1, 0)), *random])
     if 2 * rows.size > length:
         raise NotReducibleError(f"{rows.size} of {length} rows are next to a cut")
-    reduced = [_Reduction(model, rows, length) for model in (before, after)]
+    reduced = [_on_rows(model, rows, length) for model in (before, after)]
     for reduction in reduced:
         reduction.check_reach()
     old, new = (reduction.model() for reduction in reduced)
@@ -109,20 +108,30 @@ def peak_bytes(model: Model) -> int:
     return most
 
 
-class _Reduction:
+def _on_rows(model: Model, rows: Indices, length: int) -> _Reduction:
     """One version of a region, on the given rows of every output's first axis of that length."""
+    asked: list[Box] = []
+    for tensor in model.subgraphs[0].outputs:
+        if length not in tensor.shape:
+            raise NotReducibleError(f"output '{tensor.name}' has no axis of {length}")
+        axis = tensor.shape.index(length)
+        asked.append(tuple(rows if place == axis else None for place in range(len(tensor.shape))))
+    return _Reduction(model, model.subgraphs[0], asked)
 
-    def __init__(self, model: Model, rows: Indices, length: int) -> None:
-        self._source = model.subgraphs[0]
+
+class _Reduction:
+    """A region, or the body of a composite in it, on what is asked of its results."""
+
+    def __init__(self, model: Model, source: Subgraph, asked: Sequence[Box]) -> None:
+        self._model = model
+        self._source = source
         self._operators = list(self._source.operators)
         self._asked: dict[Tensor, Box] = {}
         self._given: dict[Tensor, Box] = {}
         self._steps: dict[Operator, Step] = {}
-        for tensor in self._source.outputs:
-            if length not in tensor.shape:
-                raise NotReducibleError(f"output '{tensor.name}' has no axis of {length}")
-            axis = tensor.shape.index(length)
-            self._ask(tensor, tuple(rows if place == axis else None for place in range(len(tensor.shape))))
+        self._bodies: dict[Operator, _Reduction] = {}
+        for tensor, box in zip(source.outputs, asked, strict=True):
+            self._ask(tensor, box)
         for operator in reversed(self._operators):
             if any(tensor in self._asked for tensor in operator.outputs):
                 self._go_through(operator)
@@ -130,7 +139,7 @@ class _Reduction:
             self._given[tensor] = self._asked.get(tensor, (None,) * len(tensor.shape))
 
     def _go_through(self, operator: Operator) -> None:
-        rule = RULES.get(operator.name)
+        rule = self._enter if operator.name == COMPOSITE else RULES.get(operator.name)
         affected = any(i is not None for t in operator.outputs for i in self._asked.get(t, ()))
         if rule is None or (affected and any(_per_axis(t) for t in (*operator.inputs, *operator.outputs))):
             raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}'")
@@ -144,6 +153,15 @@ class _Reduction:
                 )
             self._ask(tensor, box)
 
+    def _enter(self, composite: Operator, asked: Sequence[Box | None]) -> Step:
+        """A composite on less is what its body is on less."""
+        body = self._model.subgraphs[int(composite.option(BODY))]
+        wanted = [box for box in asked if box is not None]
+        if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(wanted)]:
+            raise NotReducibleError(f"{composite.name} '{composite.outputs[0].name}' and its body differ")
+        inner = self._bodies[composite] = _Reduction(self._model, body, wanted)
+        return Step(wanted, dict(enumerate(inner.boxes())))
+
     def _ask(self, tensor: Tensor, box: Box) -> None:
         whole = tuple(
             None if indices is None or len(indices) == size else indices
@@ -156,6 +174,8 @@ class _Reduction:
         """Where axes that carry rows are cut or joined."""
         for operator, step in self._steps.items():
             yield from cuts(operator, step)
+        for body in self._bodies.values():
+            yield from body.cuts()
 
     def check_reach(self) -> None:
         """Raises where an operator, or a part that one cuts off, has nothing to do with the rows."""
@@ -163,6 +183,8 @@ class _Reduction:
             unread = [t for t in operator.outputs if t not in self._asked and t.consumers]
             if operator not in self._steps or unread:
                 raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}' is not reached")
+        for body in self._bodies.values():
+            body.check_reach()
 
     def boxes(self) -> tuple[Box, ...]:
         """What is read of every input."""
@@ -170,7 +192,16 @@ class _Reduction:
 
     def model(self) -> Model:
         """The operators on what is needed."""
-        return _Writer(self._source, self._operators, self._given, self._asked, self._steps).model
+        model = Model()
+        self.write(model)
+        return model
+
+    def write(self, model: Model) -> int:
+        """Adds them as a subgraph, those of bodies behind it; returns where."""
+        place = len(model.subgraphs)
+        bodies = {composite: body.write for composite, body in self._bodies.items()}
+        _Writer(model, self._source, self._given, self._asked, self._steps, bodies)
+        return place
 
 
 class _Writer:
@@ -178,20 +209,22 @@ class _Writer:
 
     def __init__(
         self,
+        model: Model,
         source: Subgraph,
-        operators: Sequence[Operator],
         given: Mapping[Tensor, Box],
         asked: Mapping[Tensor, Box],
         steps: Mapping[Operator, Step],
+        bodies: Mapping[Operator, Callable[[Model], int]],
     ) -> None:
-        self.model = Model()
+        self.model = model
         self._graph = Subgraph("rows")
         self.model.subgraphs.append(self._graph)
+        self._bodies = bodies
         self._given = given
         self._made: dict[Tensor, Tensor] = {}
         self._narrowed: dict[tuple[Tensor, tuple[bytes | None, ...]], Tensor] = {}
         self._graph.inputs = [self._define(tensor) for tensor in source.inputs]
-        for operator in operators:
+        for operator in source.operators:
             if operator in steps:
                 self._write(operator, steps[operator])
         self._graph.outputs = [self._narrow(tensor, asked[tensor]) for tensor in source.outputs]
@@ -220,9 +253,10 @@ class _Writer:
                 inputs.append(self._narrow(tensor, step.needs[index]))
         outputs = [self._define(tensor) for tensor in operator.outputs]
         options = operator.options
-        if options is not None and step.options:
+        told = {BODY: self._bodies[operator](self.model)} if operator in self._bodies else step.options
+        if options is not None and told:
             options = Table(options.spec, dict(options.fields))
-            for name, value in step.options.items():
+            for name, value in told.items():
                 options.set(name, value)
         self._graph.append(Operator(operator.code, inputs, outputs, options))
 
