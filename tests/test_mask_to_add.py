@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pass_runs import Says, convert_text, count, names, reread, run, statuses
 
-from edge_opt.ir import DType, Model, Quantization
+from edge_opt.ir import DType, Model, Quantization, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import MaskedRows, SiteReport, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING, condition_source
@@ -308,6 +308,36 @@ def test_every_logit_vanishes_in_what_is_added(constant: str, full: bool, prover
     assert (logits + np.float32(ABSORBING) == np.float32(ABSORBING)).all()
 
 
+OTHER_MASKS = {
+    "select": f"%other: float32[1,{N},{T},{S}] = SELECT_V2(%mask, %x, float32(-1e+09))",
+    "add": f"""%number: float32[1,1,{T},{S}] = CAST(%mask)
+  %times: float32[1,1,{T},{S}] = MUL(%number, float32(-1e+09))
+  %other: float32[1,{N},{T},{S}] = ADD(%x, %times)""",
+}
+
+
+@pytest.mark.parametrize("other", OTHER_MASKS)
+def test_rows_that_two_masks_close_together_are_told_of(other: str, prover: RegionProver) -> None:
+    """Each mask leaves half of every row open. No proof sees it, for the other mask is outside of the region."""
+    given = f"{BOOL}, %mask: bool[1,1,{T},{S}]"
+    text = block(OTHER_MASKS[other], given=given, select="SELECT_V2(%open, %other, float32(-1e+09))")
+    model, report = converted(text, prover)
+    assert report.note.startswith("rows that only this mask and another one (-1e+09) close together change; ")
+    assert report.proof is not None
+    assert str(report.proof.demand) == "relative 1e-06"
+    left = np.broadcast_to(np.arange(S) < S // 2, (1, 1, T, S))
+    first = left if other == "select" else ~left
+    values = {
+        "open": ~left,
+        "mask": first,
+        "x": np.random.default_rng(0).normal(size=(1, N, T, S)).astype("f4"),
+    }
+    with Worker() as worker:
+        before, after = (worker.run(to_bytes(one), None, values)["p"] for one in (parse(text), model))
+    assert before.max() < after.max()
+    assert not report.note.startswith(converted(block(RESHAPED, OPEN))[1].note)
+
+
 def test_what_is_added_overflows_with_no_other_mask() -> None:
     """Logits that another mask has closed may lie at the lowest number: their sum must stay one."""
     lowest = np.finfo(np.float32).min
@@ -391,6 +421,14 @@ REFUSED = {
     "other type": (
         block(given=f"{BOOL}, %i: int16[1,{N},{T},{S}]", select="SELECT_V2(%open, %i, float32(-1e+09))"),
         "SELECT's operands and result differ in type (expected float32, found int16), at SELECT_V2, tensor 'i'",
+    ),
+    "infinite logits": (
+        block(
+            f"%other: float32[1,{N},{T},{S}] = SELECT_V2(%first, %x, float32(-inf))",
+            given=f"{BOOL}, %first: bool[1,1,{T},{S}]",
+            select="SELECT_V2(%open, %other, float32(-1e+09))",
+        ),
+        "another mask has put -inf into the logits, which SELECT hides and ADD does not, at SELECT_V2, tensor 'other'",
     ),
     "no quantization": (
         block(given=BOOL, dtype="int16", select="SELECT_V2(%open, %x, int16(-32768))"),

@@ -37,6 +37,9 @@ ABSORBING = -(2.0**100)
 It vanishes in turn in the sum with the lowest float32, so no sum of two masks overflows.
 """
 
+_SMALL_CONSTANT = 1 << 20
+_MASKING = MOVEMENT | {"ADD", "SUB", "MUL", "SELECT", "SELECT_V2", "BROADCAST_TO", "CONCATENATION"}
+
 _LOWEST_FLOAT16 = -32752.0
 """Half of the lowest float16, whose sum with logits does not overflow; at that size float16 has steps of 16."""
 
@@ -51,7 +54,8 @@ class MaskedSoftmax:
     """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
 
     `masked_when` is the value of `condition` at which an entry is masked; `path` are the rearrangements between the
-    two, `chain` the operators that make the condition (from its source on).
+    two, `chain` the operators that make the condition (from its source on). `closed` is the lowest number that another
+    mask may have put into the logits.
     """
 
     select: Operator
@@ -61,6 +65,7 @@ class MaskedSoftmax:
     logits: Tensor
     constant: float
     masked_when: bool
+    closed: float = 0.0
 
 
 class MaskToAdd(Pass):
@@ -76,7 +81,8 @@ class MaskToAdd(Pass):
     Quantized logits get a mask whose masked entries lie below zero by the whole range of the logits, so that the sum is
     always clipped to the lowest code. Adding 0 keeps every code, because the mask's step is twice the logits' step.
 
-    Logits must be finite: SELECT hides a masked infinity, ADD does not.
+    Logits must be finite: SELECT hides a masked infinity, ADD does not. Where another mask has closed some of them
+    already, rows that both close together change too; no proof of this region alone can see that, so it is told.
     """
 
     name: ClassVar[str] = "mask_to_add"
@@ -162,7 +168,26 @@ def _match_operands(
             f"at most {LOWEST_ROW_MAXIMUM - UNDERFLOW:g}",
             f"{constant:g}",
         )
-    return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
+    closed = _lowest_number(logits)
+    if closed == -np.inf:
+        text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"
+        return Refusal(text, select, logits)
+    return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, closed)
+
+
+def _lowest_number(logits: Tensor) -> float:
+    """The lowest constant that may get into the logits, as those of another mask do; at most 0."""
+    pending, seen, lowest = [logits], set[int](), 0.0
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if tensor.has_numbers and tensor.dtype.is_float and 0 < tensor.elements <= _SMALL_CONSTANT:
+            lowest = min(lowest, float(np.min(tensor.array())))
+        elif tensor.producer is not None and tensor.producer.name in _MASKING:
+            pending += (source for source in tensor.producer.inputs if source is not None)
+    return lowest
 
 
 def _addable(tensor: Tensor) -> bool:
@@ -206,24 +231,31 @@ def _is_exact(context: Context, site: MaskedSoftmax) -> bool:
     """Whether rows that are masked everywhere stay as they are, too."""
     if site.logits.dtype in _QUANTIZED:
         return True
-    return _added(context, site) == ABSORBING and site.constant != -np.inf
+    return _added(context, site) == ABSORBING and site.constant != -np.inf and not _joint(site)
+
+
+def _joint(site: MaskedSoftmax) -> bool:
+    """Whether a row may be closed by this mask and another one together."""
+    return site.closed < LOWEST_ROW_MAXIMUM
 
 
 def _note(context: Context, site: MaskedSoftmax) -> str:
     if site.logits.dtype in _QUANTIZED:
         return ""
+    notes = []
     added = _added(context, site)
-    if added == site.constant:
-        return ""
-    advice = (
-        "for a compiler that computes in float16 choose its target, or one whose mask_constant float16 holds; "
-        if added == ABSORBING
-        else ""
-    )
-    return (
-        f"the mask constant {site.constant:g} becomes {added:g}; {advice}in a model that is yet to be quantized, a "
-        "constant that low takes most of the range of the masked logits"
-    )
+    if _joint(site):
+        notes.append(f"rows that only this mask and another one ({site.closed:g}) close together change")
+    if added != site.constant:
+        notes.append(f"the mask constant {site.constant:g} becomes {added:g}")
+        if added == ABSORBING:
+            notes.append(
+                "for a compiler that computes in float16 choose its target, or one with a mask_constant"
+            )
+        notes.append(
+            "in a model that is yet to be quantized, a constant that low takes most of the range of the masked logits"
+        )
+    return "; ".join(notes)
 
 
 def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
