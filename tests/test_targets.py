@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge_opt.attention.block import Block, find_blocks
-from edge_opt.attention.working_set import working_set
+from edge_opt.attention.logits import logits_bytes
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import parse, to_text
@@ -54,14 +54,14 @@ def test_hexagons_compiler_is_given_no_level() -> None:
 
 
 def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
-    """T = 8, S = 16, H = 4 in half precision: logits and mask 256 bytes each, keys and values 128 each."""
+    """T = 8, S = 16 in half precision: the logits of a head are 256 bytes."""
     long_context = {"form": "unpack", "rows_per_tile": 4}
-    fits = replace(load_target("generic"), on_chip_bytes=768, long_context=long_context)
+    fits = replace(load_target("generic"), on_chip_bytes=256, long_context=long_context)
     block = next(iter(find_blocks(parse(attention()).subgraphs[0])))
     assert isinstance(block, Block)
-    assert working_set(block) == 768
+    assert logits_bytes(block) == 256
     assert fits.for_attention(block) is fits
-    chosen = replace(fits, on_chip_bytes=767).for_attention(block)
+    chosen = replace(fits, on_chip_bytes=255).for_attention(block)
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
 
 

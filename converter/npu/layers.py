@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
-from edge_opt.attention.working_set import working_set
+from edge_opt.attention.logits import logits_bytes
 from edge_opt.ir import Model, Signature
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import reads
@@ -37,7 +37,7 @@ class Layers:
 
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
-    """The entry point whose attention needs the most memory, or the one that is named, and its multi-head blocks.
+    """The entry point whose attention is the largest, or the one that is named, and its multi-head blocks.
 
     Raises:
         UsageError: there is no such entry point, or it holds no multi-head attention.
@@ -46,7 +46,7 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
     if signature is not None and signature not in found:
         raise UsageError(f"signature '{signature}' does not exist, there are: {', '.join(found)}")
     wanted = [signature] if signature is not None else list(found)
-    chosen = max(wanted, key=lambda name: max(map(working_set, found[name]), default=0))
+    chosen = max(wanted, key=lambda name: max(map(logits_bytes, found[name]), default=0))
     if not found[chosen]:
         place = f"signature '{signature}'" if signature is not None else "the model"
         raise UsageError(f"{place} holds no multi-head attention to tune for: see `edge-opt explain`")
@@ -66,7 +66,7 @@ def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None
     if blocks is None:
         return Layers(chosen, cut_entry_point(model, chosen), found[0], None)
     graph = dict(model.entry_points())[chosen]
-    sizes = [working_set(block) for block in found]
+    sizes = [logits_bytes(block) for block in found]
     largest = [place for place, size in enumerate(sizes) if size == max(sizes)]
     first = min(largest[len(largest) // 2], max(len(found) - blocks, 0))
     part = found[first : first + blocks]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_opt.attention.working_set import element_bytes
+from edge_opt.attention.logits import element_bytes
 from edge_opt.ir import DType
 from edge_opt.targets.target import COMPOSITE, composite_name
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.attention.form import AS_FOUND, FORMS
-from edge_opt.attention.working_set import working_set
+from edge_opt.attention.logits import logits_bytes
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.tables import ENUMS
 
@@ -36,7 +36,7 @@ class Target:
         mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
         converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
-        on_chip_bytes: memory beside the NPU that a head's logits, mask, keys and values should fit into.
+        on_chip_bytes: memory beside the NPU, which one head's logits should fit into.
         long_context: `form` and `rows_per_tile` for attention that does not fit.
 
     What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
@@ -86,8 +86,8 @@ class Target:
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
 
     def overflows(self, match: Block | SingleHead) -> bool:
-        """True where one head of the attention needs more memory than is on the chip."""
-        return self.on_chip_bytes is not None and working_set(match) > self.on_chip_bytes
+        """True where the logits of one head need more memory than is on the chip."""
+        return self.on_chip_bytes is not None and logits_bytes(match) > self.on_chip_bytes
 
     def for_attention(self, match: Block | SingleHead) -> Target:
         """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
