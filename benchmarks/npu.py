@@ -19,7 +19,7 @@ import json
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,13 +100,13 @@ def estimate(trial: Trial) -> TimeEstimate | None:
     return figures.time if whole and isinstance(figures, SpillFigures) else None
 
 
-def candidates(target: Target, model: Model, signature: str, *, forms: bool) -> Iterator[Choice]:
+def candidates(model: Model, signature: str, *, forms: bool) -> Iterator[Choice]:
     """As exported and ours, and with `forms` what `tune` would try."""
     yield EXPORTED
     yield OURS
     if forms:
         _, blocks = largest_attention(model, signature)
-        yield from (choice for choice in choices(target, blocks[0]) if choice.form is not None)
+        yield from (choice for choice in choices(blocks[0]) if choice.form is not None)
 
 
 def measured(
@@ -121,7 +121,7 @@ def measured(
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         jobs = [
             job(str(alone), choice, target, options)
-            for choice in candidates(target, model, signature, forms=options.forms)
+            for choice in candidates(model, signature, forms=options.forms)
         ]
         yield Row(path.stem, signature, tuple(outcomes(digest, jobs, memory, running)))
         alone.unlink()
@@ -131,7 +131,7 @@ def job(exported: str, choice: Choice, target: Target, options: argparse.Namespa
     """What it takes to compile one form; ours with the flags that the target advises over the exporter's."""
     flags = dict(flag.split("=", 1) for flag in EXPORTERS_FLAGS)
     if choice == OURS:
-        flags |= dict(flag.split("=", 1) for flag in target.flags(load(exported)))
+        flags |= dict(flag.split("=", 1) for flag in target.flags())
     told = tuple(f"{name}={value}" for name, value in flags.items())
     return Job(exported, choice, {}, target, options.chip, told, options.sdk, MOST_SECONDS)
 
@@ -150,9 +150,9 @@ def outcomes(
         print(
             f"{Path(each.exported).stem}: {each.choice}, {trial.seconds:.0f} s", file=sys.stderr, flush=True
         )
-    for choice, trial in found.items():
-        assert trial is not None
-        yield Trial(choice, {}, trial.seconds, trial.figures, trial.failure, versions=trial.versions)
+    for choice, known in found.items():
+        assert known is not None
+        yield replace(known, choice=choice)
 
 
 def report(rows: Sequence[Row]) -> str:
