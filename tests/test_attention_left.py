@@ -131,6 +131,21 @@ def test_inspect_and_explain_tell_of_attention_in_a_branch(
     assert "inside a graph that IF calls" in said
 
 
+def test_scores_that_the_heads_are_not_followed_to_are_told_of() -> None:
+    text = PLAIN.replace("SOFTMAX(%l)", "SOFTMAX(%s)").replace(
+        "  %p:",
+        """  %g: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %c: float32[1,4,6,8] = CUMSUM(%g, int32(3))
+  %s: float32[1,4,6,8] = ADD(%l, %c)
+  %p:""",
+    )
+    (site,) = convert(parse(text), verify="none").sites
+    assert site.status == "converted"
+    assert site.note == "the heads are not followed up to scores that are added: 'g' still holds several"
+    (plain,) = convert(parse(PLAIN), verify="none").sites
+    assert not plain.note
+
+
 def test_a_softmax_over_classes_is_no_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "convert", written(tmp_path, CLASSES), "--dry-run", "--require-all")
     assert said.code == 0

@@ -9,7 +9,7 @@ from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY, is_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from edge_opt.ir import Operator, Tensor
 
@@ -69,6 +69,30 @@ def between_products(softmax: Operator) -> bool:
         return all(reached)
     mixed = (_meets_product(softmax, beside, projections=1) for beside in (_producers, _readers))
     return any(reached) or all(mixed)
+
+
+def products_beside(core: Collection[Operator]) -> list[Operator]:
+    """Products of several matrices that are added to the scores of a block, and that the label of its heads missed."""
+    found: dict[Operator, None] = {}
+    frontier = [
+        above
+        for operator in core
+        if not is_product(operator)
+        for above in _producers(operator)
+        if above not in core
+    ]
+    seen = set(frontier)
+    while frontier and len(seen) < DEEPEST:
+        operator = frontier.pop(0)
+        if operator.name in _PROJECTIONS | SOFTMAXES:
+            if is_product(operator) and math.prod(operator.outputs[0].shape[:-2]) > 1:
+                found[operator] = None
+            continue
+        for above in _producers(operator):
+            if above not in seen and above not in core:
+                seen.add(above)
+                frontier.append(above)
+    return list(found)
 
 
 def multiplies_activations(operator: Operator) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import form_for
-from edge_opt.attention.front import PRODUCTS
+from edge_opt.attention.front import PRODUCTS, products_beside
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.tiles import in_groups
@@ -63,6 +63,10 @@ def _site(context: Context, block: Block) -> Site | SkippedSite:
         chosen = _or_whole(in_groups(block), block, notes, "key/value heads are split too")
     chosen = _or_whole(tiled_block(target, chosen), chosen, notes, "rows are not cut")
     build = partial(_build, context, chosen, form)
+    beside = products_beside(chosen.core)
+    if beside:
+        where = ", ".join(sorted(f"'{product.outputs[0].name}'" for product in beside))
+        notes.append(f"the heads are not followed up to scores that are added: {where} still holds several")
     demand = None
     if any(operator.name == "FULLY_CONNECTED" for operator in chosen.core):
         demand = ROUNDED
