@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+from edge_opt.cli import output
+
 _DASH = Path("-")
 _INPUT, _OUTPUT = "standard input", "standard output"
 _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -63,9 +65,18 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
     with redirect_stdout(sys.stderr):
         yield kept
     if kept.exists():
+        _send(kept)
+
+
+def _send(kept: Path) -> None:
+    try:
         with kept.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
         sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise output.unwritable(error) from error
 
 
 def clean() -> None:

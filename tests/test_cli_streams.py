@@ -86,6 +86,15 @@ def test_a_failed_conversion_leaves_the_pipe_empty(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (4, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk of Linux")
+def test_a_full_disk_behind_the_pipe_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edge_opt", "convert", str(DEMO), "-o", "-", "--verify", "none"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=120)
+    assert done.returncode == 5
+    assert b"standard output could not be written" in done.stderr
+
+
 def test_shapes_takes_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = written(tmp_path, DISAGREES)
     for kind, code in (("prefill_decode", 1), ("embedder", 0)):
