@@ -13,7 +13,7 @@ from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
-from edge_opt.passes.contract import Site, SkippedSite
+from edge_opt.passes.contract import Ran, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation
 from edge_opt.passes.share import share_equal
 from edge_opt.schema.data import Data
@@ -369,3 +369,8 @@ def test_inputs_and_outputs_of_a_region_are_what_crosses_its_border() -> None:
     assert rewrite.inputs() == (t["x"],)
     assert rewrite.outputs() == (t["a"], t["b"])
     assert replacing(model, [o["a"], o["reader"], o["b"]]).outputs() == (t["reader"], t["b"])
+
+
+def test_a_proof_tells_which_rows_it_ran() -> None:
+    assert Ran("xnnpack").to_dict() == {"kernels": "xnnpack", "rows": None, "of": None}
+    assert Ran("reference", (0, 3), 8).to_dict() == {"kernels": "reference", "rows": [0, 3], "of": 8}

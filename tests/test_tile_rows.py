@@ -7,7 +7,7 @@ import pytest
 
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, Subgraph
-from edge_opt.ir.text import parse
+from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
 
@@ -71,3 +71,40 @@ def test_the_mask_is_cut_once_for_all_layers_of_a_model() -> None:
 def test_a_tile_has_at_least_one_row() -> None:
     with pytest.raises(UsageError, match="must be 1 or more"):
         convert(two_heads(8, 16), rows_per_tile=0)
+
+
+ONE_HEAD = """
+subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2], %mask: float32[1,1,4,3]) {
+  %logits: float32[1,1,4,3] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %masked: float32[1,1,4,3] = ADD(%logits, %mask)
+  %p: float32[1,1,4,3] = SOFTMAX(%masked) {beta: 1.0}
+  %out: float32[1,1,4,2] = BATCH_MATMUL(%p, %v)
+  return %out
+}
+"""
+TWO_TILES = """
+subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2], %mask: float32[1,1,4,3]) {
+  %q/piece_0: float32[1,1,2,2], %q/piece_1: float32[1,1,2,2] = SPLIT(int32(2), %q) {num_splits: 2}
+  %logits/rows_0: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_0, %k) {adj_y: true}
+  %mask/piece_0: float32[1,1,2,3], %mask/piece_1: float32[1,1,2,3] = SPLIT(int32(2), %mask) {num_splits: 2}
+  %masked/rows_0: float32[1,1,2,3] = ADD(%logits/rows_0, %mask/piece_0)
+  %p/rows_0: float32[1,1,2,3] = SOFTMAX(%masked/rows_0) {beta: 1.0}
+  %out/rows_0: float32[1,1,2,2] = BATCH_MATMUL(%p/rows_0, %v)
+  %logits/rows_1: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_1, %k) {adj_y: true}
+  %masked/rows_1: float32[1,1,2,3] = ADD(%logits/rows_1, %mask/piece_1)
+  %p/rows_1: float32[1,1,2,3] = SOFTMAX(%masked/rows_1) {beta: 1.0}
+  %out/rows_1: float32[1,1,2,2] = BATCH_MATMUL(%p/rows_1, %v)
+  %out: float32[1,1,4,2] = CONCATENATION(%out/rows_0, %out/rows_1) {axis: 2}
+  return %out
+}
+"""
+
+
+def test_an_attention_of_one_head_is_cut_by_rows_alone() -> None:
+    result = convert(parse(ONE_HEAD), rows_per_tile=2)
+    (site,) = result.converted
+    assert (site.pass_name, site.heads, site.kv_heads) == ("tile_rows", 1, 1)
+    assert site.proof is not None
+    assert site.proof.bitwise
+    assert result.model is not None
+    assert to_text(result.model) == TWO_TILES.lstrip()
