@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 
+from edge_opt.attention.block import Block, find_blocks
+from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.reach import above_the_core
 from edge_opt.ir import Constants, Model, Operator, load, to_bytes
 from edge_opt.ir.text import parse, subgraph_text, to_text
 from edge_opt.passes import Context, Demand, Status, run_pass
@@ -239,3 +242,27 @@ def test_a_query_that_rope_reads_several_times_is_made_once_per_head() -> None:
     assert cut_at(model) == {"x", "z/head_0", "z/head_1"}
     names = [op.name for op in model.subgraphs[0].operators]
     assert [names.count(name) for name in ("QUANTIZE", "SPLIT", "CONCATENATION", "ADD")] == [2, 3, 3, 2]
+
+
+def reached(text: str) -> set[str]:
+    """Names of what every head can have for itself above the attention of a graph."""
+    graph = parse(text).subgraphs[0]
+    (block,) = find_blocks(graph)
+    assert isinstance(block, Block)
+    found = above_the_core(graph, block, OperandFactors())
+    return {tensor.name for tensor in graph.tensors if id(tensor) in found}
+
+
+def test_a_tensor_with_scales_along_an_axis_is_cut_where_it_is() -> None:
+    """A piece of it would need a part of the scales."""
+    assert reached(ROTATED) == {"q", "r", "e", "a", "j", "s0", "s1", "z"}
+    scales = "%z: int16[1,2,1,4] q([0.02, 0.03], [0, 0], axis 1)"
+    assert reached(ROTATED.replace("%z: int16[1,2,1,4] q(0.02, 0)", scales)) == {
+        "q",
+        "r",
+        "e",
+        "a",
+        "j",
+        "s0",
+        "s1",
+    }

@@ -150,6 +150,23 @@ def test_composites_in_a_region_have_bodies_on_the_same_rows(worker: Worker) -> 
         check(worker, whole, part, boxes, list(found.rows), axis=1)
 
 
+def test_cuts_of_rows_in_the_body_of_a_composite_count() -> None:
+    body = NORMED.index("  %sq")
+    text = (
+        NORMED[:body].replace(", float32[8]{splat 2.0})", ")").replace(", %w: float32[8])", ")")
+        + """
+  %first: float32[1,2,27,8] = SLICE(%x, int32{0, 0, 0, 0}, int32{1, 2, 27, 8})
+  %rest: float32[1,2,37,8] = SLICE(%x, int32{0, 0, 27, 0}, int32{1, 2, 37, 8})
+  %y: float32[1,2,64,8] = CONCATENATION(%first, %rest) {axis: 2}
+  return %y
+}"""
+    )
+    (rewrite,) = rewrites_of("mha_to_sha", parse(text), Target("above", "", form="split-above"))
+    found = sample(*both(rewrite), seed=0)
+    assert found is not None
+    assert {26, 27} < set(found.rows)
+
+
 INPUTS = {
     name: f"%{name}: {shape}"
     for name, shape in {
