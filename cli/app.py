@@ -13,7 +13,7 @@ Action = Callable[[], int]
 
 VERIFY = ("regions", "exhaustive", "full", "none")
 SECTIONS = ("prefill-decode", "all")
-FORMS = ("as-found", "split", "unpack", "split-above", "slice", "split-keys-batched")
+FORMS = ("as-found", "split", "unpack", "split-above")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
 PLACES = ("cpu", "npu")
 

@@ -20,7 +20,7 @@ MERGED = """%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
 LOGITS = "%l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}"
 SOFTMAX = "%p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}"
 VALUES = "%o: float32[1,4,6,5] = BATCH_MATMUL(%w, %v)"
-FORMS = ("split", "unpack", "slice", "split-above")
+FORMS = ("split", "unpack", "split-above")
 
 
 def block(*lines: str, inputs: str = "", returned: str = "%r") -> str:

@@ -85,31 +85,12 @@ def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
     check(case, form, reference=reference)
 
 
-@settings(graphs, max_examples=EXAMPLES or 10)
-@given(cases())
-def test_heads_cut_by_slices_compute_the_same_bits(case: Case) -> None:
-    check(case, "slice", reference=False)
-
-
 @settings(graphs, max_examples=EXAMPLES or 25)
 @given(cases())
 def test_heads_cut_as_far_up_as_they_go_compute_the_same_bits(case: Case) -> None:
     # One head as `[1, T*H]`, read by the next block as it is, looks like T merged heads.
     assume(case.tail != "flat then mapped" or case.blocks == 1)
     check(case, "split-above", reference=False)
-
-
-@settings(graphs, max_examples=EXAMPLES or 15)
-@given(cases())
-def test_groups_that_keep_their_keys_as_a_batch_compute_the_same_bits(case: Case) -> None:
-    attention = build(case)
-    before = to_bytes(attention.model)
-    model = load(before)
-    for report in convert(model, "split-keys-batched"):
-        alone = report.heads == report.kv_heads
-        assert report.status is (Status.SKIPPED if alone else Status.CONVERTED), report
-        assert report.settled == alone
-    assert_same_bits(before, to_bytes(model), random_inputs(model), "xnnpack")
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])

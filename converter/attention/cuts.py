@@ -221,7 +221,7 @@ class Cutter:
             if drops:
                 options = new_table("UnpackOptions", num=count, axis=axis)
                 self._assembly.emit("UNPACK", [tensor], parts, options)
-            elif tensor.dtype in SPLIT_TYPES and self._form.cut != "slice":
+            elif tensor.dtype in SPLIT_TYPES:
                 where = self._assembly.integers("split/axis", axis)
                 options = new_table("SplitOptions", num_splits=count)
                 self._assembly.emit("SPLIT", [where, tensor], parts, options)

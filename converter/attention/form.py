@@ -10,17 +10,15 @@ from typing import Literal
 class Form:
     """A choice of cut.
 
-    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, as do several SLICEs; UNPACK drops the head axis,
+    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis,
     `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
     there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
-    above RoPE and a norm over H. `sink` moves multiplications by a scalar below the cut, into each head. `keys`
-    "batched" splits the queries of each key/value head only, `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
+    above RoPE and a norm over H. `sink` moves multiplications by a scalar below the cut, into each head.
     """
 
-    cut: Literal["split", "slice", "unpack"] = "split"
+    cut: Literal["split", "unpack"] = "split"
     position: Literal["near", "far", "above"] = "near"
     sink: bool = True
-    keys: Literal["split", "batched"] = "split"
 
     @property
     def keep_axes(self) -> bool:
@@ -35,8 +33,6 @@ FORMS = {
     "split": SPLIT,
     "unpack": UNPACK,
     "split-above": ABOVE,
-    "slice": Form(cut="slice"),
-    "split-keys-batched": Form(keys="batched"),
 }
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in

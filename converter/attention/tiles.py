@@ -1,4 +1,4 @@
-"""Other pieces than heads: query rows as one more digit of a head's number, or only the digits within a group."""
+"""Smaller pieces than heads: query rows as one more digit of a head's number."""
 
 from __future__ import annotations
 
@@ -37,36 +37,6 @@ def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:
             return found
         refusal = found
     return refusal
-
-
-def in_groups(block: Block) -> Block | Refusal:
-    """The attention as G pieces that keep all K key/value heads as a batch: `[B,K,G*T,S]` -> G x `[B,K,T,S]`.
-
-    Head n is k*G + g, so what is left of a label are the digits below G.
-    """
-    if block.others:
-        return Refusal("the probabilities weigh several values that are never summed", block.softmax)
-    groups = block.heads // block.kv_heads
-    factored = tuple(
-        tuple(part for factor in axis for part in _digits_below(factor, groups)) for axis in block.factored
-    )
-    found = _labelled(replace(block, heads=groups), factored, 1)
-    if isinstance(found, Block):
-        for product, labelled in found.logits.items():
-            operands = found.operands(product, labelled)
-            assert isinstance(operands, dict)
-            if min(fx.piece_count(operand) for operand in operands.values()) > 1:
-                return Refusal("the heads of a group do not lie side by side", product)
-    return found
-
-
-def _digits_below(factor: Factor, limit: int) -> tuple[Factor, ...]:
-    if not factor.stride or factor.stride * factor.size <= limit:
-        return (factor,)
-    if factor.stride >= limit:
-        return (Factor(factor.size),)
-    outer, inner = fx.divide(factor, factor.stride * factor.size // limit)
-    return (Factor(outer.size), inner)
 
 
 def _as_block(single: SingleHead) -> Block | Refusal:

@@ -53,8 +53,7 @@ def choices(attention: Block) -> Iterator[Choice]:
     """As exported, every form, and tiles of rows of the form that is mostly the best."""
     rows = attention.query_length
     yield Choice()
-    grouped = 1 < attention.kv_heads < attention.heads
-    yield from (Choice(name) for name, form in FORMS.items() if form.keys == "split" or grouped)
+    yield from map(Choice, FORMS)
     sizes = dict.fromkeys((rows // _TILES, *_SMALL_TILES))
     yield from (
         Choice("split-above", size) for size in sizes if _LEAST_ROWS <= size < rows and rows % size == 0

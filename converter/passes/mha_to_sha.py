@@ -10,7 +10,6 @@ from edge_opt.attention.form import form_for
 from edge_opt.attention.front import PRODUCTS, products_beside
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
-from edge_opt.attention.tiles import in_groups
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_opt.attention.form import Form
+    from edge_opt.targets import Target
 
 ROUNDED = Demand("relative", 1e-6)
 """Of a block with FULLY_CONNECTED products."""
@@ -50,18 +50,12 @@ class MhaToSha(Pass):
                 yield SkippedSite(match.softmax, "already single-head", settled=True, heads=1, kv_heads=1)
 
 
-def _site(context: Context, block: Block) -> Site | SkippedSite:
+def _site(context: Context, block: Block) -> Site:
     """Rows are cut in the same go, where they are to be: a tile's heads are then joined to finished rows."""
     target = context.target.for_attention(block)
     form = form_for(target.form, merged=block.merged)
-    if form.keys == "batched" and block.kv_heads == block.heads:
-        reason = "every key/value head has one query head: nothing to split while they stay a batch"
-        return SkippedSite(block.softmax, reason, settled=True, heads=block.heads, kv_heads=block.kv_heads)
-    chosen = block
     notes: list[str] = []
-    if form.keys == "batched":
-        chosen = _or_whole(in_groups(block), block, notes, "key/value heads are split too")
-    chosen = _or_whole(tiled_block(target, chosen), chosen, notes, "rows are not cut")
+    chosen = _tiled(target, block, notes)
     build = partial(_build, context, chosen, form)
     beside = products_beside(chosen.core)
     if beside:
@@ -74,12 +68,13 @@ def _site(context: Context, block: Block) -> Site | SkippedSite:
     return Site(block.softmax, build, block.heads, block.kv_heads, demand, "; ".join(notes))
 
 
-def _or_whole(found: Block | Refusal | None, block: Block, notes: list[str], otherwise: str) -> Block:
-    """What was found, or the block as it was; why, where somebody wanted it otherwise."""
+def _tiled(target: Target, block: Block, notes: list[str]) -> Block:
+    """The block with its rows cut, where the target wants it; whole, with a note, where that cannot be."""
+    found = tiled_block(target, block)
     if isinstance(found, Block):
         return found
     if found is not None:
-        notes.append(f"{otherwise}: {found}")
+        notes.append(f"rows are not cut: {found}")
     return block
 
 
