@@ -8,13 +8,13 @@ from pass_runs import Says, convert_text, run, statuses
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import Constants, DType, Metadata, Operator, Quantization, Tensor, to_bytes
+from edge_opt.ir import Constants, DType, Metadata, Operator, OperatorCode, Quantization, Tensor, to_bytes
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import Ran, Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation
+from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
 from edge_opt.passes.share import share_equal
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
@@ -374,3 +374,19 @@ def test_inputs_and_outputs_of_a_region_are_what_crosses_its_border() -> None:
 def test_a_proof_tells_which_rows_it_ran() -> None:
     assert Ran("xnnpack").to_dict() == {"kernels": "xnnpack", "rows": None, "of": None}
     assert Ran("reference", (0, 3), 8).to_dict() == {"kernels": "reference", "rows": [0, 3], "of": 8}
+
+
+def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_old_one() -> None:
+    model = parse("""subgraph main (%x: int16[1,4] q(0.5, 0)) {
+      %y: int16[1,2] q(0.5, 0) = SLICE(%x, int32{0, 1}, int32{1, 2})
+      return %y
+    }""")
+    (old,) = model.subgraphs[0].operators
+    own = OperatorCode(old.code.builtin, 1)
+    for code, reason in (
+        (own, "SLICE 'y': its types need version 4, it has 1"),
+        (OperatorCode(old.code.builtin, 4), None),
+        (old.code, None),
+    ):
+        new = Operator(code, old.inputs, old.outputs, old.options)
+        assert version_violation(Rewrite(model.subgraphs[0], (old,), (new,), old)) == reason
