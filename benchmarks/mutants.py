@@ -86,11 +86,18 @@ class Bench:
         }
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that reach its lines, the quickest first; of what runs at import, those of the whole module."""
+        """The tests that reach its lines, the quickest first.
+
+        Of what runs at import, those that reach the module; of what no test reaches in its own process, those in files
+        with the module's name, which start others.
+        """
         contexts = self._data.contexts_by_lineno(str(mutant.path))
         imported = any("" in contexts.get(line, ()) for line in mutant.lines)
         lines = contexts if imported else mutant.lines
         found = {context.rpartition("|")[0] for line in lines for context in contexts.get(line, ())} - {""}
+        if not found:
+            every = {context.rpartition("|")[0] for context in self._data.measured_contexts()}
+            found = {test for test in every if mutant.path.stem in test.partition("::")[0]}
         known = [(self._seconds[key], test) for test in found if (key := _key(test)) in self._seconds]
         return [test for _, test in sorted(known)]
 
