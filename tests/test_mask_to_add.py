@@ -657,3 +657,17 @@ def test_what_changes_in_masked_rows_is_told_with_the_number_of_sites() -> None:
         "rows that are masked everywhere change by up to 0.5 (1 site of a)",
         "rows that are masked everywhere change by up to 0.5 (2 sites of a)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "addable"),
+    [
+        ("int8[2,3] q(0.5, 1)", True),
+        ("int8[2,3] q([0.5, 0.25], [0, 0])", False),
+        ("int8[2,3]", False),
+        ("bool[2,3]", False),
+    ],
+)
+def test_integer_logits_need_one_scale_to_be_added_to(kind: str, addable: bool) -> None:
+    (tensor,) = parse(f"subgraph main (%x: {kind}) {{ return %x }}").subgraphs[0].inputs
+    assert mask_to_add._addable(tensor) == addable

@@ -310,6 +310,16 @@ def test_the_report_says_what_was_clipped_even_without_a_proof(text: str, note: 
     assert report.to_dict()["note"] == (note or None)
 
 
+def test_what_was_clipped_is_told_in_the_codes_of_the_result() -> None:
+    """-13.1 to 12.4 by a zero point of 3 is -124 to 131 by one of 7, of which int8 holds 127."""
+    model = parse("""subgraph main (%p: int8[4] q(0.1, 3)) {
+      %y: int8[4] q(0.1, 7) = QUANTIZE(%p)
+      return %y
+    }""")
+    (convert,) = model.subgraphs[0].operators
+    assert matmul_convert.saturation(convert) == Saturation(-124, 127)
+
+
 @pytest.mark.parametrize("text", [clipping(), clipping(0.001, left="int8")], ids=["int16", "int8"])
 def test_clipped_values_do_not_fail_the_proof_and_are_counted_in_it(text: str, prover: RegionProver) -> None:
     _, report = fused(text, prover)
