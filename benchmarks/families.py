@@ -1,7 +1,7 @@
 """What becomes of every family of attention that exporters write: a table, from freshly exported models.
 
     python testdata/make_families.py MODELS
-    python testdata/quantize_model.py a16w8 MODELS/*.tflite          (and a8w8, dynamic_wi8_afp32)
+    python testdata/quantize_model.py a16w8 MODELS/*.tflite          (and a8w8, dynamic)
     python benchmarks/families.py MODELS --out docs/families.md
 
 Each model is converted with every region proved, and compared with the original, whole, on both kernel sets.
