@@ -52,13 +52,13 @@ def _per_element(operator: Operator, tensor: Tensor) -> bool:
 
 
 def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
-    """True where nothing but this tensor (and numbers) is in the operator's results."""
+    """True where nothing but this tensor and single numbers is in the operator's results."""
     if operator.name == "PACK" and len(operator.inputs) > 1:
         return False
     if operator.name in allowed:
         return data_input(operator) is tensor
     others = [t for t in operator.inputs if t is not tensor and t is not None]
-    return operator.name in ("MUL", "DIV") and all(t.has_numbers and t.elements == 1 for t in others)
+    return operator.name in ELEMENTWISE and all(t.elements == 1 for t in others)
 
 
 def _takes_one(operator: Operator) -> bool:
