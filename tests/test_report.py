@@ -7,6 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw
 from edge_opt.report.document import render
 from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.reporting import conversion_report
+from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,8 +151,10 @@ def test_markdown_has_a_row_for_each_signature_and_site() -> None:
 
 
 def test_the_summary_says_what_to_compile_with() -> None:
-    result = convert(QUANTIZED, dry_run=True, target="qualcomm-htp", verify="none")
-    report = conversion_report(result, target="qualcomm-htp")
+    flags = {"qualcomm_optimization_level": "O2"}
+    target = replace(load_target("qualcomm-htp"), quantized_compiler_flags=flags)
+    result = convert(QUANTIZED, dry_run=True, target=target, verify="none")
+    report = conversion_report(result, target=target)
     for suffix in (".md", ".html", ".json"):
         said = html.unescape(render(report, suffix))
         assert "Compile it with LiteRT's compiler" in said
