@@ -152,7 +152,7 @@ def test_markdown_has_a_row_for_each_signature_and_site() -> None:
 
 def test_the_summary_says_what_to_compile_with() -> None:
     flags = {"qualcomm_optimization_level": "O2"}
-    target = replace(load_target("qualcomm-htp"), quantized_compiler_flags=flags)
+    target = replace(load_target("qualcomm-htp"), compiler_flags=flags)
     result = convert(QUANTIZED, dry_run=True, target=target, verify="none")
     report = conversion_report(result, target=target)
     for suffix in (".md", ".html", ".json"):
