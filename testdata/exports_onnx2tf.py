@@ -63,7 +63,7 @@ def hugging_face_on(shape: tuple[int, ...] | None, config: str, model: str, **op
         cfg._attn_implementation = attention  # noqa: SLF001  as `from_pretrained(attn_implementation=..)` does
         inner = getattr(transformers, model)(cfg)
 
-        class Last(torch.nn.Module):  # type: ignore[name-defined,misc]
+        class Last(torch.nn.Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.inner = inner
@@ -109,7 +109,7 @@ def _functional(call: Callable[..., Any], *widths: tuple[int, int]) -> Callable[
     """A module of Linear layers of these widths that runs `call(torch, layers, *inputs)`."""
 
     def build(torch: Any) -> Any:
-        class Module(torch.nn.Module):  # type: ignore[name-defined,misc]
+        class Module(torch.nn.Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.layers = torch.nn.ModuleList(torch.nn.Linear(*width) for width in widths)
@@ -123,7 +123,7 @@ def _functional(call: Callable[..., Any], *widths: tuple[int, int]) -> Callable[
 
 
 def _mha(torch: Any, *, weights: bool, mask: bool = False) -> Any:
-    class Module(torch.nn.Module):  # type: ignore[name-defined,misc]
+    class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.attention = torch.nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
