@@ -63,7 +63,7 @@ def hugging_face_on(shape: tuple[int, ...] | None, config: str, model: str, **op
         cfg._attn_implementation = attention  # noqa: SLF001  as `from_pretrained(attn_implementation=..)` does
         inner = getattr(transformers, model)(cfg)
 
-        class Last(torch.nn.Module):  # type: ignore[misc]
+        class Last(torch.nn.Module):  # type: ignore[name-defined,misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.inner = inner
