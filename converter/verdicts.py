@@ -32,7 +32,21 @@ def verdicts(result: ConversionResult) -> list[str]:
     compiler = [f"Compile it with {result.compile_with}"] if result.compile_with is not None else []
     whole = [f"  {signature.sentence()}" for signature in result.whole]
     masked = [f"  But {result.masked_rows}"] if result.masked_rows is not None else []
-    return [*lines, *_extents(result), *masked, *_notes(result), *whole, *compiler]
+    return [*lines, *_kept(result), *_extents(result), *masked, *_notes(result), *whole, *compiler]
+
+
+def _kept(result: ConversionResult) -> list[str]:
+    """Multi-head attention that stays on purpose, beside some that was split; the headline says it where all stays."""
+    groups = Counter(
+        (site.signature, site.reason)
+        for site in result.sites
+        if site.settled and site.status is Status.SKIPPED and (site.heads or 0) > 1
+    )
+    return [
+        f"  {signature}, {_many(count, 'block')} left as exported: {reason}"
+        for (signature, reason), count in groups.items()
+        if result.converted
+    ]
 
 
 def _notes(result: ConversionResult) -> list[str]:

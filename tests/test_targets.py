@@ -139,6 +139,7 @@ def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
     left = [site for site in result.sites if site.signature == "decode"]
     assert left
     assert all(site.settled and "gains nothing" in site.reason for site in left)
+    assert "decode, 3 blocks left as exported: target 'mine' gains nothing" in result.summary()
 
 
 def test_a_rewrite_that_the_target_cannot_take_is_rolled_back() -> None:
