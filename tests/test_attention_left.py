@@ -106,6 +106,17 @@ def test_nobody_is_told_that_there_is_no_attention(
     assert run(capsys, "convert", file, "--dry-run", "--require-all", *chosen).code == 1
 
 
+def test_sites_of_attention_that_stays_are_counted_on() -> None:
+    both = IN_A_BRANCH[: IN_A_BRANCH.index("subgraph else")] + "subgraph else (" + GIVEN + ") {" + ATTENTION
+    model = parse(both)
+    done = [
+        SiteReport("mask_to_add", "main", 0, Status.CONVERTED),
+        SiteReport("mha_to_sha", "main", 0, Status.CONVERTED),
+    ]
+    left = attention_left(model, model.subgraphs[0], "main", done, split=True)
+    assert [site.index for site in left] == [1, 2]
+
+
 def test_what_stands_behind_a_composite_that_is_a_site_itself_is_looked_into() -> None:
     composite = (
         "  %z: float32[1,4,6,5] = STABLEHLO_COMPOSITE(%q) {name: 'n', decomposition_subgraph_index: 3}\n"
