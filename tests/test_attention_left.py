@@ -118,10 +118,11 @@ def test_sites_of_attention_that_stays_are_counted_on() -> None:
 
 
 def test_what_stands_behind_a_composite_that_is_a_site_itself_is_looked_into() -> None:
+    """Attention in that composite is told of there."""
     composite = (
         "  %z: float32[1,4,6,5] = STABLEHLO_COMPOSITE(%q) {name: 'n', decomposition_subgraph_index: 3}\n"
     )
-    body = "\nsubgraph body (%x: float32[1,4,6,5]) {\n  %y: float32[1,4,6,5] = ABS(%x)\n  return %y\n}"
+    body = "\nsubgraph body (" + GIVEN + ") {" + ATTENTION
     text = (
         IN_A_BRANCH.replace(") {\n  %r", f") {{\n{composite}  %r", 1).replace("IF(%c, %q", "IF(%c, %z") + body
     )

@@ -671,3 +671,11 @@ def test_what_changes_in_masked_rows_is_told_with_the_number_of_sites() -> None:
 def test_integer_logits_need_one_scale_to_be_added_to(kind: str, addable: bool) -> None:
     (tensor,) = parse(f"subgraph main (%x: {kind}) {{ return %x }}").subgraphs[0].inputs
     assert mask_to_add._addable(tensor) == addable
+
+
+@pytest.mark.parametrize("masked_when", [True, False])
+def test_a_mask_is_as_the_condition_says_or_its_complement(masked_when: bool) -> None:
+    graph = parse("subgraph main (%m: bool[4]) { %c: bool[4] = LOGICAL_NOT(%m) return %c }").subgraphs[0]
+    assert mask_to_add._values([], masked_when=masked_when) == (float(masked_when), float(not masked_when))
+    negated = mask_to_add._values(list(graph.operators), masked_when=masked_when)
+    assert negated == (float(not masked_when), float(masked_when))

@@ -390,3 +390,10 @@ def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_ol
     ):
         new = Operator(code, old.inputs, old.outputs, old.options)
         assert version_violation(Rewrite(model.subgraphs[0], (old,), (new,), old)) == reason
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_site_where_something_was_tried_is_not_settled(holds: bool) -> None:
+    _, reports = convert_text(CHAIN, Double(), prover=Says(holds))
+    tried = {report.status for report in reports if not report.settled}
+    assert tried >= {Status.CONVERTED if holds else Status.ROLLED_BACK}
