@@ -220,3 +220,8 @@ def _counted(a: np.ndarray, b: np.ndarray) -> dict[str, int]:
         distance = abs(place(x) - place(y))
         counts[next((name for limit, name in limits.items() if distance <= limit), ">65536")] += 1
     return counts
+
+
+def test_small_numbers_are_measured_by_their_own_range() -> None:
+    found = measure(np.array([0.25, -0.125], np.float32), np.array([0.125, -0.125], np.float32))
+    assert (found.largest, found.max_abs, found.max_rel) == (0.25, 0.125, 0.5)
