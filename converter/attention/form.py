@@ -13,12 +13,14 @@ class Form:
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis,
     `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
     there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
-    above RoPE and a norm over H. `sink` moves multiplications by a scalar below the cut, into each head.
+    above RoPE and, with `composites`, above a norm over H. `sink` moves multiplications by a scalar below the cut, into
+    each head.
     """
 
     cut: Literal["split", "unpack"] = "split"
     position: Literal["near", "far", "above"] = "near"
     sink: bool = True
+    composites: bool = True
 
     @property
     def keep_axes(self) -> bool:

@@ -57,7 +57,9 @@ class _Splitter:
         self._subgraph = subgraph
         self._block = block
         self._form = form
-        self._operands = with_composites(model) if form.position == "above" else block.operands
+        self._operands = block.operands
+        if form.position == "above" and form.composites:
+            self._operands = with_composites(model)
         self._assembly = Assembly(model, constants)
         self._cutter = Cutter(subgraph, self._operands, form, self._assembly, block.heads, block.tiles)
         self._old: dict[Operator, None] = {}

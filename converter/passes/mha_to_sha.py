@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,6 +55,8 @@ def _site(context: Context, block: Block) -> Site:
     """Rows are cut in the same go, where they are to be: a tile's heads are then joined to finished rows."""
     target = context.target.for_attention(block)
     form = form_for(target.form, merged=block.merged)
+    if block.head_size < (target.norm_per_head_from or 0):
+        form = replace(form, composites=False)
     notes: list[str] = []
     chosen = _tiled(target, block, notes)
     build = partial(_build, context, chosen, form)

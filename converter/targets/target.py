@@ -32,6 +32,8 @@ class Target:
     How to rewrite:
         form: how heads are cut (`as-found`, `split`, `unpack`).
         split_signatures: patterns of the entry points that are worth splitting.
+        norm_per_head_from: least head size from which the queries' norm is computed head by head, where the form cuts
+            above it; smaller heads are cut below.
         rows_per_tile: most query rows of a head in one piece.
         mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
@@ -59,6 +61,7 @@ class Target:
     summary: str
     form: str = AS_FOUND
     split_signatures: tuple[str, ...] = ("*",)
+    norm_per_head_from: int | None = None
     rows_per_tile: int | None = None
     mask_constant: float | None = None
     inline_composites: bool = False
@@ -178,7 +181,9 @@ def load_target(name: str) -> Target:
 _TEXTS = frozenset({"name", "summary", "form", "compile_with"})
 _LISTS = frozenset({"split_signatures", "refused_operators", "taken_operators", "taken_composites"})
 _OPERATOR_LISTS = ("refused_operators", "taken_operators")
-_COUNTS = frozenset({"rows_per_tile", "largest_joined_rows_bytes", "largest_rank", "on_chip_bytes"})
+_COUNTS = frozenset(
+    {"norm_per_head_from", "rows_per_tile", "largest_joined_rows_bytes", "largest_rank", "on_chip_bytes"}
+)
 _FLAGS = frozenset(
     {
         "inline_composites",
