@@ -389,18 +389,10 @@ def test_a_head_size_of_zero_is_no_division() -> None:
     assert "an empty tensor" in str(match)
 
 
-@pytest.mark.parametrize(
-    ("query", "result"),
-    [
-        ("%q: float32[] = SUM(%x, int32{0, 1, 2, 3})", "float32[1,2,4,8]"),
-        ("%q: float32[1,2,4,8] = NEG(%x)", "float32[]"),
-        ("%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})", "float32[1,2,4,8]"),
-    ],
-    ids=["a scalar query", "a scalar result", "nothing to contract"],
-)
-def test_products_that_lie_tell_nothing_of_heads_that_nothing_merges(query: str, result: str) -> None:
+def two_products(query: str, result: str = "float32[1,2,4,8]") -> str:
+    """Two value products of one SOFTMAX, that nothing merges into rows of heads."""
     keys = "%k: float32[1,2,6,0]" if "4,0]" in query else "%k: float32[1,2,6,8]"
-    text = f"""
+    return f"""
         subgraph main (%x: float32[1,2,4,8], {keys}, %v: float32[1,2,6,8]) {{
           {query}
           %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
@@ -411,7 +403,30 @@ def test_products_that_lie_tell_nothing_of_heads_that_nothing_merges(query: str,
           return %s
         }}
     """
-    assert not convert(to_bytes(parse(text)), verify="none").converted
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "%q: float32[] = SUM(%x, int32{0, 1, 2, 3})",
+        "%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})",
+    ],
+    ids=["a scalar query", "nothing to contract"],
+)
+def test_products_that_lie_tell_nothing_of_heads_that_nothing_merges(query: str) -> None:
+    assert not convert(to_bytes(parse(two_products(query))), verify="none").converted
+
+
+def test_a_lie_behind_the_products_stays_as_it_is() -> None:
+    result = convert(
+        to_bytes(parse(two_products("%q: float32[1,2,4,8] = NEG(%x)", "float32[]"))), verify="none"
+    )
+    assert len(result.converted) == 1
+    assert result.model is not None
+    (last,) = result.model.subgraphs[0].outputs
+    assert last.shape == ()
+    assert last.producer is not None
+    assert [tensor.shape for tensor in last.producer.inputs if tensor is not None] == [(1, 2, 4, 8)] * 2
 
 
 def test_the_plain_block_is_converted() -> None:
