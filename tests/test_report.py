@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
@@ -26,9 +27,6 @@ from edge_opt.report.document import render
 from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.reporting import conversion_report
 from edge_opt.targets import load_target
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install 'edge-opt[report]'")
 Captured = pytest.CaptureFixture[str]
@@ -243,7 +241,7 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
 
 
 def test_rows_that_are_masked_everywhere_have_a_line_of_their_own_everywhere() -> None:
-    text = (DEMO.parent / "reference_select.txt").read_text()
+    text = (Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text()
     for target, told in (("mediatek", True), ("generic", False)):
         result = convert(to_bytes(parse(text)), target=target, passes=["mask_to_add"])
         made = conversion_report(result, target=target)
