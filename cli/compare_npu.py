@@ -5,9 +5,7 @@ from pathlib import Path
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
-from edge_opt.npu.comparing import LEAST_DB, NpuComparison, NpuSignature, compare_on_npu
-
-_SECONDS = 3600.0
+from edge_opt.npu.comparing import LEAST_DB, SECONDS, NpuComparison, NpuSignature, compare_on_npu
 
 
 def run(
@@ -38,7 +36,7 @@ def run(
             atol=atol,
             rtol=rtol,
             least_db=LEAST_DB if least_db is None else least_db,
-            seconds=_SECONDS if seconds is None else seconds or None,
+            seconds=SECONDS if seconds is None else seconds or None,
             progress=progress,
         )
     if as_json:

@@ -48,7 +48,6 @@ class Tuning:
     model: str
     signature: str
     blocks: int | None
-    quantized: bool
     long_context: bool
     target: Target
     chip: str
@@ -198,7 +197,6 @@ class _Search:
             model=path,
             signature=self.layers.signature,
             blocks=self.layers.blocks,
-            quantized=not self.layers.attention.output.dtype.is_float,
             long_context=self.facts.overflows(self.layers.attention),
             target=self.facts,
             chip=self.chip,
