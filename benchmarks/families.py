@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.passes import SiteReport, Status
 from edge_opt.schema.errors import EdgeOptError
-from edge_opt.verify.compare import compare
 
 _SPLITS = "mha_to_sha"
 _HEAD = "| family | types | blocks | converted | regions | whole model | left, and why |"

@@ -27,8 +27,8 @@ from pass_runs import rewrites_of
 from edge_opt.ir.text import parse
 from edge_opt.passes import Demand
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target
-from edge_opt.verify.regions import RegionProver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

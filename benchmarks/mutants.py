@@ -1,7 +1,7 @@
 """Mutation testing of a sample: what share of small faults in a folder do the tests nearest to them find?
 
     pip install cosmic-ray pytest-cov -e '.[test]'
-    python benchmarks/mutants.py converter/passes converter/attention converter/verify --minutes 40
+    python benchmarks/mutants.py converter/passes converter/attention converter/proof converter/comparison --minutes 40
 
 Works on a copy. First the quick tests run once, with coverage by test. Then mutants of cosmic-ray are drawn uniformly,
 `--minutes` shared equally by the folders, and each meets the tests that reach its lines: the quickest first, until one

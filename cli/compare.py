@@ -7,9 +7,9 @@ from typing import cast
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
-from edge_opt.verify.compare import Backend
-from edge_opt.verify.compare import compare as compare_models
-from edge_opt.verify.comparison import ComparisonReport, FirstDifference, SignatureComparison
+from edge_opt.comparison.compare import Backend
+from edge_opt.comparison.compare import compare as compare_models
+from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
 
 _OPERATORS_SHOWN = 16  # at either end of a region
 

@@ -9,11 +9,11 @@ from edge_opt.cli import output, streams
 from edge_opt.cli.progress import bar
 from edge_opt.conversion import ConversionResult, SignatureSummary, Verify
 from edge_opt.conversion import convert as convert_model
+from edge_opt.inspection.reporting import conversion_report
 from edge_opt.report import check_report_path, write_report
-from edge_opt.reporting import conversion_report
 
 if TYPE_CHECKING:
-    from edge_opt.container import Sections
+    from edge_opt.conversion.container import Sections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

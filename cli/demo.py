@@ -6,13 +6,13 @@ from pathlib import Path
 
 from edge_opt.cli import compare, output
 from edge_opt.cli import convert as converting
+from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion import default_output
 from edge_opt.inspection import first_rewrite
 from edge_opt.ir import load
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import OutputError
-from edge_opt.verify.compare import compare as compare_models
 
 MODELS = {
     "demo_gemma3.tflite": "float32",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from edge_opt.cli import output
 from edge_opt.cli.compare import show
-from edge_opt.verify import golden
+from edge_opt.comparison import golden
 
 
 def record(model: Path, target: Path, *, force: bool) -> int:

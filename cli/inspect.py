@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge_opt.cli import output, streams
 from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
-from edge_opt.overlay import node_data, write_node_data
+from edge_opt.inspection.overlay import node_data, write_node_data
 from edge_opt.schema.atomic import resolve_target
 
 _OPERATORS_NAMED = 12

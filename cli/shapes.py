@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from edge_opt.cli import output
-from edge_opt.container import open_container
+from edge_opt.conversion.container import open_container
 from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_opt import shapes, testing
+    from edge_opt.comparison.compare import compare
+    from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
     from edge_opt.inspection import explain, inspect
     from edge_opt.ir import Model, load
     from edge_opt.schema.errors import EdgeOptError, UsageError
     from edge_opt.shapes import infer_shapes
-    from edge_opt.verify.compare import compare
-    from edge_opt.verify.comparison import ComparisonReport
 
     __version__: str
 
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ComparisonReport": "edge_opt.verify.comparison",
+    "ComparisonReport": "edge_opt.comparison.findings",
     "ConversionResult": "edge_opt.conversion",
     "EdgeOptError": "edge_opt.schema.errors",
     "Model": "edge_opt.ir",
     "UsageError": "edge_opt.schema.errors",
-    "compare": "edge_opt.verify.compare",
+    "compare": "edge_opt.comparison.compare",
     "convert": "edge_opt.conversion",
     "explain": "edge_opt.inspection",
     "infer_shapes": "edge_opt.shapes",

@@ -6,11 +6,11 @@ Needs no test framework; each assert starts the runtime in a child process.
 import os
 from typing import Any, Literal, TypeVar
 
+from edge_opt.comparison.compare import compare
+from edge_opt.comparison.findings import ComparisonReport
+from edge_opt.comparison.golden import check
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
-from edge_opt.verify.compare import compare
-from edge_opt.verify.comparison import ComparisonReport
-from edge_opt.verify.golden import check
-from edge_opt.verify.source import ModelLike
+from edge_opt.proof.source import ModelLike
 
 __all__ = ["assert_equivalent", "assert_golden"]
 

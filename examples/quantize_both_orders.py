@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import edge_opt
-from edge_opt.verify.inputs import converted, generate, plan
-from edge_opt.verify.runner import Worker
+from edge_opt.proof.inputs import converted, generate, plan
+from edge_opt.proof.runner import Worker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testdata"))
 from quantize_model import LIBRARY_RECIPES, NPU_RECIPES, extremes, quantize  # a script of this checkout

@@ -11,8 +11,8 @@ from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
+from edge_opt.proof.native import run
 from edge_opt.targets import Target
-from edge_opt.verify.native import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

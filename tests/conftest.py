@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_opt.verify.regions import RegionProver
+from edge_opt.proof.regions import RegionProver
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED
 
 import edge_opt
+from edge_opt.comparison.golden import record
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
-from edge_opt.verify.golden import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,8 @@ from fuzz_seeds import Seed
 
 import edge_opt
 from edge_opt.attention.block import find_blocks
-from edge_opt.container import open_container
 from edge_opt.conversion import convert
+from edge_opt.conversion.container import open_container
 from edge_opt.ir import from_tables, load, to_bytes
 from edge_opt.schema import (
     Data,

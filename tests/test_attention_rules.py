@@ -26,8 +26,8 @@ from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signatu
 from edge_opt.ir.region import reads
 from edge_opt.ir.text import parse
 from edge_opt.passes.rewrite import shape_violation
+from edge_opt.proof.native import run
 from edge_opt.schema.table import new_table
-from edge_opt.verify.native import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

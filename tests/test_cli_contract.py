@@ -12,11 +12,11 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 
 from edge_opt.cli import app, inspect
-from edge_opt.container import Sections
+from edge_opt.comparison.compare import Backend
 from edge_opt.conversion import Verify
+from edge_opt.conversion.container import Sections
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
-from edge_opt.verify.compare import Backend
 
 if TYPE_CHECKING:
     from pathlib import Path

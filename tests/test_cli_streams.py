@@ -11,7 +11,7 @@ from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED, SENTENCE, run, written
 
 from edge_opt.cli.suggestion import nearest
-from edge_opt.verify.compare import compare
+from edge_opt.comparison.compare import compare
 
 DISAGREES = """
 subgraph main (%x: float32[2,4]) {

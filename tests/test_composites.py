@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from flatbuffers import flexbuffers
 
+from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.table import new_table
-from edge_opt.verify.compare import compare
 
 DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
 

@@ -22,9 +22,9 @@ from edge_opt.ir import Buffer, Metadata, Operator, load, save, to_bytes, to_tab
 from edge_opt.ir.text import parse, subgraph_text, to_text
 from edge_opt.passes import Proof, Status, mha_to_sha
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.proof.regions import RegionProver
 from edge_opt.schema import Data, UsageError, read_model
 from edge_opt.shapes import infer_shapes
-from edge_opt.verify.regions import RegionProver
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMOS = [TESTDATA / "demo_gemma3.tflite", TESTDATA / "demo_gemma3_a16w8.tflite"]
@@ -351,7 +351,9 @@ def test_unknown_names_are_refused_and_nothing_is_written(
 def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_opt.conversion.run_pass", lambda *_: pytest.fail("no work may be done"))
+    monkeypatch.setattr(
+        "edge_opt.conversion.rewriting.run_pass", lambda *_: pytest.fail("no work may be done")
+    )
     path = tmp_path / "model.tflite"
     shutil.copy(DEMOS[0], path)
     for output in (path, default_output(path)):

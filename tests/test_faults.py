@@ -12,20 +12,20 @@ from faults import EQUAL, FAULTS, FOUND, FRAME, GRAPH, PROOF, SHAPES, VERSION, F
 from pass_runs import run
 
 from edge_opt.attention.refusal import Refusal
+from edge_opt.comparison.compare import compare
 from edge_opt.ir import Constants, Model, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Pass, Status
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
+from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.targets import Target, load_target
-from edge_opt.verify.compare import compare
-from edge_opt.verify.runner import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.verify.regions import RegionProver
+    from edge_opt.proof.regions import RegionProver
 
 CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]
 TILES = Target("tiles", "", rows_per_tile=2)

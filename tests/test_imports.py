@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edge_opt"}
 
 _CORE = {"schema", "ir", "shapes", "attention", "targets", "passes"}
+_JUDGED = _CORE | {"proof", "comparison"}
+_DONE = _JUDGED | {"report", "conversion"}
 # layer -> the layers it may import; what is not listed, is upward
 ALLOWED = {
     "schema": {"schema"},
@@ -23,19 +26,22 @@ ALLOWED = {
     "attention": {"schema", "ir", "shapes", "attention"},
     "targets": {"schema", "ir", "attention", "targets"},
     "passes": _CORE,
-    "verify": _CORE | {"verify"},
-    "report": _CORE | {"verify", "report"},
-    "integrations": _CORE | {"verify", "report", "integrations", "top"},
-    "npu": _CORE | {"verify", "top", "npu"},
-    "top": _CORE | {"verify", "report", "integrations", "top"},
-    "cli": _CORE | {"verify", "report", "integrations", "npu", "top", "cli"},
+    "proof": _CORE | {"proof"},
+    "comparison": _JUDGED,
+    "report": _CORE | {"report"},
+    "conversion": _DONE,
+    "inspection": _DONE | {"inspection"},
+    "npu": _DONE | {"npu"},
+    "integrations": _DONE | {"inspection", "npu", "integrations"},
+    "top": _DONE | {"inspection", "top", "testing"},
+    "testing": _DONE | {"npu"},
+    "cli": _DONE | {"inspection", "npu", "integrations", "top", "cli"},
     "main": {"cli"},
-    "testing": _CORE | {"verify", "npu"},
 }
 # package -> where it may be imported from
 THIRD_PARTY = {
-    "ai_edge_litert": ("converter/verify/", "converter/integrations/", "schema/generate.py"),
-    "tensorflow": ("converter/verify/", "converter/integrations/"),
+    "ai_edge_litert": ("converter/proof/", "converter/integrations/", "schema/generate.py"),
+    "tensorflow": ("converter/proof/", "converter/integrations/"),
     "torch": ("converter/integrations/",),
     "litert_torch": ("converter/integrations/",),
     "typer": ("cli/",),
@@ -49,14 +55,20 @@ def sources() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[parts[0]], *(part for part in parts[1:] if part != "__init__")])
+
+
+MODULES = {module_name(path): path for path in sources()}
+
+
 def layer_of_file(path: Path) -> str:
     parts = path.relative_to(ROOT).parts
     if parts[0] != "converter":
         return parts[0]
-    if parts[1:] == ("__main__.py",):
-        return "main"
-    if parts[1:] == ("testing.py",):
-        return "testing"
+    if len(parts) == 2 and parts[1] != "__init__.py":
+        return {"__main__.py": "main"}.get(parts[1], Path(parts[1]).stem)
     return parts[1] if len(parts) > 2 else "top"
 
 
@@ -64,25 +76,30 @@ def layer_of_module(name: str) -> str:
     parts = name.split(".")
     if len(parts) < 2:
         return "top"
-    if parts[1] in ("schema", "cli") or (ROOT / "converter" / parts[1]).is_dir():
+    if parts[1] in ALLOWED:
         return parts[1]
     return "top"
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Every module that a file imports, wherever in it, also by `import_module` with a name written out."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported(path: Path, *, typing: bool = True) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, wherever in it, also by `import_module` with a name written out.
+
+    Without `typing`, not what only a type checker imports.
+    """
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if typing or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            todo += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             assert node.module is not None
-            if node.module == "edge_opt":
-                for alias in node.names:
-                    yield node.lineno, f"edge_opt.{alias.name}"
-            else:
-                yield node.lineno, node.module
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield node.lineno, inside if inside in MODULES or node.module == "edge_opt" else node.module
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
@@ -103,6 +120,17 @@ def test_imports_run_one_way(layer: str) -> None:
         if name.split(".")[0] == "edge_opt" and layer_of_module(name) not in ALLOWED[layer]
     ]
     assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        name: {wanted for _, wanted in imported(path, typing=False) if wanted in MODULES} - {name}
+        for name, path in MODULES.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("package", THIRD_PARTY)

@@ -136,10 +136,10 @@ import sys
 sys.path.insert(0, {tests!r})
 import terminal_signals
 terminal_signals.restore()
-import verify_models
+import proof_models
 from edge_opt.cli import main
-from edge_opt.verify import regions, runner
-regions.to_bytes = lambda _: verify_models.endless()
+from edge_opt.proof import regions, runner
+regions.to_bytes = lambda _: proof_models.endless()
 ready = runner.ChildProcess.wait_until_ready
 def announced(process):
     ready(process)
@@ -191,10 +191,10 @@ sys.path.insert(0, {tests!r})
 import terminal_signals
 terminal_signals.restore()
 from pathlib import Path
-import verify_models
+import proof_models
 from edge_opt.cli import main
-from edge_opt.verify import compare
-Path({source!r}).write_bytes(verify_models.endless())
+from edge_opt.comparison import compare
+Path({source!r}).write_bytes(proof_models.endless())
 signatures = compare._Job.signatures
 def announced(*arguments):
     print("comparing", flush=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part
 
+from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle, write_bundle
 from edge_opt.schema.reader import read_model
-from edge_opt.verify.compare import compare
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMO = (TESTDATA / "demo_gemma3.tflite").read_bytes()

@@ -10,12 +10,11 @@ from edge_opt.ir import DType, Model, Quantization, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import MaskedRows, SiteReport, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING, condition_source
+from edge_opt.proof.metrics import measure
+from edge_opt.proof.pair import Outcome, OutputProof
+from edge_opt.proof.regions import RegionProver
+from edge_opt.proof.runner import Worker
 from edge_opt.targets import Target
-from edge_opt.verify.metrics import measure
-from edge_opt.verify.proof import OutputProof
-from edge_opt.verify.proof import Proof as Outcome
-from edge_opt.verify.regions import RegionProver
-from edge_opt.verify.runner import Worker
 
 PAGE = (Path(__file__).parent.parent / "testdata" / "reference_select.txt").read_text()
 

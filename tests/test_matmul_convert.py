@@ -11,8 +11,8 @@ from edge_opt.ir import Model, Operator, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Demand, SiteReport, matmul_convert
 from edge_opt.passes.rewrite import Rewrite, Saturation
+from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target
-from edge_opt.verify.regions import RegionProver
 
 # The page's graph: two products, one of them converted, joined.
 PREFILL = """\

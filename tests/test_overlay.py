@@ -11,7 +11,7 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 
 from edge_opt import EdgeOptError, convert, load
-from edge_opt.overlay import node_data
+from edge_opt.inspection.overlay import node_data
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from pass_runs import Says, convert_text, names, reread, run, statuses
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import SiteReport, quantized_mask
-from edge_opt.verify.regions import RegionProver
+from edge_opt.proof.regions import RegionProver
 
 SHAPE = "[1,1,4,6]"
 

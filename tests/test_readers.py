@@ -15,8 +15,8 @@ from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError, profile
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.hexagon import SDK_VARIABLES
-from edge_opt.verify.inputs import generate, plan
-from edge_opt.verify.runner import Worker
+from edge_opt.proof.inputs import generate, plan
+from edge_opt.proof.runner import Worker
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 ATTENTION = {"BATCH_MATMUL", "SOFTMAX", "SPLIT", "CONCATENATION", "SLICE"}

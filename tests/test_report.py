@@ -17,15 +17,15 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 
 from edge_opt import EdgeOptError, convert, load
+from edge_opt.inspection.reporting import conversion_report
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
 from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw
-from edge_opt.report.document import render
+from edge_opt.report.writing import render
 from edge_opt.report.folding import hoisted, longest_repeat
-from edge_opt.reporting import conversion_report
 from edge_opt.targets import load_target
 
 needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install 'edge-opt[report]'")

@@ -8,8 +8,8 @@ import pytest
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.text import parse
 from edge_opt.passes.spreads import LOGIT_DEVIATION, attention_spreads, product_moments, product_spreads
-from edge_opt.verify.inputs import InputHint, generate, plan
-from edge_opt.verify.tensors import SignatureInfo, TensorInfo
+from edge_opt.proof.inputs import InputHint, generate, plan
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 H = 64
 

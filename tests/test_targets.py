@@ -11,9 +11,9 @@ from edge_opt.attention.logits import logits_bytes
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import parse, to_text
+from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, lint, load_target, target_names
-from edge_opt.verify.runner import Worker
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 PLAIN = {"name", "summary", "sources", "versions"}

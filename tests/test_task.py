@@ -12,6 +12,7 @@ import pytest
 from bundles import task
 from cli_runs import DEMO, run
 
+from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import from_tables, to_bytes, to_tables
@@ -20,7 +21,6 @@ from edge_opt.schema import task as module
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.task import is_task, read_task
-from edge_opt.verify.compare import compare
 
 MODEL = DEMO.read_bytes()
 SMALL = to_bytes(parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}"))

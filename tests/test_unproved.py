@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
+import proof_models
 import pytest
-import verify_models
 
 import edge_opt
 from edge_opt import testdata
 from edge_opt.conversion import ConversionResult, ConvertOptions, convert
 from edge_opt.passes import Status
+from edge_opt.proof import regions
+from edge_opt.proof.errors import RuntimeUnavailable
+from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import EdgeOptError, UsageError
-from edge_opt.verify import regions
-from edge_opt.verify.errors import RuntimeUnavailable
-from edge_opt.verify.runner import Worker
 
 DEMO = Path(testdata.__file__).parent / "demo_gemma3.tflite"
 
@@ -74,7 +74,7 @@ def test_a_process_that_the_system_refuses_is_the_same_error(
 def test_a_crash_rolls_the_site_back_and_names_model_and_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regions, "to_bytes", lambda _: verify_models.crashing())
+    monkeypatch.setattr(regions, "to_bytes", lambda _: proof_models.crashing())
     result = convert_decode(tmp_path / "out.tflite")
     (site, *_) = [site for site in result.sites if site.heads != 1]
     assert site.status is Status.ROLLED_BACK
@@ -87,7 +87,7 @@ def test_a_crash_rolls_the_site_back_and_names_model_and_region(
 def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regions, "to_bytes", lambda _: verify_models.endless())
+    monkeypatch.setattr(regions, "to_bytes", lambda _: proof_models.endless())
     result = convert_decode(tmp_path / "out.tflite", proof_seconds=0.5)
     (site, *_) = [site for site in result.sites if site.heads != 1]
     assert site.status is Status.SKIPPED
@@ -116,7 +116,7 @@ def test_a_worker_killed_between_two_regions_is_started_again(
 
 def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "to_bytes", lambda _: b"nothing that could be read")
-    monkeypatch.setattr("edge_opt.verify.process.ChildProcess.exchange", pytest.fail)
+    monkeypatch.setattr("edge_opt.proof.process.ChildProcess.exchange", pytest.fail)
     result = convert_decode(tmp_path / "out.tflite")
     assert all("no model that may be run" in site.reason for site in result.sites if site.heads != 1)
 
@@ -124,7 +124,7 @@ def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch
 def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:
     """A model that calls itself: the runtime's stack would overflow."""
     path = tmp_path / "model.tflite"
-    path.write_bytes(verify_models.recursive())
+    path.write_bytes(proof_models.recursive())
     ways: list[Callable[[], object]] = [
         lambda: edge_opt.compare(path, path),
         lambda: edge_opt.compare(DEMO, path.read_bytes()),
@@ -134,7 +134,7 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
         lambda: Worker().run(path, None, {}),
         lambda: Worker().prove(path.read_bytes(), path.read_bytes()),
     ]
-    from edge_opt.verify import golden
+    from edge_opt.comparison import golden
 
     golden.record(DEMO, tmp_path / "golden.npz", signatures=["decode"])
     ways.append(lambda: golden.record(path, tmp_path / "other.npz"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.conversion import ConversionResult, convert, default_output
-from edge_opt.exported import Exported, model_content, remade
+from edge_opt.conversion.exported import Exported, model_content, remade
 from edge_opt.schema.errors import UsageError
 
 _BUNDLES = ("*.litertlm", "model*.tflite")

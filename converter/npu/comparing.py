@@ -14,28 +14,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.comparison.compare import choose
+from edge_opt.comparison.filling import FilledCaches, Filler
+from edge_opt.comparison.generate import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu.emulator import Emulated, emulate
 from edge_opt.npu.hexagon import DEFAULT_CHIP, find_sdk
 from edge_opt.npu.layers import cut_entry_point, layer_ends
+from edge_opt.proof.inputs import generate, pair
+from edge_opt.proof.metrics import Difference, measure
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.source import Source
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import load_target
-from edge_opt.verify.compare import choose
-from edge_opt.verify.filling import FilledCaches, Filler
-from edge_opt.verify.generate import find_models
-from edge_opt.verify.inputs import generate, pair
-from edge_opt.verify.metrics import Difference, measure
-from edge_opt.verify.runner import Worker
-from edge_opt.verify.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from edge_opt.npu.hexagon import Sdk
-    from edge_opt.verify.inputs import InputPlan
-    from edge_opt.verify.protocol import Array
-    from edge_opt.verify.source import ModelLike
-    from edge_opt.verify.tensors import SignatureInfo, TensorInfo
+    from edge_opt.proof.inputs import InputPlan
+    from edge_opt.proof.protocol import Array
+    from edge_opt.proof.source import ModelLike
+    from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
     Progress = Callable[[str, int, int], None]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Subgraph, Tensor
     from edge_opt.npu.hexagon import Outcome, Sdk
-    from edge_opt.verify.protocol import Array
+    from edge_opt.proof.protocol import Array
 
 # Without it the plugin wants memory that only a device shares with its NPU.
 _RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_opt.comparison.generate import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import Profile
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-from edge_opt.verify.generate import find_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,29 +1,21 @@
-"""The content of a report, the same for every format, and the choice of format by the file's ending."""
+"""The content of a report, the same for every format."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
 from edge_opt.report import words
-from edge_opt.report.strict_json import strict
-from edge_opt.schema.atomic import replacing, resolve_target
-from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_opt.ir import Operator, Tensor
     from edge_opt.passes import SiteReport
     from edge_opt.report.subject import Subject
-
-FORMATS = (".json", ".md", ".html")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +93,7 @@ class Report:
         return {
             **known,
             "version": self.version,
-            "summary": words.summary(self),
+            "summary": words.summary(self.subject),
             "largest_differences": [{"bucket": bucket, "sites": count} for bucket, count in self.errors()],
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
             "example": None if self.example is None else self.example.to_dict(),
@@ -118,47 +110,3 @@ def _bucket(bitwise: bool, max_abs: float) -> str:
         if max_abs <= limit:
             return bucket
     return _BUCKETS[-1]
-
-
-def check_report_path(
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    others: Iterable[str | os.PathLike[str] | None] = (),
-) -> Path:
-    """Whether a report can be written there, asked before the work; `others` are files that it must not be.
-
-    Raises:
-        UsageError: no format has that ending, or the file exists and `overwrite` is False, or is one of the others.
-        OutputError: its folder does not exist.
-    """
-    if Path(path).suffix.lower() not in FORMATS:
-        raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
-    target = resolve_target(path, overwrite=overwrite)
-    for other in others:
-        if other is not None and Path(other).resolve() == target:
-            raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
-    return target
-
-
-def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write the report in the format that the path's ending names.
-
-    Raises:
-        UsageError: no format has that ending, or the file exists and `overwrite` is False.
-        OutputError: it cannot be written.
-    """
-    check_report_path(path, overwrite=overwrite)
-    text = render(report, Path(path).suffix.lower())
-    with replacing(path, overwrite=overwrite) as target, os.fdopen(os.dup(target), "wb") as file:
-        file.write(text.encode(errors="backslashreplace"))
-
-
-def render(report: Report, suffix: str) -> str:
-    """The report as text of one format."""
-    from edge_opt.report.markdown import to_markdown  # noqa: PLC0415  only the chosen format is loaded
-    from edge_opt.report.page import to_html  # noqa: PLC0415
-
-    if suffix == ".json":
-        return json.dumps(strict(report.to_dict()), indent=2, allow_nan=False) + "\n"
-    return to_markdown(report) if suffix == ".md" else to_html(report)

@@ -23,8 +23,8 @@ _TAGS = {"&": "&amp;", "<": "&lt;"}
 def to_markdown(report: Report) -> str:
     """The whole report."""
     parts = [
-        f"# edge-opt: {_cell(words.title(report))}",
-        words.summary(report),
+        f"# edge-opt: {_cell(words.title(report.subject))}",
+        words.summary(report.subject),
         _signatures(report),
         _sites(report),
         _histogram(report),
@@ -68,7 +68,7 @@ def _histogram(report: Report) -> str:
     rows = [(bucket, str(count)) for bucket, count in report.errors()]
     if not any(count for _, count in report.errors()):
         return "## What the proofs measured\n\nNo region was run."
-    masked = words.masked_rows(report)
+    masked = words.masked_rows(report.subject)
     table = _table(("largest difference", "sites"), rows)
     return f"## What the proofs measured\n\n{table}" + (f"\n\n{masked}" if masked else "")
 

@@ -25,9 +25,10 @@ def escape(text: str) -> str:
 
 def to_html(report: Report) -> str:
     """The whole page."""
-    name = escape(words.title(report))
+    name = escape(words.title(report.subject))
+    done = escape(words.summary(report.subject))
     body = [
-        f"<header><p class=kicker>edge-opt report</p><h1>{name}</h1><p>{escape(words.summary(report))}</p></header>",
+        f"<header><p class=kicker>edge-opt report</p><h1>{name}</h1><p>{done}</p></header>",
         _cards(report),
         _section("Signatures", _signatures(report)),
         _section("Verdicts", "".join(_verdict(verdict) for verdict in report.verdicts()) or _NO_SITES),
@@ -108,7 +109,7 @@ def _histogram(report: Report) -> str:
     counts = report.errors()
     if not any(count for _, count in counts):
         return "<p>No region was run.</p>"
-    masked = words.masked_rows(report)
+    masked = words.masked_rows(report.subject)
     return (
         "<p>Largest difference between a region before and after, over all its outputs and kernels that ran; "
         f"number of sites.</p>{_bars(counts)}" + (f"<p>{escape(masked)}</p>" if masked else "")

@@ -35,6 +35,9 @@ class WholeFigures(Protocol):
     def found_text(self) -> str:
         """How equal it was."""
 
+    def sentence(self) -> str:
+        """All of that."""
+
     def distances(self) -> dict[str, int]:
         """Elements of float outputs by their distance in units in the last place."""
 
@@ -56,6 +59,10 @@ class Subject(Protocol):
     @property
     def sites(self) -> Sequence[SiteReport]:
         """Every site with its verdict."""
+
+    @property
+    def converted(self) -> Sequence[SiteReport]:
+        """Sites that were rewritten."""
 
     @property
     def masked_rows(self) -> MaskedRows | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from edge_opt.passes import SiteReport
     from edge_opt.passes.contract import Ran
-    from edge_opt.report.document import Report
+    from edge_opt.report.subject import Subject
 
 # Control characters, line separators, what turns the direction of writing, and halves of characters.
 _UNSEEN = re.compile(
@@ -42,9 +42,9 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
 
 
-def masked_rows(report: Report) -> str:
+def masked_rows(subject: Subject) -> str:
     """A sentence on rows that are masked everywhere; empty where the proofs found no change in them."""
-    found = report.subject.masked_rows
+    found = subject.masked_rows
     return "" if found is None else f"Apart from that, {found}."
 
 
@@ -56,27 +56,25 @@ def size(count: int) -> str:
     return f"{value:.0f} {_UNITS[0]}" if unit == 0 else f"{value:.2f} {_UNITS[unit]}"
 
 
-def title(report: Report) -> str:
+def title(subject: Subject) -> str:
     """The file's name, or what stands for it."""
-    return Path(report.subject.input).name if report.subject.input else "model in memory"
+    return Path(subject.input).name if subject.input else "model in memory"
 
 
-def summary(report: Report) -> str:
+def summary(subject: Subject) -> str:
     """What was done, and what to tell the vendor's compiler."""
-    blocks = sum(figures.blocks for figures in report.subject.signatures)
-    split = sum(figures.converted for figures in report.subject.signatures)
+    blocks = sum(figures.blocks for figures in subject.signatures)
+    split = sum(figures.converted for figures in subject.signatures)
     done = (
         f"{split} of {blocks} multi-head attention blocks were split by head"
         if blocks
         else "No block to split"
     )
-    others = report.converted - split
+    others = len(subject.converted) - split
     more = f", and {others} other sites were rewritten" if others else ""
-    command = report.subject.compile_with
+    command = subject.compile_with
     compile_with = f" Compile it with {command}" if command is not None else ""
-    return (
-        f"{done}{more}. Target {report.subject.target}; {_VERIFIED[report.subject.verified]}.{compile_with}"
-    )
+    return f"{done}{more}. Target {subject.target}; {_VERIFIED[subject.verified]}.{compile_with}"
 
 
 def proof(site: SiteReport) -> str:

@@ -1,0 +1,452 @@
+"""Runs two models on the same inputs, signature by signature, and says how far their outputs are apart.
+
+At most one of the two is loaded at a time; of the other only the outputs of the signature at hand are kept.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Literal, Self, cast, get_args
+
+import numpy as np
+
+from edge_opt.comparison.bisect import Probe, first_difference
+from edge_opt.comparison.filling import FilledCaches, Filler
+from edge_opt.comparison.findings import (
+    ComparisonReport,
+    FirstDifference,
+    GenerationComparison,
+    OutputComparison,
+    SignatureComparison,
+)
+from edge_opt.comparison.generate import Models, compare_generation, find_models, with_helpers
+from edge_opt.comparison.graph_facts import least_entries, least_runs, with_entries
+from edge_opt.ir import load
+from edge_opt.proof import metrics
+from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan, role_of
+from edge_opt.proof.protocol import Array, Arrays
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.source import ModelLike, Source
+from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
+from edge_opt.schema.errors import EdgeOptError, UsageError
+
+Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
+Progress = Callable[[str, int, int], None]
+
+_SECONDS_PER_REQUEST = 1800.0
+_REPLY_BYTES = 256 << 20
+_KEPT_IN_MEMORY = 64 << 20
+_ONLY = "only in {}"
+
+
+def compare(
+    a: ModelLike,
+    b: ModelLike,
+    *,
+    signatures: Sequence[str] | None = None,
+    backend: Backend = "xnnpack",
+    runs: int = 1,
+    seed: int = 0,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    hostile: bool = False,
+    locate: bool = True,
+    generate: int | None = None,
+    embedder: ModelLike | None = None,
+    auxiliary: ModelLike | None = None,
+    progress: Progress | None = None,
+    worker: Worker | None = None,
+) -> ComparisonReport:
+    """Runs every signature of both models on the same random inputs and measures the outputs.
+
+    Inputs are matched by the signature's names, or by position where a model has no signatures (then the name is
+    `main`). A quantized input gets the same real numbers as its float counterpart. Caches are filled by the prefill of
+    `a`. What one model has and the other lacks is a reported difference.
+
+    Args:
+        a: the reference: a path, the bytes of a model, or a `Model`.
+        b: what is judged.
+        signatures: only these; all of both by default.
+        backend: kernels to run on; `both` is XNNPACK and the reference kernels.
+        runs: sets of realistic inputs per signature; figures are the worst over all. Models that keep state are run
+            twice at least, and it is carried from one run to the next.
+        seed: decides the inputs.
+        atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
+        rtol: see `atol`.
+        hostile: also run one set each of inputs with fully masked rows, large values, denormals, NaN and infinity.
+        locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
+        generate: also generate so many tokens greedily, through prefill and decode, from a random prompt.
+        embedder: the model that makes embeddings of tokens; by default the section of a bundle, or
+            `embedder.tflite` beside the model. Only for `generate`.
+        auxiliary: the same for rotary tables, masks and caches: `auxiliary.tflite`.
+        progress: called with a stage, the steps done and the steps in all.
+        worker: a running worker to use; by default one of its own.
+
+    Raises:
+        UsageError: an argument has no meaning, or no model has a chosen signature; `BackendMissing` is one.
+        ModelFormatError: a model cannot be read.
+        RuntimeFailed: the runtime refused, crashed on or did not finish a model; names model and signature.
+    """
+    _check(backend, runs, atol, rtol)
+    with ExitStack() as stack:
+        running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
+        running.start()
+        models = [find_models(model, embedder, auxiliary) for model in (a, b)]
+        first = stack.enter_context(Source(models[0].main, "a"))
+        second = stack.enter_context(Source(models[1].main, "b"))
+        first.name, second.name = _name(a, first), _name(b, second)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
+        job = _Job(running, first, second, runs, hostile, seed, atol, rtol, progress, folder)
+        # First: what is missing for it is found before the long work.
+        generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
+        found = job.signatures(signatures, _kernels(backend))
+        place = job.first_difference(found) if locate else None
+        return job.report(backend, found, place, generation)
+
+
+def _name(given: ModelLike, source: Source) -> str:
+    return os.fspath(given) if isinstance(given, str | os.PathLike) else source.name
+
+
+def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
+    if backend not in get_args(Backend):
+        raise UsageError(f"unknown backend '{backend}', expected one of {', '.join(get_args(Backend))}")
+    if runs < 1:
+        raise UsageError(f"runs is {runs}, expected at least 1")
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if not value >= 0:
+            raise UsageError(f"{name} is {value}, expected a number that is not negative")
+
+
+def _kernels(backend: Backend) -> tuple[Kernels, ...]:
+    return ("xnnpack", "reference") if backend == "both" else (backend,)
+
+
+def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
+    """The signatures to run, in order.
+
+    Raises:
+        UsageError: a chosen one does not exist, or none is chosen: comparing nothing would find no difference.
+    """
+    if isinstance(chosen, str):
+        chosen = [chosen]
+    if chosen is not None and not chosen:
+        raise UsageError(f"no signature is chosen, there is {', '.join(available)}")
+    unknown = [name for name in chosen or () if name not in available]
+    if unknown:
+        raise UsageError(f"no signature '{unknown[0]}', there is {', '.join(available)}")
+    return list(available if chosen is None else dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """A set of inputs: its kind, and a number that tells it from others. `apart`: not part of the verdict."""
+
+    kind: Kind
+    run: int
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairing:
+    """What of one signature can be run on both sides, and what differs before anything ran."""
+
+    inputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
+    outputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
+    unmatched: tuple[OutputComparison, ...] = ()
+    reason: str = ""
+
+
+@dataclass
+class _Job:
+    worker: Worker
+    a: Source
+    b: Source
+    runs: int
+    hostile: bool
+    seed: int
+    atol: float
+    rtol: float
+    progress: Progress | None
+    folder: Path
+    caches: FilledCaches = field(default_factory=FilledCaches, init=False)
+    described: tuple[dict[str, SignatureInfo], dict[str, SignatureInfo]] = field(default=({}, {}), init=False)
+    done: int = field(default=0, init=False)
+    steps: int = field(default=1, init=False)
+
+    @property
+    def sets(self) -> list[_Set]:
+        """What every signature is run on."""
+        sets = [_Set("realistic", run) for run in range(self.runs)]
+        return sets + [_Set(kind, self.runs + place) for place, kind in enumerate(HOSTILE)] * self.hostile
+
+    def report(
+        self,
+        backend: Backend,
+        found: Sequence[SignatureComparison],
+        place: FirstDifference | None,
+        generation: GenerationComparison | None,
+    ) -> ComparisonReport:
+        """All that was found, with what it was found on."""
+        return ComparisonReport(
+            self.a.name,
+            self.b.name,
+            backend,
+            self.seed,
+            self.runs,
+            self.hostile,
+            self.atol,
+            self.rtol,
+            tuple(found),
+            place,
+            generation,
+            tuple(self.caches.told),
+        )
+
+    def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
+        """Both models drive the loop of prefill and decode."""
+        self.tell("generating")
+        a, b = with_helpers(*models)
+        return compare_generation(self.worker, a, b, count=count, seed=self.seed, kernels=kernels)
+
+    def signatures(
+        self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
+    ) -> list[SignatureComparison]:
+        """One comparison per signature and kernel set."""
+        ours, theirs = self._describe(self.a), self._describe(self.b)
+        for name in ours.keys() & theirs.keys():
+            ours[name] = least_entries(ours[name], theirs[name])
+        self.described = ours, theirs
+        names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
+        self.steps = 2 * len(names) * len(kernel_sets)
+        self._fill_caches([name for name in names if name in ours])
+        begun = self.done
+        found = []
+        for kernels in kernel_sets:
+            for name in names:
+                if name in ours and name in theirs:
+                    found.append(self._signature(ours[name], theirs[name], kernels))
+                else:
+                    where = self.a.name if name in ours else self.b.name
+                    found.append(SignatureComparison(name, kernels, reason=_ONLY.format(where)))
+                self.done = begun + 2 * len(found)
+        self.tell("compared")
+        return found
+
+    def _describe(self, source: Source) -> dict[str, SignatureInfo]:
+        described = self.worker.describe(source.model)
+        model = load(source.model)
+        self.runs = max(self.runs, least_runs(model))
+        return {signature.name: signature for signature in with_entries(described, model)}
+
+    def _fill_caches(self, names: Sequence[str]) -> None:
+        """Of realistic runs; caches of hostile ones hold what is hostile."""
+        filler = Filler(self.worker, self.a.model, self.described[0], self.seed, self.folder)
+        by_filler, without = filler.served(names)
+        self.steps += len(by_filler)
+        for prefill, served in by_filler.items():
+            self.tell(f"{prefill}: filling caches")
+            filler.fill(prefill, served, range(self.runs), self.caches)
+            self.done += 1
+        if without:
+            listed = ", ".join(without)
+            self.caches.told.append(
+                f"caches of {listed}: random, because no prefill signature of a fills them"
+            )
+
+    def first_difference(self, found: Sequence[SignatureComparison]) -> FirstDifference | None:
+        """Where the first output that differs begins to; None where none does in its numbers."""
+        for signature in found:
+            for output in signature.outputs:
+                if output.difference is not None and not output.difference.equal:
+                    return self._locate(signature, output.name)
+        return None
+
+    def _locate(self, found: SignatureComparison, output: str) -> FirstDifference:
+        self.tell(f"{found.name}: looking for the first difference")
+        ours, theirs = (described[found.name] for described in self.described)
+        paired = self._pair(ours, theirs)
+        outputs = next(pair for pair in paired.outputs if pair[0].name == output)
+        plans = self._plans(ours, paired, self.sets)
+        kernels = cast("Kernels", found.backend)
+        try:
+            probe = Probe(ours, *outputs, kernels, *plans)
+            return first_difference(self.worker, self.a, self.b, probe, self._measure)
+        except EdgeOptError as error:
+            # The comparison itself is done: what was found must not be lost.
+            return FirstDifference(found.name, found.backend, reason=f"looking for it failed: {error}")
+
+    def _signature(self, a: SignatureInfo, b: SignatureInfo, kernels: Kernels) -> SignatureComparison:
+        paired = self._pair(a, b)
+        if paired.reason:
+            return SignatureComparison(a.name, kernels, reason=paired.reason)
+        size = sum(_bytes(info) for info in a.outputs)
+        batch = max(_REPLY_BYTES // max(size, 1), 1)
+        sets = self.sets
+        if not self.hostile and any(role_of(info) == "mask" for info in a.inputs):
+            # A realistic mask closes no row, for no token is one; still, both models should agree there.
+            sets.append(_Set("masked_rows", 0, apart=True))
+        merged: dict[str, OutputComparison] = {}
+        closed: dict[str, OutputComparison] = {}
+        for begin in range(0, len(sets), batch):
+            self._run_batch(a, paired, kernels, sets[begin : begin + batch], merged, closed)
+        outputs = (*merged.values(), *paired.unmatched)
+        return SignatureComparison(a.name, kernels, outputs, masked_rows=tuple(closed.values()))
+
+    def _run_batch(
+        self,
+        signature: SignatureInfo,
+        paired: _Pairing,
+        kernels: Kernels,
+        sets: Sequence[_Set],
+        merged: dict[str, OutputComparison],
+        closed: dict[str, OutputComparison],
+    ) -> None:
+        plans_a, plans_b = self._plans(signature, paired, sets)
+        with _Shelf() as shelf:
+            self.tell(f"{signature.name}: running a on {kernels} kernels")
+            for run, outputs in enumerate(
+                self.worker.run_plans(self.a.model, signature.name, plans_a, kernels)
+            ):
+                shelf.keep(run, outputs)
+            self.done += 1
+            self.tell(f"{signature.name}: running b on {kernels} kernels")
+            results = self.worker.run_plans(self.b.model, signature.name, plans_b, kernels)
+            self.done += 1
+            for run, outputs in enumerate(results):
+                into = closed if sets[run].apart else merged
+                for info_a, info_b in paired.outputs:
+                    ours = shelf.get(run, info_a.name)
+                    found = self._measure(info_a, info_b, ours, outputs.pop(info_b.name))
+                    into[found.name] = _merge(into.get(found.name), found)
+            self.done -= 2
+
+    def _plans(
+        self, signature: SignatureInfo, paired: _Pairing, sets: Sequence[_Set]
+    ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+        plans_a, plans_b = [], []
+        for one in sets:
+            if one.kind == "realistic" or one.apart:
+                made = self.caches.plan(signature, self.seed, one.run)
+            else:
+                made = plan(signature, seed=self.seed, run=one.run, kind=one.kind)
+            if one.apart:
+                made = tuple(
+                    replace(given, kind=one.kind) if given.role == "mask" else given for given in made
+                )
+            twins = [pair(ours, other) for ours, (_, other) in zip(made, paired.inputs, strict=True)]
+            plans_a.append([ours for ours, _ in twins])
+            plans_b.append([other for _, other in twins])
+        return plans_a, plans_b
+
+    def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
+        if a.shape != b.shape:
+            return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+        difference = metrics.measure(
+            a,
+            b,
+            quantized_a=info_a,
+            quantized_b=info_b,
+            atol=self.atol,
+            rtol=self.rtol,
+            logits=metrics.are_logits(info_a),
+        )
+        if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
+            text = f"quantization {info_a.quantization} in a, {info_b.quantization} in b"
+            return OutputComparison(info_a.name, difference, reason=text)
+        return OutputComparison(info_a.name, difference)
+
+    def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairing:
+        inputs, alone = _match(a, b, "inputs")
+        if alone:
+            info, in_a = alone[0]
+            return _Pairing(
+                reason=f"input '{info.name}' is {_ONLY.format(self.a.name if in_a else self.b.name)}"
+            )
+        for one, other in inputs:
+            if one.declared != other.declared:
+                return _Pairing(
+                    reason=f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
+                )
+        outputs, alone = _match(a, b, "outputs")
+        unmatched = tuple(
+            OutputComparison(info.name, reason=_ONLY.format(self.a.name if in_a else self.b.name))
+            for info, in_a in alone
+        )
+        return _Pairing(tuple(inputs), tuple(outputs), unmatched)
+
+    def tell(self, stage: str) -> None:
+        """Report progress."""
+        if self.progress is not None:
+            self.progress(stage, self.done, self.steps)
+
+
+def _match(
+    a: SignatureInfo, b: SignatureInfo, which: Literal["inputs", "outputs"]
+) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[tuple[TensorInfo, bool]]]:
+    """Pairs by name (by position without signatures), and what has no partner, with whether it is in `a`."""
+    ours, theirs = (a.inputs, b.inputs) if which == "inputs" else (a.outputs, b.outputs)
+    if a.positional and b.positional:
+        count = min(len(ours), len(theirs))
+        paired = list(zip(ours, theirs, strict=False))
+        return paired, [(info, True) for info in ours[count:]] + [(info, False) for info in theirs[count:]]
+    names = {info.name: info for info in theirs}
+    paired = [(info, names[info.name]) for info in ours if info.name in names]
+    known = {info.name for info in ours}
+    alone = [(info, True) for info in ours if info.name not in names]
+    return paired, alone + [(info, False) for info in theirs if info.name not in known]
+
+
+def _merge(one: OutputComparison | None, other: OutputComparison) -> OutputComparison:
+    if one is None:
+        return other
+    difference: metrics.Difference | None = None
+    if one.difference is not None and other.difference is not None:
+        difference = metrics.merge(one.difference, other.difference)
+    return OutputComparison(other.name, difference, one.reason or other.reason)
+
+
+def _bytes(info: TensorInfo) -> int:
+    return int(np.prod(info.shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
+
+
+class _Shelf:
+    """Keeps outputs in memory while they are small, else in a file without a name."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, str], Array] = {}
+        self._file: IO[bytes] | None = None
+        self._stack = ExitStack()
+        self._in_memory = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrays.clear()
+        self._stack.close()
+
+    def keep(self, run: int, outputs: Arrays) -> None:
+        """Takes the arrays out of `outputs`."""
+        for name in list(outputs):
+            array = outputs.pop(name)
+            self._in_memory += array.nbytes
+            if self._in_memory > _KEPT_IN_MEMORY and array.nbytes:
+                self._in_memory -= array.nbytes
+                array = self._to_file(array)
+            self._arrays[run, name] = array
+
+    def get(self, run: int, name: str) -> Array:
+        """The array of that run."""
+        return self._arrays[run, name]
+
+    def _to_file(self, array: Array) -> Array:
+        if self._file is None:
+            self._file = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is
+        offset = self._file.seek(0, 2)
+        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._file.flush()
+        return np.memmap(self._file, array.dtype, "r", offset, array.shape)

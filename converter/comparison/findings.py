@@ -1,0 +1,274 @@
+"""What a comparison found, as data: per signature, per output, with one sentence for people and a dict for programs.
+
+Knows nothing of how models are run. In the dicts a figure that is not a finite number (the signal-to-noise ratio
+where there is no noise, the distance to a NaN) is null.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_opt.proof.metrics import Difference
+
+
+@dataclass(frozen=True, slots=True)
+class OutputComparison:
+    """One output over all runs; `reason` says why it could not be measured, or what beside its elements differs."""
+
+    name: str
+    difference: Difference | None = None
+    reason: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element is within the tolerances."""
+        return not self.reason and self.difference is not None and self.difference.equal
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether every element is the same bit for bit (NaN equals NaN)."""
+        return not self.reason and self.difference is not None and self.difference.bitwise
+
+    def sentence(self) -> str:
+        """What differs, or that nothing does."""
+        found = self.difference
+        if self.reason or found is None:
+            return f"output '{self.name}': {self.reason}"
+        if found.bitwise:
+            return f"output '{self.name}': bitwise equal"
+        text = f"output '{self.name}': {found.differing} of {found.elements} elements differ"
+        if found.worst is not None and found.worst_values is not None:
+            a, b = found.worst_values
+            text += f", by at most {found.max_abs:.3g} (at {list(found.worst)}: {a:.6g} against {b:.6g})"
+        return f"{text}, SNR {found.snr_db:.1f} dB"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        figures: dict[str, Any] = {"name": self.name, "bitwise": self.bitwise, "equal": self.equal}
+        if self.difference is None:
+            figures.update({"max_abs": None, "snr_db": None, "cosine": None})
+        else:
+            figures = {**figures, **self.difference.to_json(), "bitwise": self.bitwise, "equal": self.equal}
+        return {**figures, "reason": self.reason} if self.reason else figures
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureComparison:
+    """One signature on one set of kernels; `reason` says why it could not be run on both sides.
+
+    `masked_rows` are its outputs where a mask closes whole rows, and are not part of the verdict: a row without a key
+    belongs to no token. Empty where no input is a mask, or hostile inputs, which close rows, are part of it.
+    """
+
+    name: str
+    backend: str
+    outputs: tuple[OutputComparison, ...] = ()
+    reason: str = ""
+    masked_rows: tuple[OutputComparison, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether all outputs are."""
+        return not self.reason and all(output.equal for output in self.outputs)
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether all outputs are."""
+        return not self.reason and all(output.bitwise for output in self.outputs)
+
+    def masked_rows_sentence(self) -> str:
+        """How far outputs are apart where rows are masked everywhere; empty where they are not."""
+        figures = [output.difference for output in self.masked_rows if not output.bitwise]
+        if not figures:
+            return ""
+        worst = max((figure.max_abs for figure in figures if figure is not None), default=math.inf)
+        return (
+            f"with rows that are masked everywhere, {len(figures)} of {len(self.masked_rows)} outputs of signature "
+            f"'{self.name}' ({self.backend}) differ, by up to {worst:.3g}"
+        )
+
+    def sentences(self) -> list[str]:
+        """One sentence per thing that differs in any bit."""
+        where = f"signature '{self.name}' ({self.backend})"
+        if self.reason:
+            return [f"{where}: {self.reason}"]
+        return [f"{where}, {output.sentence()}" for output in self.outputs if not output.bitwise]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        figures: dict[str, Any] = {
+            "name": self.name,
+            "backend": self.backend,
+            "equal": self.equal,
+            "bitwise": self.bitwise,
+            "outputs": [output.to_dict() for output in self.outputs],
+            "masked_rows": [output.to_dict() for output in self.masked_rows],
+        }
+        return {**figures, "reason": self.reason} if self.reason else figures
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """Where two models begin to differ: a tensor of both, and the operators that lead to it from `equal` tensors.
+
+    Operators are in the text form, with short names; `names` has the models' own. `constants` are those that both
+    regions read, with other numbers. `reason` says why nothing was found, or why not closer.
+    """
+
+    signature: str
+    backend: str
+    tensor: str = ""
+    short_name: str = ""
+    figures: OutputComparison | None = None
+    equal: tuple[str, ...] = ()
+    operators_a: tuple[str, ...] = ()
+    operators_b: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "signature": self.signature,
+            "backend": self.backend,
+            "tensor": self.tensor or None,
+            "short_name": self.short_name or None,
+            "figures": None if self.figures is None else self.figures.to_dict(),
+            "equal_before": list(self.equal),
+            "operators_a": list(self.operators_a),
+            "operators_b": list(self.operators_b),
+            "names": dict(self.names),
+            "constants": list(self.constants),
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationComparison:
+    """Tokens that two models generated greedily from one prompt: a tuple for each step, a token for each batch row."""
+
+    count: int
+    backend: str
+    prompt: tuple[tuple[int, ...], ...]
+    tokens_a: tuple[tuple[int, ...], ...]
+    tokens_b: tuple[tuple[int, ...], ...]
+    logits: OutputComparison
+
+    @property
+    def equal(self) -> bool:
+        """Whether all tokens are the same."""
+        return self.tokens_a == self.tokens_b
+
+    @property
+    def first_difference(self) -> int | None:
+        """The first step whose tokens differ."""
+        pairs = zip(self.tokens_a, self.tokens_b, strict=True)
+        return next((step for step, (a, b) in enumerate(pairs) if a != b), None)
+
+    def sentence(self) -> str:
+        """What came of it."""
+        place = self.first_difference
+        how = f"after a prompt of {len(self.prompt[0])} ({self.backend})"
+        if place is not None:
+            a, b = self.tokens_a[place], self.tokens_b[place]
+            return f"generated tokens differ from step {place} of {self.count} on, {how}: {a} against {b}"
+        return f"{self.count} generated tokens are the same, {how}; {self.logits.sentence()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "equal": self.equal,
+            "count": self.count,
+            "backend": self.backend,
+            "prompt": [list(row) for row in self.prompt],
+            "a": [list(step) for step in self.tokens_a],
+            "b": [list(step) for step in self.tokens_b],
+            "first_difference": self.first_difference,
+            "logits": self.logits.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport:
+    """Two models, or a model and its golden file, on the same inputs; `caches` says what those of them held."""
+
+    a: str
+    b: str
+    backend: str
+    seed: int
+    runs: int
+    hostile: bool
+    atol: float
+    rtol: float
+    signatures: tuple[SignatureComparison, ...]
+    first_difference: FirstDifference | None = None
+    generation: GenerationComparison | None = None
+    caches: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output, and generated tokens are equal."""
+        tokens = self.generation is None or self.generation.equal
+        return tokens and all(signature.equal for signature in self.signatures)
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether every element is the same bit for bit (NaN equals NaN)."""
+        return all(signature.bitwise for signature in self.signatures)
+
+    def differences(self) -> list[str]:
+        """One sentence for each signature or output that is not within the tolerances; empty if `equal`."""
+        failed = [signature for signature in self.signatures if not signature.equal]
+        found = [text for signature in failed for text in signature.sentences()]
+        if self.generation is not None and not self.generation.equal:
+            found.append(self.generation.sentence())
+        return found
+
+    def notes(self) -> list[str]:
+        """What is not part of the verdict: rows that are masked everywhere, and outputs without a finite element."""
+        return [
+            *filter(None, (signature.masked_rows_sentence() for signature in self.signatures)),
+            *self._without_numbers(),
+        ]
+
+    def _without_numbers(self) -> list[str]:
+        """One sentence for each output that has no finite element in any run: its equality says little."""
+        return [
+            f"signature '{signature.name}' ({signature.backend}), output '{output.name}': no element is finite in a"
+            for signature in self.signatures
+            for output in signature.outputs
+            if output.difference is not None and output.difference.elements and not output.difference.finite
+        ]
+
+    def summary(self) -> str:
+        """One sentence: that all is equal and how, or the first difference and how many there are."""
+        count = sum(len(signature.outputs) for signature in self.signatures)
+        if self.bitwise and self.equal:
+            return f"all {count} outputs of {len(self.signatures)} signatures are bitwise equal"
+        if self.equal:
+            return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        found = self.differences()
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"{found[0]}{more}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of `edge-opt compare --json`."""
+        return {
+            "equal": self.equal,
+            "bitwise": self.bitwise,
+            "a": self.a,
+            "b": self.b,
+            "backend": self.backend,
+            "seed": self.seed,
+            "runs": self.runs,
+            "hostile": self.hostile,
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "caches": list(self.caches),
+            "notes": self.notes(),
+            "signatures": [signature.to_dict() for signature in self.signatures],
+            "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
+            "generation": None if self.generation is None else self.generation.to_dict(),
+        }

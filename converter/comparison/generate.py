@@ -1,0 +1,272 @@
+"""Generates text greedily with two models, through prefill and decode, and compares the tokens.
+
+Plans the loop from what the models' signatures say; it is carried out in the worker process, one model at a time with
+its embedder and auxiliary model, where the export has them apart.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edge_opt.comparison.findings import GenerationComparison, OutputComparison
+from edge_opt.ir import Model, from_tables
+from edge_opt.proof import metrics, noise
+from edge_opt.proof.caches import cache_length, caches_of, longest_prefill, new_tokens
+from edge_opt.proof.inputs import role_of
+from edge_opt.proof.loop import Call, Loop, is_basic
+from edge_opt.proof.source import ModelLike, Source
+from edge_opt.schema.bundle import Bundle, open_bundle
+from edge_opt.schema.errors import UsageError
+from edge_opt.schema.reader import read_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_opt.proof.protocol import Array
+    from edge_opt.proof.runner import Worker
+    from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
+
+EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
+_HELPERS = (EMBEDDER, AUXILIARY)
+_SECTIONS = {EMBEDDER: "embedder", AUXILIARY: "aux", MAIN: "prefill_decode"}
+_MOST_TOKENS = 100_000
+
+
+class Models(NamedTuple):
+    """A model and the two that an export may keep apart."""
+
+    main: ModelLike
+    embedder: ModelLike | None = None
+    auxiliary: ModelLike | None = None
+
+
+def find_models(given: ModelLike, embedder: ModelLike | None, auxiliary: ModelLike | None) -> Models:
+    """The three models: those given, else the sections of a bundle, else `embedder.tflite` beside the model.
+
+    Raises:
+        ModelFormatError: a bundle is damaged.
+        UsageError: a bundle holds no prefill/decode model.
+    """
+    if not isinstance(given, str | os.PathLike):
+        return Models(given, embedder, auxiliary)
+    bundle = open_bundle(given)
+    if bundle is not None:
+        main = bundled_model(bundle, MAIN)
+        if main is None:
+            raise UsageError(f"{os.fspath(given)} has no prefill/decode model")
+        return Models(
+            main,
+            embedder or bundled_model(bundle, EMBEDDER),
+            auxiliary or bundled_model(bundle, AUXILIARY),
+        )
+    return Models(given, embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY))
+
+
+def bundled_model(bundle: Bundle, name: str) -> Model | None:
+    """A model of a bundle; None where it has no such section."""
+    for index, section in enumerate(bundle.sections):
+        if section.model_type == _SECTIONS[name]:
+            return from_tables(read_model(bundle.content(index)))
+    return None
+
+
+def _beside(given: str | os.PathLike[str], name: str) -> Path | None:
+    path = Path(given)
+    stem = path.name.split(".", 1)[0]
+    found = (path.with_name(f"{stem}.{name}.tflite"), path.with_name(f"{name}.tflite"))
+    return next((file for file in found if file.is_file()), None)
+
+
+def with_helpers(a: Models, b: Models) -> tuple[Models, Models]:
+    """What one of the two has no embedder or auxiliary model for, it shares with the other."""
+    return (
+        Models(a.main, a.embedder or b.embedder, a.auxiliary or b.auxiliary),
+        Models(b.main, b.embedder or a.embedder, b.auxiliary or a.auxiliary),
+    )
+
+
+def compare_generation(
+    worker: Worker, a: Models, b: Models, *, count: int, seed: int = 0, kernels: Kernels = "xnnpack"
+) -> GenerationComparison:
+    """Generates `count` tokens with both models from the same random prompt.
+
+    Raises:
+        UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
+        RuntimeFailed: a model does not run.
+    """
+    if not 1 <= count <= _MOST_TOKENS:
+        raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
+    results = []
+    prompt: tuple[tuple[int, ...], ...] | None = None
+    for role, models in (("a", a), ("b", b)):
+        with ExitStack() as stack:
+            opened = {
+                name: stack.enter_context(Source(model, f"{role}: {name}"))
+                for name, model in zip((MAIN, EMBEDDER, AUXILIARY), models, strict=True)
+                if model is not None
+            }
+            loop = _plan(worker, opened, count, seed, prompt)
+            prompt = loop.prompt
+            others = {name: source.model for name, source in opened.items() if name != MAIN}
+            results.append((loop, *worker.generate(opened[MAIN].model, others, loop, kernels)))
+    (loop, ours, logits_a), (other, theirs, logits_b) = results
+    return GenerationComparison(
+        count=count,
+        backend=kernels,
+        prompt=loop.prompt,
+        tokens_a=tuple(tuple(step) for step in ours),
+        tokens_b=tuple(tuple(step) for step in theirs),
+        logits=_measure(_logits(loop), _logits(other), logits_a, logits_b),
+    )
+
+
+def _logits(loop: Loop) -> TensorInfo:
+    return next(info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
+
+
+def _measure(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
+    if a.shape != b.shape:
+        return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+    found = metrics.measure(a, b, quantized_a=info_a, quantized_b=info_b, logits=True)
+    return OutputComparison(info_a.name, found)
+
+
+def _plan(
+    worker: Worker,
+    opened: Mapping[str, Source],
+    count: int,
+    seed: int,
+    prompt: tuple[tuple[int, ...], ...] | None,
+) -> Loop:
+    described = {name: worker.describe(source.model) for name, source in opened.items()}
+    planner = _Planner(opened[MAIN].name, described)
+    decode = planner.decode()
+    prefill = planner.prefill(decode)
+    rows = new_tokens(prefill)
+    room = (cache_length(decode) or _MOST_TOKENS) - count
+    if room < 1:
+        raise UsageError(
+            f"{opened[MAIN].name}: {count} tokens do not fit into a cache of {room + count}: generate fewer"
+        )
+    (logits,) = (info for info in decode.outputs if "logits" in info.name)
+    steps = planner.calls(prefill), planner.calls(decode)
+    if prompt is None:
+        batch = logits.shape[0] if len(logits.shape) > 2 else 1
+        length = min(rows, room) + 1
+        numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
+        prompt = tuple(tuple(int(token) for token in row) for row in np.reshape(numbers, (batch, length)))
+    return Loop(*steps, rows, prompt, count, logits.name)
+
+
+class _Planner:
+    """Finds which signatures a step calls; `name` is the main model's, for messages."""
+
+    def __init__(self, name: str, described: Mapping[str, Sequence[SignatureInfo]]) -> None:
+        self._name = name
+        self._described = described
+
+    def decode(self) -> SignatureInfo:
+        """The signature that gives logits for one token."""
+        known = self._described[MAIN]
+        for signature in known:
+            gives = sum("logits" in info.name for info in signature.outputs) == 1
+            if gives and "prefill" not in signature.name and caches_of(signature):
+                return self._static(signature)
+        raise self._missing("a decode signature with caches and one output of logits")
+
+    def prefill(self, decode: SignatureInfo) -> SignatureInfo:
+        """The longest signature that fills the caches of the decode signature."""
+        found = longest_prefill(self._described[MAIN], decode)
+        if found is None:
+            raise self._missing(f"a prefill signature with the caches of '{decode.name}'")
+        return self._static(found)
+
+    def calls(self, step: SignatureInfo) -> tuple[Call, ...]:
+        """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
+        before: dict[tuple[str, str], Call] = {}
+        for info in step.inputs:
+            call = self._giver(step, info)
+            if call is not None:
+                before[call.model, call.signature.name] = call
+        after: tuple[Call, ...] = ()
+        outputs = {info.name for info in step.outputs}
+        if not set(caches_of(step)) & outputs:
+            after = (self._update(step),)
+        for call in (*before.values(), *after):
+            self._check(
+                call, {info.name for other in before.values() for info in other.signature.outputs} | outputs
+            )
+        return (*before.values(), Call(MAIN, step), *after)
+
+    def _giver(self, step: SignatureInfo, info: TensorInfo) -> Call | None:
+        """The signature of another model that has this input as an output; None where the loop makes it itself."""
+        for model in _HELPERS:
+            for signature in self._described.get(model, ()):
+                if any(out.name == info.name and out.shape == info.shape for out in signature.outputs):
+                    takes_caches = caches_of(signature)
+                    if not takes_caches and role_of(info) != "cache":
+                        return Call(model, signature)
+        # A mask that covers cache and new tokens apart is the auxiliary model's to make.
+        apart = role_of(info) == "mask" and any("slice" in out.name for out in step.outputs)
+        if is_basic(info) and not apart:
+            return None
+        needed = EMBEDDER if role_of(info) == "embedding" else AUXILIARY
+        shape = "x".join(map(str, info.shape))
+        if needed in self._described:
+            raise UsageError(
+                f"{self._name}, signature '{step.name}': the {needed} model gives no '{info.name}' of {shape}; "
+                "give the one that was exported with it"
+            )
+        if role_of(info) not in {"embedding", "rotary", "mask"}:
+            raise UsageError(
+                f"{self._name}, signature '{step.name}': input '{info.name}' of {shape} is not known here, expected "
+                "tokens, positions, masks, caches, or what the embedder and the auxiliary model give"
+            )
+        raise UsageError(
+            f"{self._name}, signature '{step.name}': input '{info.name}' comes from the {needed} model, and there is "
+            f"no {needed}.tflite beside it: give one with --{needed}"
+        )
+
+    def _update(self, step: SignatureInfo) -> Call:
+        slices = {info.name: info.shape for info in step.outputs if "slice" in info.name}
+        for signature in self._described.get(AUXILIARY, ()):
+            taken = {info.name: info.shape for info in signature.inputs}
+            if (
+                slices
+                and slices.items() <= taken.items()
+                and caches_of(step).keys() <= {info.name for info in signature.outputs}
+            ):
+                return Call(AUXILIARY, signature)
+        if AUXILIARY not in self._described:
+            raise UsageError(
+                f"{self._name}, signature '{step.name}': its caches are updated by the auxiliary model, and there is "
+                "no auxiliary.tflite beside it: give one with --auxiliary"
+            )
+        raise UsageError(
+            f"{self._name}, signature '{step.name}': no signature of the auxiliary model updates its caches"
+        )
+
+    def _check(self, call: Call, given: set[str]) -> None:
+        for info in call.signature.inputs:
+            if info.name not in given and not is_basic(info):
+                raise UsageError(
+                    f"{call.model} model, signature '{call.signature.name}': input '{info.name}' is not known here"
+                )
+
+    def _static(self, signature: SignatureInfo) -> SignatureInfo:
+        dynamic = next((info for info in signature.inputs if -1 in info.declared), None)
+        if dynamic is not None:
+            raise UsageError(
+                f"{self._name}, signature '{signature.name}': input '{dynamic.name}' has a dynamic shape, and text is "
+                "generated with fixed ones only: leave out --generate, or export with fixed lengths"
+            )
+        return signature
+
+    def _missing(self, what: str) -> UsageError:
+        names = ", ".join(signature.name for signature in self._described[MAIN])
+        return UsageError(f"{self._name} has no {what.removeprefix('a ')}, there is {names}")

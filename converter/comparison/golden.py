@@ -1,0 +1,355 @@
+"""Golden outputs: what a model computed once, in a small file, to be checked in a user's CI.
+
+The file holds the seed of the inputs and, of every output, all elements or a sample of them, a checksum and a few
+statistics, with tolerances. It stays under 1 MB whatever the size of the model, and holds no code to be run on
+loading.
+"""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_opt.comparison.compare import choose
+from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
+from edge_opt.comparison.generate import find_models
+from edge_opt.comparison.graph_facts import least_runs, with_entries
+from edge_opt.ir import Model, load
+from edge_opt.proof import metrics, noise
+from edge_opt.proof.errors import GoldenError
+from edge_opt.proof.inputs import plan
+from edge_opt.proof.protocol import Array, Arrays
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.source import ModelLike, Source
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.schema.atomic import replacing
+
+FORMAT = "edge-opt golden"
+VERSION = 1
+
+_BUDGET = 640 << 10
+_MAX_FILE = 16 << 20
+_MAX_UNPACKED = 64 << 20
+_MAX_RUNS = 1000
+_META = "meta"
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def record(
+    model: ModelLike,
+    path: str | os.PathLike[str],
+    *,
+    signatures: Sequence[str] | None = None,
+    runs: int = 1,
+    seed: int = 0,
+    atol: float = 1e-4,
+    rtol: float = 1e-4,
+    overwrite: bool = False,
+) -> Path:
+    """Runs the model (of a bundle, the prefill/decode one) and writes what came out as a golden file; returns its path.
+
+    The default tolerances leave room for another processor's rounding; 0 and 0 demand the same bits' values. For
+    quantized outputs they apply to the real numbers.
+
+    Raises:
+        UsageError: an unknown signature, or the file exists and `overwrite` is not set.
+        OutputError: the file cannot be written.
+        RuntimeFailed: the model does not run.
+    """
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        source = stack.enter_context(_opened(model))
+        graph = load(source.model)
+        described = {s.name: s for s in with_entries(worker.describe(source.model), graph)}
+        runs = max(runs, least_runs(graph))
+        names = choose(list(described), signatures)
+        count = sum(len(described[name].outputs) for name in names) * runs
+        share = _BUDGET // max(count, 1)
+        arrays: dict[str, Array] = {}
+        listed = [
+            _record_signature(worker, source, described[name], runs, seed, share, arrays) for name in names
+        ]
+        meta = {
+            "format": FORMAT,
+            "version": VERSION,
+            "generator": noise.GENERATOR_VERSION,
+            "model": _fingerprint(source.model if isinstance(model, Model) else model),
+            "seed": seed,
+            "runs": runs,
+            "atol": atol,
+            "rtol": rtol,
+            "share": share,
+            "signatures": listed,
+        }
+    return _write(Path(path), meta, arrays, overwrite=overwrite)
+
+
+def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
+    """Runs the model on the inputs of a golden file and compares; `a` of the report is the file.
+
+    Raises:
+        GoldenError: the file is missing, broken or of another version.
+        RuntimeFailed: the model does not run.
+    """
+    meta, arrays = _read(Path(path))
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        source = stack.enter_context(_opened(model))
+        described = {signature.name: signature for signature in worker.describe(source.model)}
+        try:
+            found = [
+                _check_signature(worker, source, described, entry, meta, arrays)
+                for entry in meta["signatures"]
+            ]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise _broken(Path(path), f"{type(error).__name__} {error}") from error
+    return ComparisonReport(
+        a=os.fspath(path),
+        b=source.name,
+        backend="xnnpack",
+        seed=meta["seed"],
+        runs=meta["runs"],
+        hostile=False,
+        atol=meta["atol"],
+        rtol=meta["rtol"],
+        signatures=tuple(found),
+    )
+
+
+@contextmanager
+def _opened(model: ModelLike) -> Iterator[Source]:
+    """The model itself, of a bundle its prefill/decode model, under the name of the file."""
+    with Source(find_models(model, None, None).main, "model") as source:
+        if isinstance(model, str | os.PathLike):
+            source.name = os.fspath(model)
+        yield source
+
+
+def _run(worker: Worker, source: Source, signature: SignatureInfo, runs: int, seed: int) -> list[Arrays]:
+    plans = [plan(signature, seed=seed, run=run) for run in range(runs)]
+    return worker.run_plans(source.model, signature.name, plans)
+
+
+def _record_signature(
+    worker: Worker,
+    source: Source,
+    signature: SignatureInfo,
+    runs: int,
+    seed: int,
+    share: int,
+    arrays: dict[str, Array],
+) -> dict[str, Any]:
+    results = _run(worker, source, signature, runs, seed)
+    outputs = []
+    for info in signature.outputs:
+        entries = []
+        for run, values in enumerate(results):
+            key = f"{len(arrays)}"
+            array = values[info.name]
+            arrays[key] = _sample(array, signature.name, info.name, run, share)
+            entries.append({"key": key, **_statistics(array, info)})
+        outputs.append({"name": info.name, "runs": entries})
+    return {
+        **signature.to_json(),
+        "outputs": [info.to_json() for info in signature.outputs],
+        "results": outputs,
+    }
+
+
+def _check_signature(
+    worker: Worker,
+    source: Source,
+    described: Mapping[str, SignatureInfo],
+    entry: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    arrays: Arrays,
+) -> SignatureComparison:
+    golden = SignatureInfo.from_json({key: value for key, value in entry.items() if key != "results"})
+    actual = described.get(golden.name)
+    if actual is None:
+        return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {source.name}")
+    old = [(info.name, info.shape, info.dtype) for info in golden.inputs]
+    if old != [(info.name, info.shape, info.dtype) for info in actual.inputs]:
+        return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
+    now = {info.name: info for info in actual.outputs}
+    # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
+    results = _run(worker, source, golden, meta["runs"], meta["seed"])
+    found = []
+    for info, output in zip(golden.outputs, entry["results"], strict=True):
+        compared: OutputComparison | None = None
+        for run, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
+            one = _check_output(golden.name, info, expected, arrays[expected["key"]], values, run, meta)
+            compared = one if compared is None else _merged(compared, one)
+        assert compared is not None, "runs is at least 1"
+        if info.name in now and now[info.name].quantization != info.quantization:
+            reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
+            compared = replace(compared, reason=reason)
+        found.append(compared)
+    return SignatureComparison(golden.name, "xnnpack", tuple(found))
+
+
+def _check_output(
+    signature: str,
+    info: TensorInfo,
+    expected: Mapping[str, Any],
+    kept: Array,
+    values: Arrays,
+    run: int,
+    meta: Mapping[str, Any],
+) -> OutputComparison:
+    actual = values.get(info.name)
+    if actual is None:
+        return OutputComparison(info.name, reason="missing in the model")
+    if list(actual.shape) != expected["shape"] or actual.dtype.name != expected["dtype"]:
+        text = (
+            f"{expected['dtype']} {expected['shape']} recorded, {actual.dtype.name} {list(actual.shape)} now"
+        )
+        return OutputComparison(info.name, reason=text)
+    sample = _sample(actual, signature, info.name, run, meta["share"])
+    if sample.shape != kept.shape or sample.dtype != kept.dtype:
+        raise ValueError(f"sample of {info.name}")
+    flat = info if len(info.scales) < 2 else None
+    atol, rtol = meta["atol"], meta["rtol"]
+    difference = metrics.measure(
+        kept, sample, quantized_a=flat, quantized_b=flat, atol=atol, rtol=rtol, logits=False
+    )
+    if not difference.equal:
+        return OutputComparison(info.name, difference)
+    return OutputComparison(info.name, difference, _outside_sample(expected, actual, info, difference, meta))
+
+
+def _outside_sample(
+    expected: Mapping[str, Any],
+    actual: Array,
+    info: TensorInfo,
+    difference: metrics.Difference,
+    meta: Mapping[str, Any],
+) -> str:
+    """What checksum and statistics say of the elements that were not kept.
+
+    If every element is within |a-b| <= atol + rtol*|a|, so is the mean with the mean of |a|, and each extreme with
+    the largest |a|; a statistic outside of these bounds proves a difference.
+    """
+    now = _statistics(actual, info)
+    if now["sha256"] == expected["sha256"] or difference.elements == actual.size:
+        return ""
+    if meta["atol"] == meta["rtol"] == 0:
+        return "elements beyond the sample differ"
+    for name in ("mean", "mean_abs", "low", "high"):
+        size = (
+            expected["mean_abs"]
+            if name.startswith("mean")
+            else max(abs(expected["low"]), abs(expected["high"]))
+        )
+        if not abs(now[name] - expected[name]) <= meta["atol"] + meta["rtol"] * size:
+            return f"elements beyond the sample differ: {name} {now[name]:.6g}, recorded {expected[name]:.6g}"
+    return ""
+
+
+def _merged(one: OutputComparison, other: OutputComparison) -> OutputComparison:
+    difference = one.difference
+    if difference is not None and other.difference is not None:
+        difference = metrics.merge(difference, other.difference)
+    return OutputComparison(one.name, difference, one.reason or other.reason)
+
+
+def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
+    """All elements if they fit in `share` bytes, else as many as do, at places that only the names decide."""
+    flat = array.reshape(-1)
+    room = max(share // array.dtype.itemsize, 1)
+    if flat.size <= room:
+        return flat
+    seed = noise.seed_of("sample", signature, name, run)
+    return flat[np.sort(noise.integers(seed, room, 0, flat.size))]
+
+
+def _statistics(array: Array, info: TensorInfo) -> dict[str, Any]:
+    flat = array.reshape(-1)
+    real = flat.astype(np.float64)
+    if info.quantized and len(info.scales) == 1:
+        real = (real - (info.zero_points or (0,))[0]) * info.scales[0]
+    finite = real[np.isfinite(real)]
+    if not finite.size:
+        finite = np.zeros(1)
+    return {
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "sha256": hashlib.sha256(np.ascontiguousarray(flat).view(np.uint8).data).hexdigest(),
+        "mean": float(finite.mean()),
+        "mean_abs": float(np.abs(finite).mean()),
+        "low": float(finite.min()),
+        "high": float(finite.max()),
+    }
+
+
+def _fingerprint(model: str | os.PathLike[str] | bytes) -> dict[str, Any]:
+    if isinstance(model, bytes):
+        return {"sha256": hashlib.sha256(model).hexdigest(), "bytes": len(model)}
+    with Path(model).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"sha256": digest.hexdigest(), "bytes": file.tell()}
+
+
+def _write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array], *, overwrite: bool) -> Path:
+    packed = io.BytesIO()
+    contents: dict[str, Any] = {_META: np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
+    np.savez_compressed(packed, **contents)
+    with (
+        replacing(path, overwrite=overwrite) as descriptor,
+        os.fdopen(descriptor, "wb", closefd=False) as file,
+    ):
+        file.write(packed.getbuffer())
+    return path
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
+    try:
+        if path.stat().st_size > _MAX_FILE:
+            raise _broken(path, "it is too large")
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
+                raise _broken(path, "it unpacks to too much")
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        meta = json.loads(arrays.pop(_META).tobytes())
+        kind = meta["format"], meta["version"], meta["generator"]
+        wanted = isinstance(meta["runs"], int) and 1 <= meta["runs"] <= _MAX_RUNS
+        wanted = wanted and all(
+            isinstance(meta[name], int | float) for name in ("seed", "share", "atol", "rtol")
+        )
+    except FileNotFoundError as error:
+        raise GoldenError(
+            f"golden file '{path}' does not exist; record it with: edge-opt golden record"
+        ) from error
+    except _UNREADABLE as error:
+        raise _broken(path, f"{type(error).__name__}: {error}") from error
+    expected = FORMAT, VERSION, noise.GENERATOR_VERSION
+    if kind != expected:
+        raise GoldenError(f"golden file '{path}' is of kind {kind}, expected {expected}; record it anew")
+    if not wanted:
+        raise _broken(path, "its numbers make no sense")
+    return meta, arrays
+
+
+def _broken(path: Path, why: str) -> GoldenError:
+    return GoldenError(f"golden file '{path}' cannot be read ({why}); record it anew")

@@ -1,0 +1,114 @@
+"""What a model's graph says and the runtime does not: which tables an input indexes, and whether state is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_opt.ir import DType
+from edge_opt.ir.references import subgraph_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from edge_opt.ir import Model, Operator, Tensor
+    from edge_opt.proof.tensors import SignatureInfo
+
+# Operators whose results have the numbers of these operands, as they are: an index stays one. None: of all operands.
+_FIRST, _ALL = (0,), None
+_CARRIES: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(
+        ("CAST", "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "SLICE", "STRIDED_SLICE"), _FIRST
+    ),
+    **dict.fromkeys(
+        ("BROADCAST_TO", "TILE", "PAD", "REVERSE_V2", "SPLIT_V", "UNPACK", "GATHER", "GATHER_ND"), _FIRST
+    ),
+    **dict.fromkeys(("CONCATENATION", "PACK", "MINIMUM", "MAXIMUM"), _ALL),
+    **dict.fromkeys(("SELECT", "SELECT_V2"), (1, 2)),
+    "SPLIT": (1,),
+}
+
+
+def with_entries(described: Iterable[SignatureInfo], model: Model) -> list[SignatureInfo]:
+    """The signatures as the runtime describes them; inputs that index a table know how many entries it has."""
+    signatures = {signature.key: signature for signature in model.signatures}
+    found = []
+    for info in described:
+        signature = signatures.get(info.name)
+        if signature is None or info.positional:
+            tensors = list(model.subgraphs[0].inputs)
+        else:
+            tensors = [signature.inputs[entry.name] for entry in info.inputs]
+        inputs = (
+            replace(one, entries=_entries(model, tensor))
+            for one, tensor in zip(info.inputs, tensors, strict=True)
+        )
+        found.append(replace(info, inputs=tuple(inputs)))
+    return found
+
+
+def least_entries(one: SignatureInfo, other: SignatureInfo) -> SignatureInfo:
+    """The first signature, with no more entries than tables have that the other's inputs of the same name index."""
+    others = {info.name: info.entries for info in other.inputs}
+    inputs = (
+        replace(info, entries=min(filter(None, (info.entries, others.get(info.name, 0))), default=0))
+        for info in one.inputs
+    )
+    return replace(one, inputs=tuple(inputs))
+
+
+def least_runs(model: Model) -> int:
+    """How often to run the model to see all that it does: twice where it keeps state from one run to the next."""
+    tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
+    return 2 if any(tensor.is_variable or tensor.dtype is DType.RESOURCE for tensor in tensors) else 1
+
+
+def _entries(model: Model, tensor: Tensor) -> int:
+    """Entries of the smallest table that the tensor's numbers index; 0 where they index none."""
+    pending, seen, sizes = [tensor], set[int](), set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for operator in current.consumers:
+            for place in (at for at, given in enumerate(operator.inputs) if given is current):
+                sizes.add(_indexed(operator, place))
+                pending.extend(_carried(model, operator, place))
+    return min(filter(None, sizes), default=0)
+
+
+def _carried(model: Model, operator: Operator, place: int) -> Iterator[Tensor]:
+    """Tensors that have the numbers of this operand as they are, in subgraphs that it is handed to as well."""
+    if operator.name in _CARRIES:
+        places = _CARRIES[operator.name]
+        if places is None or place in places:
+            yield from operator.outputs
+    for index in subgraph_indices(operator.options):
+        arguments = model.subgraphs[index].inputs
+        # IF has its condition in front of what it hands on.
+        own = place - (len(operator.inputs) - len(arguments))
+        if 0 <= own < len(arguments):
+            yield arguments[own]
+
+
+def _indexed(operator: Operator, place: int) -> int:
+    """Entries of the table that this operand of a lookup indexes; 0 where it is none, or that is not known."""
+    if operator.name in ("EMBEDDING_LOOKUP", "EMBEDDING_LOOKUP_SPARSE") and place == 0:
+        return _size(operator.inputs[-1], 0)
+    if operator.name == "GATHER" and place == 1:
+        return _size(operator.inputs[0], int(operator.option("axis")))
+    if operator.name == "GATHER_ND" and place == 1:
+        return min(
+            (_size(operator.inputs[0], axis) for axis in range(operator.input(1).shape[-1])), default=0
+        )
+    if operator.name == "ONE_HOT" and place == 0:
+        return int(operator.input(1).array().item()) if operator.input(1).has_numbers else 0
+    return 0
+
+
+def _size(table: Tensor | None, axis: int) -> int:
+    if table is None or not -len(table.shape) <= axis < len(table.shape):
+        return 0
+    declared = table.shape if table.shape_signature is None else table.shape_signature
+    return max(declared[axis], 0) if len(declared) == len(table.shape) else 0

@@ -1,0 +1,26 @@
+"""The main job: a model in a file, rewritten, proved, and written; and what is told of it."""
+
+from edge_opt.conversion.choices import GENERIC, ConvertOptions, Verify, default_output
+from edge_opt.conversion.result import (
+    ConversionResult,
+    DifferenceFoundError,
+    NothingMatchedError,
+    RequirementError,
+    SignatureSummary,
+    SitesLeftError,
+)
+from edge_opt.conversion.run import convert
+
+__all__ = [
+    "GENERIC",
+    "ConversionResult",
+    "ConvertOptions",
+    "DifferenceFoundError",
+    "NothingMatchedError",
+    "RequirementError",
+    "SignatureSummary",
+    "SitesLeftError",
+    "Verify",
+    "convert",
+    "default_output",
+]

@@ -1,0 +1,174 @@
+"""What the caller asked for, made into passes, facts of the target, entry points and a place to write. Runs nothing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
+
+from edge_opt.attention.form import FORM_NAMES
+from edge_opt.ir import Model
+from edge_opt.passes import PASSES, Pass
+from edge_opt.passes.inline_composites import InlineComposites
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.tile_rows import TileRows
+from edge_opt.schema.atomic import resolve_target
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from edge_opt.conversion.container import Sections
+    from edge_opt.ir import Subgraph
+    from edge_opt.targets import Target
+
+    Progress = Callable[[str, int, int], None]
+
+Verify = Literal["regions", "exhaustive", "full", "none"]
+GENERIC: Final = "generic"
+
+
+class ConvertOptions(TypedDict, total=False):
+    """The options of `convert`, as its documentation has them."""
+
+    target: str | Target | None
+    passes: str | Pass | Iterable[str | Pass] | None
+    skip: str | Iterable[str]
+    signatures: str | Iterable[str] | None
+    verify: Verify
+    proof_seconds: float | None
+    overwrite: bool
+    dry_run: bool
+    require_match: bool
+    require_all: bool
+    sections: Sections
+    form: str | None
+    rows_per_tile: int | None
+    inline_composites: bool
+    extract_signature: str | None
+    progress: Progress | None
+
+
+def path_of(source: str | os.PathLike[str] | bytes | Model) -> str | None:
+    """The source's path; None for bytes and loaded models."""
+    return None if isinstance(source, Model | bytes) else os.fspath(source)
+
+
+def asked(
+    facts: Target,
+    passes: list[Pass],
+    form: str | None,
+    rows_per_tile: int | None,
+    *,
+    inline_composites: bool,
+) -> Target:
+    """The target's facts, with what the caller wants otherwise."""
+    if form is not None and form not in FORM_NAMES:
+        raise unknown("form", form, FORM_NAMES)
+    if rows_per_tile is not None and rows_per_tile < 1:
+        raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
+    names = {entry.name for entry in passes}
+    for option, given, needed in (
+        ("--rows-per-tile", rows_per_tile is not None, TileRows.name),
+        ("--form", form is not None, MhaToSha.name),
+        ("--inline-composites", inline_composites, InlineComposites.name),
+    ):
+        if given and needed not in names:
+            raise UsageError(
+                f"{option} has no effect without the pass '{needed}': leave the option out, or let that pass run"
+            )
+    facts = facts.asked(form=form, rows_per_tile=rows_per_tile, inline_composites=inline_composites or None)
+    return facts if TileRows.name in names else facts.without_tiles()
+
+
+def default_output(source: str | os.PathLike[str]) -> Path:
+    """`gemma.tflite` -> `gemma.opt.tflite`, beside the input."""
+    path = Path(source)
+    return path.with_name(f"{path.stem}.opt{path.suffix}")
+
+
+def destination_of(
+    source: str | os.PathLike[str] | bytes | Model, output: str | os.PathLike[str] | None, *, overwrite: bool
+) -> Path | None:
+    """Where to write: asked for, or beside the input; None for a source without a place of its own.
+
+    Raises:
+        UsageError: it exists and may not be replaced, or is the input.
+        OutputError: nothing can be written there.
+    """
+    if output is None:
+        if isinstance(source, Model | bytes):
+            return None
+        output = default_output(source)
+    inputs: tuple[tuple[int, int], ...] = ()
+    if not isinstance(source, Model | bytes):
+        status = Path(source).stat()
+        inputs = ((status.st_dev, status.st_ino),)
+    # Looked at before the work: nobody wants to learn of an existing output after an hour.
+    resolve_target(output, overwrite=overwrite, inputs=inputs)
+    return Path(output)
+
+
+def check_verify(verify: str, source: object) -> None:
+    """Whether there is such a verification, and whether it can be done for that source.
+
+    Raises:
+        UsageError: there is not, or it cannot.
+    """
+    if verify not in get_args(Verify):
+        raise unknown("verification", verify, get_args(Verify))
+    if verify == "full" and isinstance(source, Model):
+        raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
+    return UsageError(f"{kind} '{name}' does not exist, {hint}")
+
+
+def choose_passes(passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str]) -> list[Pass]:
+    """The passes to run, in the order in which they run.
+
+    Raises:
+        UsageError: there is no such pass, or two have one name.
+    """
+    skipped = _listed(skip)
+    asked = list(PASSES) if passes is None else _listed(passes)
+    own = [entry for entry in asked if isinstance(entry, Pass)]
+    wanted = [entry for entry in asked if not isinstance(entry, Pass)]
+    known = [*PASSES, *(entry.name for entry in own)]
+    for name in (*wanted, *skipped):
+        if name not in known:
+            raise unknown("pass", name, known)
+    chosen = [*(PASSES[name] for name in PASSES if name in wanted), *own]
+    names = [entry.name for entry in chosen]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"there are two passes '{twice}': give one of them another name")
+    return [entry for entry in chosen if entry.name not in skipped]
+
+
+def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:
+    """One alone is a list of one, not of a name's letters."""
+    return [names] if isinstance(names, str | Pass) else list(names)
+
+
+def choose_signatures(model: Model, wanted: str | Iterable[str] | None) -> list[tuple[str, Subgraph]]:
+    """The entry points to rewrite, by name.
+
+    Raises:
+        UsageError: there is no such signature.
+    """
+    entries = model.entry_points()
+    if wanted is None:
+        return entries
+    names = _listed(wanted)
+    known = [name for name, _ in entries]
+    for name in names:
+        if name not in known:
+            raise unknown("signature", name, known)
+    return [(name, subgraph) for name, subgraph in entries if name in names]

@@ -1,0 +1,111 @@
+"""One model of a container: runs the passes on each entry point and cleans up behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.conversion.choices import choose_signatures, unknown
+from edge_opt.conversion.container import Container, Part, SingleModel
+from edge_opt.conversion.result import ConversionResult, SignatureSummary
+from edge_opt.ir import Constants
+from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
+from edge_opt.ir.runtime import raise_runtime_version
+from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
+from edge_opt.passes.left import attention_left
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_opt.conversion.choices import Progress
+    from edge_opt.ir import Subgraph
+    from edge_opt.proof.regions import RegionProver
+    from edge_opt.targets import Target
+
+
+def extract(container: Container, key: str) -> None:
+    """Keep one entry point of the model and drop the others.
+
+    Raises:
+        UsageError: there is no such signature, or it is a bundle.
+    """
+    known = [signature.key for part in container.parts for signature in part.model.signatures]
+    if key not in known:
+        raise unknown("signature", key, known)
+    if not isinstance(container, SingleModel):
+        raise UsageError("a bundle needs all signatures of its models: extract from the .tflite file instead")
+    keep_signature(container.parts[0].model, key)
+
+
+def rewrite(
+    part: Part,
+    passes: list[Pass],
+    target: Target,
+    wanted: str | Iterable[str] | None,
+    prover: RegionProver | None,
+    result: ConversionResult,
+    progress: Progress | None,
+) -> None:
+    """Run the passes on the wanted entry points of one model, and add what they did to the result."""
+    model = part.model
+    entries = choose_signatures(model, wanted)
+    usage = Usage.of(model)
+    old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+    graphs = {id(graph) for _, graph in entries}
+    summaries = [
+        (
+            graph,
+            SignatureSummary(
+                part.signature(name), len(graph), largest_tensor_before=largest_intermediate(graph)
+            ),
+        )
+        for name, graph in model.entry_points()
+    ]
+    result.signatures.extend(summary for _, summary in summaries)
+    done = len(result.sites)
+    # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
+    total = done + sum(_softmaxes(graph) for _, graph in entries)
+
+    def on_site(report: SiteReport) -> None:
+        result.sites.append(report)
+        if progress is not None:
+            progress("rewriting", len(result.sites), max(total, len(result.sites)))
+
+    for name, graph in entries:
+        if id(graph) not in graphs:
+            continue
+        graphs.discard(id(graph))
+        context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+        before = len(result.sites)
+        for chosen_pass in passes:
+            run_pass(chosen_pass, context)
+        own, split = result.sites[before:], PASSES[MhaToSha.name] in passes
+        for site in attention_left(model, graph, context.signature, own, split=split):
+            on_site(site)
+    own = result.sites[done:]
+    if any(site.status is Status.CONVERTED for site in own):
+        raise_runtime_version(model)
+        remove_unused(model, usage)
+        name_apart(model, old)
+        part.changed = True
+    for graph, summary in summaries:
+        summary.operators_after = len(graph)
+        summary.largest_tensor_after = largest_intermediate(graph)
+        sites = [site for site in own if site.signature == summary.name]
+        summary.blocks = sum((site.heads or 0) > 1 for site in sites)
+        summary.converted = sum(site.status is Status.CONVERTED and (site.heads or 0) > 1 for site in sites)
+
+
+def _softmaxes(graph: Subgraph) -> int:
+    return sum(operator.name == "SOFTMAX" for operator in graph.operators)
+
+
+def largest_intermediate(graph: Subgraph) -> int:
+    """Bytes of the largest tensor that an operator of the subgraph defines."""
+    sizes = (
+        tensor.dtype.byte_size(tensor.elements) or 0
+        for operator in graph.operators
+        for tensor in operator.outputs
+    )
+    return max(sizes, default=0)

@@ -1,0 +1,206 @@
+"""The main job: read a model, rewrite it, prove each rewrite, write the result."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Unpack, overload
+
+from edge_opt.conversion.choices import (
+    GENERIC,
+    ConvertOptions,
+    Verify,
+    asked,
+    check_verify,
+    choose_passes,
+    destination_of,
+    path_of,
+)
+from edge_opt.conversion.container import Container, Sections, open_container
+from edge_opt.conversion.exported import Exported, ExportedModel, model_content, remade
+from edge_opt.conversion.result import ConversionResult, DifferenceFoundError, check_requirements
+from edge_opt.conversion.rewriting import extract, rewrite
+from edge_opt.ir import Model
+from edge_opt.ir.collector import rare_collections
+from edge_opt.passes import MaskedRows, Pass
+from edge_opt.proof.regions import RegionProver
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import Target, load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from edge_opt.conversion.choices import Progress
+
+
+@overload
+def convert(
+    source: str | os.PathLike[str] | bytes | Model,
+    output: str | os.PathLike[str] | None = None,
+    **options: Unpack[ConvertOptions],
+) -> ConversionResult: ...
+
+
+@overload
+def convert(
+    source: Exported, output: str | os.PathLike[str] | None = None, **options: Unpack[ConvertOptions]
+) -> Exported: ...
+
+
+def convert(
+    source: str | os.PathLike[str] | bytes | Model | ExportedModel,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    target: str | Target | None = None,
+    passes: str | Pass | Iterable[str | Pass] | None = None,
+    skip: str | Iterable[str] = (),
+    signatures: str | Iterable[str] | None = None,
+    verify: Verify = "regions",
+    proof_seconds: float | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    require_match: bool = False,
+    require_all: bool = False,
+    sections: Sections = "prefill-decode",
+    form: str | None = None,
+    rows_per_tile: int | None = None,
+    inline_composites: bool = False,
+    extract_signature: str | None = None,
+    progress: Progress | None = None,
+) -> ConversionResult | ExportedModel:
+    """Rewrite a model for an NPU, prove every rewrite, and write it.
+
+    Args:
+        source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place,
+            unless `dry_run`), or what `litert_torch.convert` returns; then the result is of that kind too.
+        output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
+        target: a bundled target's name, the path of a target file, or a `Target`; "generic" where None.
+        passes: what to run, all that are on for the target where None: names of `edge_opt.passes.PASSES`, which run in
+            that order, and `Pass` objects of your own, which run after them. One alone needs no list.
+        skip: names of passes to leave out.
+        signatures: names of the entry points to rewrite, all where None.
+        verify: "regions" proves each rewritten region, "exhaustive" does so on every row and both kernel sets, "full"
+            proves and also compares the whole models, "none" neither.
+        proof_seconds: how long one run of a region may take; by default that follows from its size.
+        overwrite: replace an existing output.
+        dry_run: do everything but write, and leave a `Model` as it is: what it would become is the result's `model`.
+        require_match: raise `NothingMatchedError` where no site was converted.
+        require_all: raise `SitesLeftError` where a multi-head block was left as it is.
+        form: how heads are cut, a word of target files; the target decides where None.
+        rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
+        inline_composites: open every composite (each proved against its body), for compilers that cannot.
+        extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
+        sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
+        progress: called with (stage, done, total) on long work.
+
+    Raises:
+        ModelFormatError: the source is not a valid model.
+        UsageError: an unknown name, options that have no effect together, an output that is the input or exists.
+        OutputError: the output cannot be written.
+        DifferenceFoundError: `verify="full"` found a difference; nothing was written.
+        RuntimeUnavailable: the runtime does not start here, so nothing can be proved; nothing was written.
+    """
+    started = time.perf_counter()
+    exported = None
+    if not isinstance(source, str | os.PathLike | bytes | Model):
+        exported, source = source, model_content(source)
+    check_verify(verify, source)
+    if proof_seconds is not None and not proof_seconds > 0:
+        raise UsageError(f"the seconds of a proof must be more than 0, not {proof_seconds:g}")
+    chosen = choose_passes(passes, skip)
+    facts = target if isinstance(target, Target) else load_target(target or GENERIC)
+    facts = asked(facts, chosen, form, rows_per_tile, inline_composites=inline_composites)
+    if dry_run and isinstance(source, Model):
+        source = deepcopy(source)
+    with ExitStack() as stack:
+        stack.enter_context(rare_collections())
+        proving = stack.enter_context(ExitStack())
+        # Started first: the runtime's import overlaps with reading the model.
+        prover = (
+            None
+            if verify == "none"
+            else proving.enter_context(
+                RegionProver(
+                    model=path_of(source) or "", time_limit=proof_seconds, exhaustive=verify == "exhaustive"
+                )
+            )
+        )
+        if prover is not None:
+            prover.start()
+        container = open_container(source, sections)
+        destination = None if dry_run else destination_of(source, output, overwrite=overwrite)
+        model = container.parts[0].model
+        result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
+        if extract_signature is not None:
+            extract(container, extract_signature)
+        for part in container.parts:
+            rewrite(part, chosen, facts, signatures, prover, result, progress)
+        proving.close()  # writing needs memory too
+        result.compiler_flags = facts.flags()
+        name = "MODEL" if destination is None else str(destination)
+        result.compile_with = facts.compile_command(name, result.compiler_flags)
+        check_requirements(result, require_match=require_match, require_all=require_all)
+        kept = None if extract_signature is None else [extract_signature]
+        check = partial(_compare_whole, container, result, kept, progress) if verify == "full" else None
+        if destination is not None:
+            _write(container, destination, check, overwrite=overwrite, progress=progress)
+            result.output = str(destination)
+        elif check is not None:
+            check(None)
+    result.seconds = time.perf_counter() - started
+    return result if exported is None else remade(exported, model)
+
+
+def _write(
+    container: Container,
+    destination: Path,
+    check: Callable[[Path], None] | None,
+    *,
+    overwrite: bool,
+    progress: Progress | None,
+) -> None:
+    def on_bytes(done: int, total: int) -> None:
+        if progress is not None:
+            progress("writing", done, total)
+
+    container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
+
+
+def _compare_whole(
+    container: Container,
+    result: ConversionResult,
+    signatures: list[str] | None,
+    progress: Progress | None,
+    written: Path | None,
+) -> None:
+    """The models as they were with those written, or (a dry run) with those in memory."""
+    from edge_opt.comparison.whole import allowances, compare_whole  # noqa: PLC0415  only this path needs it
+
+    for part, (before, after) in zip(container.parts, container.pairs(written), strict=True):
+        names = {name: part.signature(name) for name, _ in part.model.entry_points()}
+        sites = {name: [s for s in result.sites if s.signature == told] for name, told in names.items()}
+        allowed = allowances(part.model, sites)
+        found = compare_whole(before, after, allowed, signatures=signatures, progress=progress)
+        result.whole += [replace(signature, name=part.signature(signature.name)) for signature in found]
+    failed = next((signature for signature in result.whole if not signature.holds), None)
+    if failed is not None:
+        raise DifferenceFoundError(
+            f"the converted model differs from the input: {failed.violation()}{_known(result, failed.name)}; "
+            "nothing was written"
+        )
+
+
+def _known(result: ConversionResult, signature: str) -> str:
+    """What the proofs of a signature's sites told that a whole comparison may show."""
+    sites = [site for site in result.converted if site.signature == signature]
+    known = [(str(rows), site) for site in sites if (rows := MaskedRows.of([site])) is not None]
+    known += [(site.note, site) for site in sites if site.note]
+    if not known:
+        return ""
+    text, site = known[0]
+    return f" (known of {site.pass_name}: {text}; --skip {site.pass_name} leaves that as it was)"

@@ -1,0 +1,351 @@
+"""What a model holds: signatures, operators, weights, attention blocks, and what a conversion would do to each.
+
+Reads models and runs nothing; only `first_rewrite` edits a model, the one it is given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.conversion import convert
+from edge_opt.conversion.container import open_container
+from edge_opt.ir import Constants, DType
+from edge_opt.ir.text import operator_text
+from edge_opt.passes import PASSES, Context
+from edge_opt.passes.contract import Site
+from edge_opt.passes.left import with_callees
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.report import Example
+from edge_opt.report.folding import hoisted, longest_repeat
+from edge_opt.targets import Finding, Target, lint, load_target
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
+    from edge_opt.passes import SiteReport
+    from edge_opt.targets import Target
+
+# From a mask back to the input it comes from there are a few reshapes, repetitions and conversions.
+_DEEPEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
+
+    signature: str
+    form: Literal["multi-head", "single-head"]
+    heads: int
+    kv_heads: int
+    head_size: int
+    query_length: int
+    key_lengths: tuple[int, ...]
+    mask: str | None
+    softmax: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "signature": self.signature,
+            "form": self.form,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_size": self.head_size,
+            "query_length": self.query_length,
+            "key_lengths": list(self.key_lengths),
+            "mask": self.mask,
+            "softmax": self.softmax,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or output of a signature; a dimension known only at run time is -1."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureContent:
+    """One entry point; `unmatched` counts attentions whose form is not understood (`explain` says why)."""
+
+    name: str
+    operators: Mapping[str, int]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    unmatched: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "name": self.name,
+            "operators": sum(self.operators.values()),
+            "operator_counts": dict(self.operators),
+            "inputs": [argument.to_dict() for argument in self.inputs],
+            "outputs": [argument.to_dict() for argument in self.outputs],
+            "attention_unmatched": self.unmatched,
+        }
+
+
+@dataclass(slots=True)
+class Inspection:
+    """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type."""
+
+    file: str | None
+    size: int | None
+    flatbuffer_size: int | None
+    subgraphs: int
+    weights: Mapping[str, int]
+    signatures: list[SignatureContent] = field(default_factory=list)
+    attention: list[AttentionBlock] = field(default_factory=list)
+    target: str | None = None
+    lint: list[Finding] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and reports."""
+        return {
+            "file": self.file,
+            "size": self.size,
+            "flatbuffer_size": self.flatbuffer_size,
+            "subgraphs": self.subgraphs,
+            "weights": dict(self.weights),
+            "signatures": [signature.to_dict() for signature in self.signatures],
+            "attention": [block.to_dict() for block in self.attention],
+            "target": self.target,
+            "lint": [finding.to_dict() for finding in self.lint],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One site's verdict, and what the attention there looks like where it is understood."""
+
+    verdict: SiteReport
+    block: AttentionBlock | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and reports."""
+        return {
+            **self.verdict.to_dict(),
+            "settled": self.verdict.settled,
+            "attention": None if self.block is None else self.block.to_dict(),
+        }
+
+
+def inspect(
+    source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
+) -> Inspection:
+    """Look at a model (of a bundle: its prefill/decode model); for a target, also at what that refuses or gets wrong.
+
+    Raises:
+        ModelFormatError: the source is not a valid model.
+        UsageError: there is no such target.
+    """
+    facts = load_target(target) if isinstance(target, str) else target
+    model = _loaded(source)
+    file = model.file
+    found = Inspection(
+        file=None if file is None or file.path is None else str(file.path),
+        size=None if file is None else file.size,
+        flatbuffer_size=None if file is None else file.flatbuffer_size,
+        subgraphs=len(model.subgraphs),
+        weights=_weights(model.subgraphs),
+    )
+    for name, graph in model.entry_points():
+        blocks = attention_blocks(model, name, graph)
+        found.attention += [block for block in blocks if block is not None]
+        found.signatures.append(_content(model, name, graph, unmatched=blocks.count(None)))
+    if facts is not None:
+        found.target, found.lint = facts.name, lint(model, facts)
+    return found
+
+
+def explain(
+    source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
+) -> list[Explanation]:
+    """Every site of every pass, and what a conversion would do there. Proves nothing, and edits nothing.
+
+    Raises:
+        ModelFormatError: the source is not a valid model.
+        UsageError: there is no such target.
+    """
+    model = _loaded(source)
+    blocks: dict[tuple[str, str], AttentionBlock] = {}
+    for name, graph in model.entry_points():
+        for block in attention_blocks(model, name, graph):
+            if block is not None:
+                blocks[name, block.softmax] = block
+    result = convert(model, target=target, verify="none", dry_run=model is source)
+    return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
+
+
+def attention_blocks(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
+    """The attentions of an entry point in execution order; None for one whose form is not understood.
+
+    Behind them those of the graphs that it calls: branches, and composites that are not opened yet.
+    """
+    arguments = _argument_names(model, name, graph)
+    return [
+        None if isinstance(match, NotABlock) else _describe(match, name, arguments)
+        for called, _ in with_callees(model, graph)
+        for match in find_blocks(called)
+        if not isinstance(match, NotABlock) or match.is_attention
+    ]
+
+
+def first_rewrite(model: Model, signature: str, chosen: str = "mha_to_sha") -> tuple[str, str] | None:
+    """The first region that a pass would rewrite in an entry point, before and after, in the text form.
+
+    None where nothing matches. Tensors get short names, arguments their own and others a number; of heads that are
+    alike the first is shown.
+    """
+    example = example_rewrite(model, signature, chosen)
+    if example is None:
+        return None
+    return "\n".join(_lines(example.before, example.name)), "\n".join(_folded(example.after, example.name))
+
+
+def example_rewrite(
+    model: Model, signature: str, chosen: str = "mha_to_sha", target: Target | None = None
+) -> Example | None:
+    """The first region that a pass would rewrite in an entry point, before and after; None where nothing matches."""
+    graph = dict(model.entry_points())[signature]
+    context = Context(model, graph, signature, target or load_target("generic"), Constants(model))
+    for site in PASSES[chosen].sites(context):
+        rewrite = site.build() if isinstance(site, Site) else None
+        if isinstance(rewrite, Rewrite):
+            names = _ShortNames(_argument_names(model, signature, graph))
+            new = hoisted(_changed(rewrite.old, rewrite.new))
+            return Example(signature, rewrite.old, new, names)
+    return None
+
+
+def _changed(old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]:
+    """The new operators without those that stay only because others outside still read them."""
+    kept = {id(tensor): operator for operator in old for tensor in operator.outputs}
+    read = {id(tensor) for operator in new for tensor in operator.inputs}
+
+    def stays(operator: Operator) -> bool:
+        before = kept.get(id(operator.outputs[0]))
+        same = before is not None and before.name == operator.name and before.inputs == operator.inputs
+        return same and not any(id(tensor) in read for tensor in operator.outputs)
+
+    return [operator for operator in new if not stays(operator)]
+
+
+def _loaded(source: str | os.PathLike[str] | bytes | Model) -> Model:
+    return open_container(source).parts[0].model
+
+
+def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
+    """Bytes of constants by element type, shared buffers counted once."""
+    seen: set[int] = set()
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        for tensor in graph.tensors:
+            if tensor.is_constant and id(tensor.buffer) not in seen:
+                seen.add(id(tensor.buffer))
+                assert tensor.buffer is not None
+                assert tensor.buffer.data is not None
+                total[DType(tensor.dtype).name] += tensor.buffer.data.length
+    return dict(total.most_common())
+
+
+def _content(model: Model, name: str, graph: Subgraph, *, unmatched: int) -> SignatureContent:
+    signature = _signature(model, name, graph)
+    inputs = _named(graph.inputs) if signature is None else signature.inputs.items()
+    outputs = _named(graph.outputs) if signature is None else signature.outputs.items()
+    return SignatureContent(
+        name,
+        dict(Counter(operator.name for operator in graph.operators).most_common()),
+        tuple(_argument(label, tensor) for label, tensor in inputs),
+        tuple(_argument(label, tensor) for label, tensor in outputs),
+        unmatched,
+    )
+
+
+def _signature(model: Model, name: str, graph: Subgraph) -> Signature | None:
+    return next((s for s in model.signatures if s.key == name and s.subgraph is graph), None)
+
+
+def _named(tensors: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
+    return [(tensor.name, tensor) for tensor in tensors]
+
+
+def _argument(name: str, tensor: Tensor) -> Argument:
+    return Argument(name, tensor.shape_signature or tensor.shape, DType(tensor.dtype).name)
+
+
+def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[int, str]:
+    """What callers call the inputs and outputs, by the tensor's identity."""
+    signature = _signature(model, name, graph)
+    if signature is None:
+        return {id(tensor): tensor.name for tensor in (*graph.outputs, *graph.inputs)}
+    return {id(tensor): label for label, tensor in (*signature.outputs.items(), *signature.inputs.items())}
+
+
+def _describe(match: Block | SingleHead, signature: str, arguments: Mapping[int, str]) -> AttentionBlock:
+    multi = isinstance(match, Block)
+    return AttentionBlock(
+        signature=signature,
+        form="multi-head" if multi else "single-head",
+        heads=match.heads if isinstance(match, Block) else 1,
+        kv_heads=match.kv_heads if isinstance(match, Block) else 1,
+        head_size=match.head_size,
+        query_length=match.query_length,
+        key_lengths=match.key_lengths,
+        mask=None if match.mask is None else _mask_name(match.mask, arguments),
+        softmax=match.softmax.outputs[0].name,
+    )
+
+
+def _mask_name(mask: Tensor, arguments: Mapping[int, str]) -> str:
+    """The argument that a mask is made of, where it is made of just one."""
+    tensor = mask
+    for _ in range(_DEEPEST):
+        if id(tensor) in arguments and tensor.producer is None:
+            return arguments[id(tensor)]
+        operands = [] if tensor.producer is None else tensor.producer.inputs
+        sources = {id(t): t for t in operands if t is not None and not t.is_constant}
+        if len(sources) != 1:
+            break
+        (tensor,) = sources.values()
+    return mask.name
+
+
+class _ShortNames:
+    """Names for a text that people read: exporters' own names are hundreds of characters long."""
+
+    def __init__(self, arguments: Mapping[int, str]) -> None:
+        self._arguments = arguments
+        self._numbers: dict[int, int] = {}
+
+    def __call__(self, tensor: Tensor) -> str:
+        if id(tensor) in self._arguments:
+            return f"%{self._arguments[id(tensor)]}"
+        return f"%{self._numbers.setdefault(id(tensor), len(self._numbers))}"
+
+
+def _lines(operators: Iterable[Operator], names: Callable[[Tensor], str]) -> list[str]:
+    return [operator_text(operator, names) for operator in operators]
+
+
+def _folded(operators: Sequence[Operator], names: Callable[[Tensor], str]) -> list[str]:
+    """The lines, with the longest stretch that repeats itself shown once."""
+    lines = _lines(operators, names)
+    stretch = longest_repeat([operator.name for operator in operators])
+    if not stretch.hidden:
+        return lines
+    note = f"... {stretch.times - 1} more like these {stretch.period} ..."
+    return [*lines[: stretch.hidden.start], note, *lines[stretch.hidden.stop :]]

@@ -1,0 +1,74 @@
+"""A conversion's report, made of its result and of the original model; draws one block as it was and as it became."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from edge_opt.conversion import GENERIC
+from edge_opt.conversion.container import open_container
+from edge_opt.inspection import example_rewrite
+from edge_opt.passes import PASSES
+from edge_opt.report import Report
+from edge_opt.targets import Target, load_target
+from edge_opt.targets.lint import lint as find_lint
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from edge_opt.conversion import ConversionResult
+    from edge_opt.conversion.container import Part, Sections
+    from edge_opt.report import Example
+    from edge_opt.targets.lint import Finding
+
+
+def conversion_report(
+    result: ConversionResult,
+    original: str | os.PathLike[str] | bytes | None = None,
+    *,
+    target: str | Target | None = None,
+    sections: Sections = "prefill-decode",
+    lint: Sequence[tuple[str, str]] | None = None,
+) -> Report:
+    """What `edge_opt.report.write_report` takes.
+
+    Args:
+        result: of `edge_opt.convert`.
+        original: the model as it was, for the picture of one block; without it, the file that `result` names, if any.
+        target: as given to `convert`.
+        sections: as given to `convert`.
+        lint: (severity, sentence) about the result; without it, what the target's facts say of the model in `result`.
+
+    Raises:
+        ModelFormatError: the original cannot be read again.
+        UsageError: there is no such target.
+    """
+    source = result.input if original is None else original
+    facts = target if isinstance(target, Target) else load_target(target or GENERIC)
+    example = None
+    if source is not None and result.converted:
+        parts = open_container(source, sections).parts
+        example = next((found for part in parts if (found := _example(result, part, facts))), None)
+    if lint is None:
+        lint = [] if result.model is None else [_sentence(found) for found in find_lint(result.model, facts)]
+    return Report(result, version("edge-opt"), example, lint)
+
+
+def _sentence(finding: Finding) -> tuple[str, str]:
+    where = "" if finding.signature is None else f"{finding.signature}: "
+    return finding.severity, f"{where}{finding.message}"
+
+
+def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:
+    """Of the first converted block with several heads, else of whatever else was converted."""
+    names = {part.signature(name): name for name, _ in part.model.entry_points()}
+    sites = sorted(result.converted, key=lambda site: (site.heads or 0) < 2)
+    for signature, chosen in dict.fromkeys((site.signature, site.pass_name) for site in sites):
+        if (
+            signature in names and chosen in PASSES
+        ):  # of a caller's own pass there is no more than the verdicts
+            example = example_rewrite(part.model, names[signature], chosen, target)
+            if example is not None:
+                return example
+    return None

@@ -1,0 +1,430 @@
+"""Realistic and hostile inputs for a signature, from names, shapes and a seed; must not load the runtime.
+
+`plan` decides what each input is (a mask, a position, a cache, ...) and how the masks, positions and caches of one
+signature fit together; `generate` makes the array of one plan. A plan is plain data, so that big arrays are made where
+they are used. The same seed gives the same numbers whatever the order of the inputs, and the same real numbers to a
+float tensor and to its quantized counterpart.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.proof import noise
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+
+Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
+Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan"]
+HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
+
+_MASKED = -100.0
+_KNOWN_TOKENS = 128
+_WINDOW = 512
+_LARGE = 1000.0
+_SMALL = {"float16": 2.0**-20, "float64": 2.0**-1060}  # makes values of about 1 denormal
+
+# The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is no token.
+_ROLES: tuple[tuple[Role, str, str], ...] = (
+    ("mask", r"mask", "fiub"),
+    ("rotary", r"pos_emb|rope|rotary|(^|_)(cos|sin)($|_)", "fiu"),
+    ("position", r"(^|_)pos($|_)|position|time_step|(^|_)step($|_)", "i"),
+    ("token", r"token(?!_type)|input_ids|(?<!type)(?<!segment)(^|_)ids?$", "i"),
+    ("cache", r"cache|kv_slice|past_key|past_value", "fiu"),
+    ("embedding", r"embed", "fiu"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InputHint:
+    """What a caller knows of an input and a name does not say.
+
+    `masked` and `opened` are the values of a masked and an open entry of a mask. `masked_rows` are the query rows
+    (along axis -2) that are masked everywhere. `spread` scales plain data: a quarter stays that much closer to zero.
+    """
+
+    role: Role = "data"
+    masked: float | None = None
+    opened: float | None = None
+    masked_rows: tuple[int, ...] = ()
+    spread: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array that lies in a file, in the dtype and quantization of `info`."""
+
+    path: str
+    offset: int
+    info: TensorInfo
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(fields["path"], fields["offset"], TensorInfo.from_json(fields["info"]))
+
+    def array(self) -> NDArray[Any]:
+        """The array, mapped."""
+        return np.memmap(self.path, np.dtype(self.info.dtype), "r", self.offset, self.info.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
+
+    `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
+    cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
+    `limit` the end of the range of a token or of an index into a table. `source` is the quantized counterpart whose
+    range the real numbers take, `spread` what they are multiplied by. `stored` is where the real numbers lie that it
+    takes instead of random ones.
+    """
+
+    info: TensorInfo
+    key: str
+    seed: int
+    role: Role
+    kind: Kind = "realistic"
+    start: int = 0
+    past: int = 0
+    window: int = 0
+    limit: int = 2
+    padding: int = 0
+    masked: float = _MASKED
+    opened: float = 0.0
+    masked_rows: tuple[int, ...] = ()
+    source: TensorInfo | None = None
+    spread: float = 1.0
+    stored: Stored | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(
+            **{
+                **fields,
+                "info": TensorInfo.from_json(fields["info"]),
+                "source": TensorInfo.from_json(fields["source"]) if fields["source"] else None,
+                "masked_rows": tuple(fields["masked_rows"]),
+                "stored": Stored.from_json(fields["stored"]) if fields["stored"] else None,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """How the inputs of one signature fit together: rows of new tokens, width and cache part of the masks."""
+
+    rows: int
+    past: int
+    start: int
+    vocabulary: int
+
+
+def role_of(info: TensorInfo) -> Role:
+    """What an input is, by the signature's name for it, then the tensor's own name."""
+    kind = np.dtype(info.dtype).kind
+    for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
+        for role, pattern, kinds in _ROLES:
+            if re.search(pattern, name.lower()) and kind in kinds and _fits(role, info):
+                return role
+    return "data"
+
+
+def plan(
+    signature: SignatureInfo,
+    *,
+    seed: int = 0,
+    run: int = 0,
+    kind: Kind = "realistic",
+    hints: Sequence[InputHint | None] | None = None,
+    start: int | None = None,
+) -> tuple[InputPlan, ...]:
+    """One plan per input of the signature.
+
+    With `hints` (one per input, None for plain data) names are not looked at. Later runs differ in position and in the
+    kind of mask: causal, with padding, sliding window, empty cache. `start` is the position of the first new token,
+    by default one that the seed decides.
+    """
+    roles: list[Role]
+    if hints is None:
+        roles = [role_of(info) for info in signature.inputs]
+    else:
+        roles = [hint.role if hint else "data" for hint in hints]
+    scene = _scene(signature, roles, seed, run)
+    scene = scene if start is None else replace(scene, start=start)
+    plans = []
+    for position, (info, role) in enumerate(zip(signature.inputs, roles, strict=True)):
+        name = info.name if hints is None else str(position)
+        made = _plan_one(info, role, scene, run)
+        made = replace(made, seed=seed, kind=kind, key=f"{signature.name}/{run}/{_stream(name, role)}")
+        hint = hints[position] if hints else None
+        if hint is not None:
+            made = replace(made, spread=hint.spread)
+        plans.append(_mask_values(made, hint) if role == "mask" else made)
+    return tuple(plans)
+
+
+def pair(made: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
+    """The plan for this input and for its counterpart in another model: the same real numbers.
+
+    If one of the two is quantized, both take its range: what it cannot represent would be no fair comparison.
+    """
+    source = made.info if made.info.quantized or not other.quantized else other
+    return replace(made, source=source), replace(made, source=source, info=other)
+
+
+def generate(made: InputPlan) -> NDArray[Any]:
+    """The array of one plan, in the dtype of its tensor."""
+    if made.stored is not None:
+        return converted(made.stored.array(), made.stored.info, made.info)
+    source = made.source or made.info
+    if made.role == "mask":
+        return _encode(_mask(made), made.info)
+    if made.role == "position":
+        return _encode(_positions(made), made.info)
+    if made.role == "token":
+        values = noise.integers(_seed(made), math.prod(made.info.shape), 1, max(made.limit, 2))
+        return values.reshape(made.info.shape).astype(made.info.dtype)
+    if made.role == "index":
+        values = noise.integers(_seed(made), math.prod(made.info.shape), 0, made.limit)
+        return _encode(values.reshape(made.info.shape).astype(np.float64), made.info)
+    if made.role == "rotary":
+        return _hostile(_encode(_rotary(made), made.info), made)
+    if np.dtype(source.dtype).kind in "iub" and not source.quantized:
+        return _plain_integers(made)
+    return _hostile(_encode(_real(made, source), made.info), made)
+
+
+def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
+    """The same real numbers in the type that the target has."""
+    if array.dtype == target.dtype and source.quantization == target.quantization:
+        return array
+    values = array.astype(np.float64)
+    if source.quantized:
+        scale, zero_point = _along_axis(source)
+        values = (values - zero_point) * scale
+    return _encode(values, target)
+
+
+def _fits(role: Role, info: TensorInfo) -> bool:
+    unquantized_integer = np.dtype(info.dtype).kind in "iu" and not info.quantized
+    if role in {"position", "token"}:
+        return unquantized_integer
+    return role == "mask" or not unquantized_integer
+
+
+def _stream(name: str, role: Role) -> str:
+    """The cosine and the sine of one table come from the same angles."""
+    return re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", name.lower()) if role == "rotary" else name
+
+
+def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
+    inputs = list(zip(signature.inputs, roles, strict=True))
+    masks = [info.shape for info, role in inputs if role == "mask"]
+    masks += [info.shape for info in signature.outputs if "mask" in info.name]
+    masks = [shape for shape in masks if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
+    positions = [info.shape[-1] for info, role in inputs if role == "position" and info.shape]
+    rows = max([shape[-2] for shape in masks] + positions, default=1)
+    width = max((shape[-1] for shape in masks), default=0)
+    caches = [info for info, role in inputs if role == "cache"]
+    past, room = _cache_columns(width, rows, [info.shape[1:] for info in caches if "slice" not in info.name])
+    if not width and caches:
+        room = max(_cache_length(caches) - rows, 0)
+    begin, span = room // 4, room // 2
+    tables = [info.entries for info, role in inputs if role == "position" and info.entries]
+    if tables:
+        last = max(min(tables) - rows, 0)
+        # Where nothing else depends on the position, it may be anywhere in its table.
+        room, begin, span = (min(room, last), begin, span) if width or caches else (last, 0, last)
+    start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (span + 1) + begin
+    words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
+    return _Scene(rows, past, min(start, room), min(words, default=_KNOWN_TOKENS))
+
+
+def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """How many leading mask columns are the cache alone, and the last position that still leaves room for `rows`."""
+    sizes = {size for shape in caches for size in shape}
+    if width in sizes and width - rows not in sizes:
+        return 0, max(width - rows, 0)
+    if width > rows:
+        return width - rows, max(width - 2 * rows, 0)
+    return 0, 0 if width else 3 * _KNOWN_TOKENS // 8
+
+
+def _cache_length(caches: Sequence[TensorInfo]) -> int:
+    """The size in which a cache and a new slice of it differ, else the smaller of its two largest sizes."""
+    whole = [info.shape for info in caches if "slice" not in info.name]
+    for shape in whole:
+        for part in (info.shape for info in caches if "slice" in info.name):
+            other = [size for size, new in zip(shape, part, strict=False) if size != new]
+            if len(shape) == len(part) and len(other) == 1:
+                return other[0]
+    return min((sorted(shape)[-2] for shape in whole if len(shape) > 1), default=1)
+
+
+def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPlan:
+    made = InputPlan(info, "", 0, role, start=scene.start)
+    if info.entries and role in {"token", "data"}:
+        return replace(made, role="index", limit=info.entries)
+    if role == "token":
+        return replace(made, limit=scene.vocabulary)
+    if role != "mask":
+        return made
+    width = info.shape[-1] if info.shape else 1
+    sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
+    return replace(
+        made,
+        past=scene.past if scene.past < width else 0,
+        window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
+        padding=min(scene.start // 4 + 1, width // 4) if run % 4 == 1 else 0,
+    )
+
+
+def _mask_values(made: InputPlan, hint: InputHint | None) -> InputPlan:
+    additive = np.dtype(made.info.dtype).kind == "f" or made.info.quantized
+    masked, opened = (_MASKED, 0.0) if additive else (0.0, 1.0)
+    if hint is None:
+        return replace(made, masked=masked, opened=opened)
+    return replace(
+        made,
+        masked=masked if hint.masked is None else hint.masked,
+        opened=opened if hint.opened is None else hint.opened,
+        masked_rows=hint.masked_rows,
+    )
+
+
+def _mask(made: InputPlan) -> NDArray[np.float32]:
+    """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
+    shape = made.info.shape
+    width = shape[-1] if shape else 1
+    rows = shape[-2] if len(shape) > 1 else 1
+    column = np.arange(width)[np.newaxis, :]
+    row = np.arange(rows)[:, np.newaxis]
+    if len(shape) < 3 and rows == 1 and np.dtype(made.info.dtype).kind != "f":
+        visible = column < max(width - width // 4 * (made.padding > 0), 1)
+    elif made.past:
+        # Columns [0, past) are the cache, filled up to `start`; the others are the new tokens themselves.
+        row = row % max(width - made.past, 1)
+        position = np.where(column < made.past, column, column - made.past + made.start)
+        filled = (column >= made.past) | (column < made.start)
+        visible = filled & _seen(position, row + made.start, made)
+    else:
+        visible = _seen(column, row % width + (made.start if width > rows else 0), made)
+    values = np.where(visible, np.float32(made.opened), np.float32(made.masked))
+    for index in _masked_rows(made, rows):
+        values[index] = made.masked
+    return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
+
+
+def _seen(column: NDArray[np.int64], row: NDArray[np.int64], made: InputPlan) -> NDArray[np.bool_]:
+    visible = (column <= row) & (column >= made.padding) | (column == row)
+    if made.window:
+        visible &= column > row - made.window
+    return np.asarray(visible)
+
+
+def _masked_rows(made: InputPlan, rows: int) -> Sequence[int]:
+    if made.masked_rows:
+        return [row for row in made.masked_rows if row < rows]
+    return range(0, rows, 4) if made.kind == "masked_rows" else ()
+
+
+def _positions(made: InputPlan) -> NDArray[np.float32]:
+    count = made.info.shape[-1] if made.info.shape else 1
+    values = (made.start + np.arange(count)).astype(np.float32)
+    return np.broadcast_to(values, made.info.shape or (1,)).reshape(made.info.shape)
+
+
+def _rotary(made: InputPlan) -> NDArray[np.float32]:
+    cosine, sine = noise.circle(_seed(made), math.prod(made.info.shape))
+    return (sine if "sin" in made.info.name.lower() else cosine).reshape(made.info.shape)
+
+
+def _real(made: InputPlan, source: TensorInfo) -> NDArray[np.float32]:
+    """Normal values; a quantized tensor's fill most of its range, around its middle, or `spread` of all that."""
+    values = noise.normal(_seed(made), math.prod(made.info.shape)).reshape(made.info.shape)
+    if not source.quantized:
+        return values * np.float32(made.spread)
+    limits = np.iinfo(source.dtype)
+    scale, zero_point = _along_axis(source)
+    low, high = (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
+    return (((low + high) / 2 + (high - low) / 6 * values) * made.spread).astype(np.float32)
+
+
+def _plain_integers(made: InputPlan) -> NDArray[Any]:
+    """Integers that may be indices stay small; bytes and shorts take their whole range."""
+    dtype = np.dtype(made.info.dtype)
+    low, high = 0, 2
+    if dtype.itemsize <= 2 and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = int(limits.min), int(limits.max) + 1
+    values = noise.integers(_seed(made), math.prod(made.info.shape), low, high)
+    return values.reshape(made.info.shape).astype(dtype)
+
+
+def _along_axis(info: TensorInfo) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    shape = [1] * len(info.shape)
+    if len(info.scales) > 1:
+        shape[info.axis] = len(info.scales)
+    zero_points = info.zero_points or (0,)
+    count = len(info.scales)
+    spread = zero_points if len(zero_points) == count else zero_points[:1] * count
+    return np.array(info.scales, np.float64).reshape(shape), np.array(spread, np.float64).reshape(shape)
+
+
+def _encode(values: NDArray[np.floating[Any]], info: TensorInfo) -> NDArray[Any]:
+    dtype = np.dtype(info.dtype)
+    if info.quantized:
+        scale, zero_point = _along_axis(info)
+        limits = np.iinfo(dtype)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            codes = np.nan_to_num(np.rint(values / scale) + zero_point)
+        return np.clip(codes, limits.min, limits.max).astype(dtype)
+    if dtype.kind == "b":
+        return np.asarray(values > 0.5)
+    if dtype.kind == "f":
+        limit = np.finfo(dtype).max
+        finite = np.isfinite(values).all()
+        return np.asarray(np.clip(values, -limit, limit) if finite else values, dtype)
+    return np.asarray(np.rint(values), dtype)
+
+
+def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
+    """Turns realistic values into large, denormal or not finite ones.
+
+    NaN and infinity come in through embeddings and plain data only: in a cache they would leave no number at all.
+    """
+    if made.kind in {"realistic", "masked_rows"} or array.size == 0:
+        return array
+    if array.dtype.kind != "f":
+        return _extreme_codes(array, made)
+    if made.kind == "large":
+        return np.asarray(array * array.dtype.type(_LARGE))
+    if made.kind == "denormal":
+        return np.asarray(array * array.dtype.type(_SMALL.get(array.dtype.name, 2.0**-135)))
+    if made.role in {"cache", "rotary"}:
+        return array
+    flat = array.reshape(-1)
+    flat[0] = np.nan
+    flat[-1] = np.inf if flat.size > 1 else np.nan
+    return array
+
+
+def _extreme_codes(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
+    if made.kind != "large" or array.dtype.kind not in "iu":
+        return array
+    limits = np.iinfo(array.dtype)
+    middle = np.median(array)
+    return np.where(array < middle, limits.min, limits.max).astype(array.dtype)
+
+
+def _seed(made: InputPlan) -> int:
+    return noise.seed_of(made.seed, made.key)

@@ -1,0 +1,149 @@
+"""What the figures of a run mean: whether the demand is met, and in which words that is told. Runs nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_opt.passes.contract import Demand, Proof, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.proof.metrics import Difference
+    from edge_opt.proof.pair import Outcome, OutputProof
+
+_ROUNDING = 1e-6
+
+
+class UntoldError(Exception):
+    """What came out tells nothing; the text says why."""
+
+
+def failed(demand: Demand, reason: str) -> Proof:
+    """It does not hold."""
+    return Proof(demand, holds=False, bitwise=False, max_abs=math.inf, reason=reason)
+
+
+def undecided(demand: Demand, reason: str) -> Proof:
+    """Nothing was shown either way."""
+    return replace(failed(demand, reason), open=True)
+
+
+def all_of(proofs: Sequence[Proof]) -> Proof:
+    """One verdict on runs that all hold: the worst figures, and the last run's words."""
+    steps = [proof.steps for proof in proofs if proof.steps is not None]
+    masked = [p.fully_masked_rows_max_abs for p in proofs if p.fully_masked_rows_max_abs is not None]
+    return replace(
+        proofs[-1],
+        bitwise=all(proof.bitwise for proof in proofs),
+        max_abs=max(proof.max_abs for proof in proofs),
+        steps=max(steps, default=None),
+        fully_masked_rows_max_abs=max(masked, default=None),
+        note=next((proof.note for proof in reversed(proofs) if proof.note), ""),
+        repeated=all(proof.repeated for proof in proofs),
+    )
+
+
+def judge(
+    outcome: Outcome,
+    demand: Demand,
+    ran: tuple[Ran, ...],
+    *,
+    clipped: bool = False,
+    must_compare: bool = True,
+) -> Proof:
+    """What the figures mean. `clipped`: elements that the old region clipped were counted apart.
+
+    Raises:
+        UntoldError: both versions agree, but so would many a wrong one, and they `must_compare`.
+    """
+    if outcome.mismatch is not None:
+        return failed(demand, f"the two versions cannot be compared: {outcome.mismatch}")
+    if must_compare and clipped and not all(p.open_rows.elements for p in outcome.all()):
+        return failed(demand, "every value is clipped inside the old region, so nothing can be compared")
+    max_abs = outcome.worst(lambda difference: difference.max_abs)
+    masked = outcome.worst(lambda difference: difference.max_abs, masked=True)
+    has_masked = any(p.masked_rows is not None for proofs in outcome.outputs.values() for p in proofs)
+    holds, note = _holds(outcome, demand)
+    reason = "" if holds else f"the new region differs: {_figures(outcome)}, demanded {demand}"
+    if holds and clipped:
+        holds, words = _turns_back(outcome, demand)
+        note, reason = (words, "") if holds else ("", words)
+    if holds and outcome.untold and must_compare:
+        raise UntoldError(outcome.untold)
+    return Proof(
+        demand,
+        holds=holds,
+        bitwise=outcome.bitwise,
+        max_abs=max_abs,
+        steps=_steps(outcome),
+        fully_masked_rows_max_abs=masked if has_masked else None,
+        reason=reason,
+        note=note,
+        ran=ran,
+    )
+
+
+def _holds(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
+    relative = outcome.worst(lambda difference: difference.max_rel)
+    if demand.kind == "relative":
+        return relative <= demand.tolerance, ""
+    relative = max(relative, outcome.worst(lambda difference: difference.max_rel, masked=True))
+    if demand.kind == "steps":
+        steps = _steps(outcome)
+        return steps is not None and steps <= demand.tolerance, ""
+    if outcome.bitwise:
+        return True, ""
+    # Where XNNPACK declines an operator, the interpreter's optimized kernel runs. Its float softmax rounds a row
+    # differently depending on how many rows there are (up to 1.2e-7), its int16 ADD an element depending on whether an
+    # operand is broadcast (one step in a million). The reference kernels do not.
+    if outcome.bitwise_on("reference") and all(map(_is_rounding, outcome.all())):
+        steps = _steps(outcome)
+        how = "by row count" if steps is None else "a sum by whether it broadcasts"
+        gap = f"{relative:.1e} relative" if steps is None else f"{steps} step{'s'[: steps != 1]}"
+        return True, f"bitwise on reference kernels; {gap} on optimized ones, which round {how}"
+    return False, ""
+
+
+def _is_rounding(proof: OutputProof) -> bool:
+    found = [proof.open_rows] if proof.masked_rows is None else [proof.open_rows, proof.masked_rows]
+    return all(
+        difference.max_rel <= _ROUNDING if difference.steps is None else difference.steps <= 1
+        for difference in found
+    )
+
+
+def _turns_back(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
+    """Of elements that the old region clipped: whether the new ones are at least there, and how many there were."""
+    proofs = outcome.all()
+    clipped, short = max(p.saturated for p in proofs), max(p.short for p in proofs)
+    total = max(p.saturated + p.open_rows.elements for p in proofs)
+    if short > demand.tolerance:
+        return False, f"the new region stays {short} steps short of where the old one was clipped"
+    if not clipped:
+        return True, ""
+    return True, f"{clipped} of {total} random values were clipped inside the old region and are not any more"
+
+
+def _steps(outcome: Outcome) -> int | None:
+    def steps(difference: Difference) -> float:
+        return -1 if difference.steps is None else difference.steps
+
+    worst = outcome.worst(steps)
+    found = any(p.open_rows.steps is not None for proofs in outcome.outputs.values() for p in proofs)
+    return int(worst) if found else None
+
+
+def _figures(outcome: Outcome) -> str:
+    texts = []
+    for kernels, proofs in outcome.outputs.items():
+        rows = [(proof.open_rows, "") for proof in proofs]
+        rows += [(p.masked_rows, " in rows masked everywhere") for p in proofs if p.masked_rows is not None]
+        worst, where = max(rows, key=lambda found: found[0].max_abs)
+        steps = f" ({worst.steps} steps)" if worst.steps else ""
+        texts.append(
+            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g}{steps}{where} on {kernels}"
+        )
+    return "; ".join(texts)

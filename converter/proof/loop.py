@@ -1,0 +1,196 @@
+"""The loop that generates text: what is called in which order, as plain data, and how it is carried out.
+
+Knows nothing of how a model is run, and must not load the runtime: the worker carries a loop out with models that it
+keeps open, the parent only plans it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from edge_opt.proof.caches import caches_of, growing_axis, part_of
+from edge_opt.proof.inputs import InputPlan, converted, generate, role_of
+from edge_opt.proof.protocol import Array, Arrays
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+
+_PARAMETERS = "param_tensor"
+_MASKED = -100.0  # what the exporter's own masks add
+
+Invoke = Callable[["Call", Arrays], Arrays]
+_Give = Callable[[TensorInfo], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One signature of one of the models ("main", "embedder", "auxiliary")."""
+
+    model: str
+    signature: SignatureInfo
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(fields["model"], SignatureInfo.from_json(fields["signature"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Calls of the prefill and of one decode step, the prompt by batch row, and how many tokens to generate.
+
+    The prefill takes all of the prompt but its last token, with which decoding begins. `rows` is the prefill's length.
+    """
+
+    prefill: tuple[Call, ...]
+    decode: tuple[Call, ...]
+    rows: int
+    prompt: tuple[tuple[int, ...], ...]
+    count: int
+    logits: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        steps = {name: tuple(Call.from_json(call) for call in fields[name]) for name in ("prefill", "decode")}
+        prompt = tuple(tuple(row) for row in fields["prompt"])
+        return cls(**{**fields, **steps, "prompt": prompt})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One call of a prefill: the position of its first token, and what its inputs are beside the caches."""
+
+    start: int
+    plans: tuple[InputPlan, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(fields["start"], tuple(InputPlan.from_json(plan) for plan in fields["plans"]))
+
+    def give(self, info: TensorInfo) -> Array:
+        """What was planned for an input."""
+        return generate(next(made for made in self.plans if made.info.name == info.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The new tokens of one step, by batch row, of which `valid` are no padding; `start` is the first's position."""
+
+    tokens: Array
+    start: int
+    valid: int
+
+    def give(self, info: TensorInfo) -> Array:
+        """What the loop itself knows of an input."""
+        return basic_input(info, self.tokens, self.start, self.valid)
+
+
+def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
+    """The tokens generated greedily, one list for each step, and the logits of every step."""
+    board = _Board()
+    prompt = np.array(loop.prompt, np.int64)
+    filled = prompt.shape[1] - 1
+    padded = np.zeros((len(prompt), loop.rows), np.int64)
+    padded[:, :filled] = prompt[:, :filled]
+    board.carry_out(loop.prefill, _Step(padded, 0, filled).give, invoke)
+    tokens: list[list[int]] = []
+    logits: list[Array] = []
+    current = prompt[:, -1:]
+    for place in range(loop.count):
+        board.carry_out(loop.decode, _Step(current, filled + place, 1).give, invoke)
+        found = board.values[loop.logits][0]
+        rows = found.reshape(len(prompt), -1, found.shape[-1])[:, -1]
+        current = rows.argmax(axis=-1)[:, np.newaxis]
+        logits.append(rows)
+        tokens.append(current[:, 0].tolist())
+    return tokens, np.stack(logits)
+
+
+def fill(call: Call, chunks: Sequence[Chunk], invoke: Invoke) -> Arrays:
+    """The caches after a prefill that took these chunks one after the other, in the type that its inputs have."""
+    board = _Board()
+    caches = caches_of(call.signature)
+    board.values.update({name: (_empty(info), info) for name, info in caches.items()})
+    for chunk in chunks:
+        board.carry_out((call,), chunk.give, invoke)
+        board.insert_parts(caches, chunk.start)
+    return {name: converted(*board.values[name], info) for name, info in caches.items()}
+
+
+class _Board:
+    """What earlier calls gave, by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[Array, TensorInfo]] = {}
+
+    def carry_out(self, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
+        """The calls of one step, in order; `give` makes what no call before gave."""
+        for call in calls:
+            inputs = {info.name: self._input(info, give) for info in call.signature.inputs}
+            outputs = invoke(call, inputs)
+            self.values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
+
+    def insert_parts(self, caches: Mapping[str, TensorInfo], start: int) -> None:
+        """Put new keys and values that came apart into their caches; a full one begins again at its front."""
+        for name, info in caches.items():
+            if part_of(name) not in self.values:
+                continue
+            part, given = self.values.pop(part_of(name))
+            axis = growing_axis(info, given)
+            array = part if axis is None else self.values[name][0].copy()
+            if axis is not None:
+                places = (start + np.arange(part.shape[axis])) % array.shape[axis]
+                array[(slice(None),) * axis + (places,)] = converted(part, given, info)
+            self.values[name] = array, info
+
+    def _input(self, info: TensorInfo, give: _Give) -> Array:
+        if info.name in self.values:
+            return converted(*self.values[info.name], info)
+        return give(info)
+
+
+def is_basic(info: TensorInfo) -> bool:
+    """Whether the loop knows the input itself: tokens, positions, which tokens are valid, masks, empty caches."""
+    if info.name == _PARAMETERS:
+        return info.shape[-1:] == (7,)
+    return role_of(info) in {"token", "position", "mask", "cache"} and "slice" not in info.name
+
+
+def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Array:
+    """Tokens, positions, a causal mask over the whole cache, or an empty cache."""
+    role, dtype = role_of(info), np.dtype(info.dtype)
+    if info.name == _PARAMETERS:
+        # litert-torch, export_hf/core/exportable_module.py: offset, filled length twice, length of the update.
+        values = np.zeros(info.shape, dtype)
+        values[..., :4] = (start, start + valid, start + valid, valid)
+        return values
+    if role == "token":
+        return tokens.astype(dtype).reshape(info.shape)
+    if role == "position":
+        count = info.shape[-1] if info.shape else 1
+        values = np.broadcast_to((start + np.arange(count)).astype(dtype), info.shape or (1,))
+        return values.reshape(info.shape).copy()
+    if role == "mask" and "valid" in info.name:
+        return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
+    if role == "mask":
+        additive = dtype.kind == "f" or info.quantized
+        masked, opened = (_MASKED, 0.0) if additive else (0.0, 1.0)
+        made = InputPlan(info, "", 0, "mask", start=start, masked=masked, opened=opened)
+        return generate(made).copy()
+    return _empty(info)
+
+
+def _empty(info: TensorInfo) -> Array:
+    return converted(np.zeros(info.shape, np.float32), replace(info, dtype="float32", scales=()), info)

@@ -1,0 +1,359 @@
+"""How far two arrays are from each other, in one pass over bounded pieces; knows nothing of models or files.
+
+Two elements are *bitwise* equal if their bits are, or if both are NaN: payload and sign of a NaN are not specified
+by any kernel, +0 and -0 on the other hand differ. Quantized integers are compared as codes for `bitwise` and
+`steps`, and as the real numbers they stand for in everything else.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.proof.tensors import TensorInfo
+
+_PIECE = 1 << 19
+_LOGITS_WIDTH = 1024
+_ULP_BUCKETS = ((0, "0"), (1, "1"), (4, "2-4"), (16, "5-16"), (256, "17-256"), (65536, "257-65536"))
+_ULP_REST = ">65536"
+_ULP_NAN = "nan"
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How output `b` differs from output `a`; worst values over everything that was merged into it.
+
+    `finite` counts the elements of `a` that are finite numbers: where there are none, a comparison says little.
+    `differing` counts elements whose bits differ, `outside` those with |a-b| > atol + rtol*|a|. `max_abs` is infinite
+    if only one of two values is NaN or infinite; `worst` is its index, with both values. `max_rel` is `max_abs` over
+    `largest`, the largest finite |a|. `snr_db` is infinite and `cosine` 1 where nothing differs, NaN where they have
+    no meaning (all zero, or not finite). `steps` is the largest difference of codes where both are integers with the
+    same quantization. `ulps` counts elements by distance in units in the last place. `kl` (nats), `top1` and `top5`
+    are means over rows, for logits.
+    """
+
+    elements: int
+    finite: int = 0
+    differing: int = 0
+    outside: int = 0
+    max_abs: float = 0.0
+    worst: tuple[int, ...] | None = None
+    worst_values: tuple[float, float] | None = None
+    largest: float = 0.0
+    snr_db: float = math.inf
+    cosine: float = 1.0
+    steps: int | None = None
+    ulps: tuple[tuple[str, int], ...] | None = None
+    kl: float | None = None
+    top1: float | None = None
+    top5: float | None = None
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether no element's bits differ."""
+        return self.differing == 0
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element is within the tolerances."""
+        return self.outside == 0
+
+    @property
+    def max_rel(self) -> float:
+        """`max_abs` relative to the range of `a`."""
+        if self.max_abs == 0:
+            return 0.0
+        return self.max_abs / self.largest if self.largest else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as JSON values; a figure that is not a finite number (no noise at all) is null."""
+        figures: dict[str, Any] = {"bitwise": self.bitwise, "equal": self.equal}
+        for field in fields(self):
+            figures[field.name] = _json(getattr(self, field.name))
+        figures["max_rel"] = _json(self.max_rel)
+        figures["ulps"] = dict(self.ulps) if self.ulps is not None else None
+        return figures
+
+
+def measure(
+    a: NDArray[Any],
+    b: NDArray[Any],
+    *,
+    quantized_a: TensorInfo | None = None,
+    quantized_b: TensorInfo | None = None,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    logits: bool = False,
+) -> Difference:
+    """Compares two arrays of the same shape.
+
+    Args:
+        a: the reference.
+        b: what is judged; its dtype may differ (then no element is bitwise equal).
+        quantized_a: quantization of `a`, if its integers stand for real numbers.
+        quantized_b: the same of `b`.
+        atol: absolute tolerance of `equal`, in real numbers.
+        rtol: tolerance relative to |a|, element by element.
+        logits: whether rows along the last axis are logits.
+    """
+    assert a.shape == b.shape, "shapes are compared before elements are"
+    real_a, real_b = _Reals(a, quantized_a), _Reals(b, quantized_b)
+    sums = _Sums(a.shape)
+    for begin in range(0, a.size, _PIECE):
+        end = min(begin + _PIECE, a.size)
+        sums.add(begin, real_a.piece(begin, end), real_b.piece(begin, end), atol, rtol)
+    found = replace(sums.result(), differing=_differing(a, b), steps=_steps(a, b, quantized_a, quantized_b))
+    if a.dtype == b.dtype and a.dtype in (np.float32, np.float16):
+        found = replace(found, ulps=_ulps(a, b))
+    if logits and a.size and a.ndim and a.shape[-1] > 1:
+        kl, top1, top5 = _rows_agreement(real_a, real_b, a.shape[-1])
+        found = replace(found, kl=kl, top1=top1, top5=top5)
+    return found
+
+
+def merge(one: Difference, other: Difference) -> Difference:
+    """The worse of two comparisons of the same output, figure by figure; counts add up."""
+    worse = other if other.max_abs > one.max_abs else one
+    return Difference(
+        elements=one.elements + other.elements,
+        finite=one.finite + other.finite,
+        differing=one.differing + other.differing,
+        outside=one.outside + other.outside,
+        max_abs=worse.max_abs,
+        worst=worse.worst,
+        worst_values=worse.worst_values,
+        largest=max(one.largest, other.largest),
+        snr_db=_least(one.snr_db, other.snr_db),
+        cosine=_least(one.cosine, other.cosine),
+        steps=None if one.steps is None or other.steps is None else max(one.steps, other.steps),
+        ulps=_added(one.ulps, other.ulps),
+        kl=None if one.kl is None or other.kl is None else max(one.kl, other.kl),
+        top1=None if one.top1 is None or other.top1 is None else min(one.top1, other.top1),
+        top5=None if one.top5 is None or other.top5 is None else min(one.top5, other.top5),
+    )
+
+
+def from_plain(plain: Mapping[str, Any]) -> Difference:
+    """The inverse of `dataclasses.asdict`, after a way through JSON."""
+    ulps = plain["ulps"]
+    return Difference(
+        **{
+            **plain,
+            "worst": None if plain["worst"] is None else tuple(plain["worst"]),
+            "worst_values": None if plain["worst_values"] is None else tuple(plain["worst_values"]),
+            "ulps": None if ulps is None else tuple((name, count) for name, count in ulps),
+        }
+    )
+
+
+def are_logits(info: TensorInfo) -> bool:
+    """Whether an output is taken for logits: by its name, or by a wide last axis that is no cache or embedding."""
+    name = info.name.lower()
+    if "logit" in name:
+        return True
+    other = any(word in name for word in ("cache", "slice", "embed", "mask", "pos"))
+    return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
+
+
+class _Reals:
+    """The real numbers of an array, piece by piece."""
+
+    def __init__(self, array: NDArray[Any], info: TensorInfo | None) -> None:
+        self.flat = array.reshape(-1)
+        self.shape = array.shape
+        self.info = info if info is not None and info.quantized else None
+
+    def piece(self, begin: int, end: int) -> Floats:
+        values = self.flat[begin:end].astype(np.float64)
+        if self.info is None:
+            return values
+        scales, zero_points, axis = self.info.quantization
+        if len(scales) == 1:
+            return np.asarray((values - (zero_points[0] if zero_points else 0)) * scales[0])
+        inner = math.prod(self.shape[axis + 1 :])
+        channel = np.arange(begin, end) // inner % self.shape[axis]
+        offsets = np.zeros(len(scales)) if not zero_points else np.resize(zero_points, len(scales))
+        return np.asarray((values - offsets[channel]) * np.asarray(scales)[channel])
+
+
+class _Sums:
+    """What is added up over the pieces."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.finite = 0
+        self.outside = 0
+        self.max_abs = 0.0
+        self.worst: int | None = None
+        self.values: tuple[float, float] | None = None
+        self.largest = 0.0
+        self.aa = self.bb = self.ab = self.noise = 0.0
+
+    def add(self, begin: int, a: Floats, b: Floats, atol: float, rtol: float) -> None:
+        finite = np.abs(a[np.isfinite(a)])
+        self.finite += finite.size
+        self.largest = max(self.largest, float(finite.max(initial=0.0)))
+        with np.errstate(invalid="ignore", over="ignore"):
+            if finite.size == a.size and np.array_equal(a, b):
+                # The usual case; the rest would find no difference, in ten times the time.
+                power = float(a @ a)
+                self.aa, self.bb, self.ab = self.aa + power, self.bb + power, self.ab + power
+                return
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+            gap = np.where(same, 0.0, np.abs(a - b))
+            gap[np.isnan(gap)] = math.inf
+            close = (gap <= atol + rtol * np.abs(a)) & np.isfinite(gap)
+            self.outside += int(np.count_nonzero(~same & ~close))
+            self.aa += float(a @ a)
+            self.bb += float(b @ b)
+            self.ab += float(a @ b)
+            self.noise += float(gap @ gap)
+        place = int(gap.argmax())
+        if gap[place] > self.max_abs:
+            self.max_abs = float(gap[place])
+            self.worst = begin + place
+            self.values = float(a[place]), float(b[place])
+
+    def result(self) -> Difference:
+        worst = None
+        if self.worst is not None:
+            worst = tuple(int(i) for i in np.unravel_index(self.worst, self.shape))
+        return Difference(
+            elements=math.prod(self.shape),
+            finite=self.finite,
+            outside=self.outside,
+            max_abs=self.max_abs,
+            worst=worst,
+            worst_values=self.values,
+            largest=self.largest,
+            snr_db=self._snr(),
+            cosine=self._cosine(),
+        )
+
+    def _snr(self) -> float:
+        if self.noise == 0:
+            return math.inf
+        ratio = self.aa / self.noise
+        return 10 * math.log10(ratio) if math.isfinite(ratio) and ratio > 0 else math.nan
+
+    def _cosine(self) -> float:
+        if self.noise == 0:
+            return 1.0
+        product = math.sqrt(self.aa) * math.sqrt(self.bb)
+        return min(self.ab / product, 1.0) if product > 0 and math.isfinite(product) else math.nan
+
+
+def _differing(a: NDArray[Any], b: NDArray[Any]) -> int:
+    if a.dtype != b.dtype:
+        return a.size
+    if a.dtype.kind not in "fc":
+        return int(np.count_nonzero(a != b))
+    count = 0
+    for one, other in _pieces(a, b):
+        bits_one, bits_other = one.view(np.uint8), other.view(np.uint8)
+        if np.array_equal(bits_one, bits_other):
+            continue
+        differ = (bits_one != bits_other).reshape(one.size, -1).any(axis=1)
+        count += int(np.count_nonzero(differ & ~(np.isnan(one) & np.isnan(other))))
+    return count
+
+
+def _pieces(a: NDArray[Any], b: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    one, other = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
+    for begin in range(0, one.size, _PIECE):
+        yield one[begin : begin + _PIECE], other[begin : begin + _PIECE]
+
+
+def _steps(
+    a: NDArray[Any], b: NDArray[Any], info_a: TensorInfo | None, info_b: TensorInfo | None
+) -> int | None:
+    if a.dtype != b.dtype or a.dtype.kind not in "iu":
+        return None
+    if info_a is not None and info_b is not None and info_a.quantization != info_b.quantization:
+        return None
+    gaps = (np.abs(one.astype(np.int64) - other.astype(np.int64)) for one, other in _pieces(a, b))
+    return max((int(gap.max(initial=0)) for gap in gaps), default=0)
+
+
+def _ulps(a: NDArray[Any], b: NDArray[Any]) -> tuple[tuple[str, int], ...]:
+    """Neighbouring floats are neighbouring integers once negative ones are mirrored."""
+    counts = dict.fromkeys([name for _, name in _ULP_BUCKETS] + [_ULP_REST, _ULP_NAN], 0)
+    for one, other in _pieces(a, b):
+        if np.array_equal(one.view(np.uint8), other.view(np.uint8)):
+            counts["0"] += one.size
+            continue
+        nan = np.isnan(one) | np.isnan(other)
+        both = np.isnan(one) & np.isnan(other)
+        distance = np.abs(_ordered(one) - _ordered(other))[~nan]
+        counts[_ULP_NAN] += int(np.count_nonzero(nan & ~both))
+        counts["0"] += int(np.count_nonzero(both))
+        below = 0
+        for limit, name in _ULP_BUCKETS:
+            reached = int(np.count_nonzero(distance <= limit))
+            counts[name] += reached - below
+            below = reached
+        counts[_ULP_REST] += distance.size - below
+    return tuple(counts.items())
+
+
+def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
+    width = np.int16 if values.dtype == np.float16 else np.int32
+    bits = values.view(width).astype(np.int64)
+    return np.where(bits < 0, -(bits & np.iinfo(width).max), bits)
+
+
+def _rows_agreement(a: _Reals, b: _Reals, width: int) -> tuple[float, float, float]:
+    """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest.
+
+    Rows that are not finite on both sides have no divergence and count as none.
+    """
+    rows = a.flat.size // width
+    step = max(_PIECE // width, 1)
+    divergence = first = five = 0.0
+    top = min(5, width)
+    for begin in range(0, rows, step):
+        span = begin * width, min(begin + step, rows) * width
+        one = a.piece(*span).reshape(-1, width)
+        other = b.piece(*span).reshape(-1, width)
+        finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
+        log_one, log_other = _log_softmax(one[finite]), _log_softmax(other[finite])
+        divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
+        first += float(np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)))
+        best_one, best_other = _best(one, top), _best(other, top)
+        five += float((best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).any(axis=2).sum()) / top
+    return max(divergence / rows, 0.0), first / rows, five / rows
+
+
+def _log_softmax(rows: Floats) -> Floats:
+    shifted = rows - rows.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _best(rows: Floats, count: int) -> NDArray[np.intp]:
+    return np.argpartition(rows, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count :]
+
+
+def _least(one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
+
+
+def _added(
+    one: tuple[tuple[str, int], ...] | None, other: tuple[tuple[str, int], ...] | None
+) -> tuple[tuple[str, int], ...] | None:
+    if one is None or other is None:
+        return None
+    more = dict(other)
+    return tuple((name, count + more[name]) for name, count in one)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,209 @@
+"""The native runtime, behind four plain functions; only the worker process may import this module.
+
+Whatever the runtime raises becomes `RefusedError` with its own words, so that the caller need not know its exceptions.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.typing import NDArray
+
+from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
+
+Array = NDArray[Any]
+Model = Path | bytes
+
+_RESOLVERS = {
+    "xnnpack": OpResolverType.BUILTIN,
+    "reference": OpResolverType.BUILTIN_REF,
+    "optimized": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+}
+
+
+class RefusedError(Exception):
+    """The runtime declined; the text is its reason."""
+
+
+class MissingError(Exception):
+    """A backend that is not installed; the text is its name."""
+
+
+def describe(model: Model, *, positional: bool = False) -> tuple[SignatureInfo, ...]:
+    """Every signature of the model; subgraph 0 under the name `main` if it has none, or if `positional`.
+
+    Nothing is allocated.
+
+    Raises:
+        RefusedError: the runtime cannot read the model.
+    """
+    with _refusals():
+        # The reference kernels know fewer operator versions, and nothing is run here.
+        interpreter = _open(model, "xnnpack")
+        keys = list(interpreter.get_signature_list())
+        if positional or not keys:
+            return (_main(interpreter),)
+        return tuple(_signature(interpreter, key) for key in keys)
+
+
+def run(
+    model: Model,
+    kernels: Kernels,
+    signature: str | None,
+    input_sets: Sequence[Callable[[], dict[str, Array]]],
+    *,
+    positional: bool = False,
+) -> Iterator[dict[str, Array]]:
+    """Runs one signature on several input sets, each made when its turn comes; the model is loaded once.
+
+    `signature` None means the model's only one. Subgraph 0 is run by position if the model has no signatures or if
+    `positional`. What the model keeps from one run to the next is fresh for the first set. The model is released when
+    the iterator is exhausted or closed.
+
+    Raises:
+        RefusedError: the runtime cannot read, allocate or run the model, or does not know the signature.
+        MissingError: the backend is not installed.
+    """
+    interpreter: Any = None
+    call: Any = None
+    try:
+        with _refusals():
+            interpreter = _open(model, kernels)
+            call = _Positional(interpreter) if positional else _callable(interpreter, signature)
+        with _refusals():
+            interpreter.reset_all_variables()
+        for make in input_sets:
+            values = make()
+            with _refusals():
+                outputs = call(values)
+            yield outputs
+            del outputs, values
+    finally:
+        del call, interpreter
+
+
+class Session:
+    """A model that stays loaded while its signatures are run again and again.
+
+    Raises:
+        RefusedError: the runtime cannot read the model.
+        MissingError: the backend is not installed.
+    """
+
+    def __init__(self, model: Model, kernels: Kernels) -> None:
+        with _refusals():
+            self._interpreter = _open(model, kernels)
+        self._calls: dict[str, Callable[[dict[str, Array]], dict[str, Array]]] = {}
+
+    def run(self, signature: str, values: dict[str, Array]) -> dict[str, Array]:
+        """One signature's outputs.
+
+        Raises:
+            RefusedError: the runtime cannot run it, or does not know it.
+        """
+        with _refusals():
+            if signature not in self._calls:
+                self._calls[signature] = _callable(self._interpreter, signature)
+            return self._calls[signature](values)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RuntimeError, TypeError, MemoryError) as error:
+        words = " ".join(str(error).split())
+        raise RefusedError(words[:600] or f"no reason given ({type(error).__name__})") from error
+
+
+def _open(model: Model, kernels: Kernels) -> Any:
+    if model == b"":
+        raise ValueError("the model is empty")
+    source: dict[str, Any] = (
+        {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
+    )
+    if kernels == "tensorflow":
+        try:
+            tensorflow = importlib.import_module("tensorflow")
+        except ImportError as error:
+            raise MissingError("tensorflow") from error
+        return tensorflow.lite.Interpreter(**source)
+    return Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
+
+
+def _callable(interpreter: Any, signature: str | None) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    keys = list(interpreter.get_signature_list())
+    if signature is None and len(keys) == 1:
+        signature = keys[0]
+    if keys and signature not in keys:
+        raise RefusedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
+    if not keys:
+        return _Positional(interpreter)
+    runner = interpreter.get_signature_runner(signature)
+    return lambda values: dict(runner(**values))
+
+
+class _Positional:
+    """Calls subgraph 0 by the names that `describe` gives to its inputs."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self.interpreter = interpreter
+        self.signature = _main(interpreter)
+
+    def __call__(self, values: dict[str, Array]) -> dict[str, Array]:
+        wanted = {info.name for info in self.signature.inputs}
+        if wanted != set(values):
+            raise RefusedError(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
+        places = [detail["index"] for detail in self.interpreter.get_input_details()]
+        for place, info in zip(places, self.signature.inputs, strict=True):
+            if values[info.name].shape != info.shape:
+                self.interpreter.resize_tensor_input(place, values[info.name].shape)
+        self.interpreter.allocate_tensors()
+        for place, info in zip(places, self.signature.inputs, strict=True):
+            self.interpreter.set_tensor(place, values[info.name])
+        self.interpreter.invoke()
+        results = self.interpreter.get_output_details()
+        return {
+            info.name: self.interpreter.get_tensor(detail["index"])
+            for info, detail in zip(self.signature.outputs, results, strict=True)
+        }
+
+
+def _main(interpreter: Any) -> SignatureInfo:
+    inputs = _unique([(detail["name"], detail) for detail in interpreter.get_input_details()])
+    outputs = _unique([(detail["name"], detail) for detail in interpreter.get_output_details()])
+    return SignatureInfo(MAIN, inputs, outputs, positional=True)
+
+
+def _unique(named: Sequence[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
+    """Names as they are, or numbered where two tensors share one."""
+    names = [name for name, _ in named]
+    return tuple(
+        _tensor(name if name and names.count(name) == 1 else f"{name}#{place}", detail)
+        for place, (name, detail) in enumerate(named)
+    )
+
+
+def _signature(interpreter: Any, key: str) -> SignatureInfo:
+    runner = interpreter.get_signature_runner(key)
+    inputs = tuple(_tensor(name, detail) for name, detail in sorted(runner.get_input_details().items()))
+    outputs = tuple(_tensor(name, detail) for name, detail in sorted(runner.get_output_details().items()))
+    return SignatureInfo(key, inputs, outputs)
+
+
+def _tensor(name: str, detail: Any) -> TensorInfo:
+    quantization = detail["quantization_parameters"]
+    return TensorInfo(
+        name=name,
+        tensor=detail["name"],
+        shape=tuple(int(size) for size in detail["shape"]),
+        declared=tuple(int(size) for size in detail["shape_signature"]),
+        dtype=np.dtype(detail["dtype"]).name,
+        scales=tuple(float(scale) for scale in quantization["scales"]),
+        zero_points=tuple(int(zero) for zero in quantization["zero_points"]),
+        axis=int(quantization["quantized_dimension"]),
+    )

@@ -1,0 +1,243 @@
+"""Proves rewrites: cuts both versions of a region out as small models, and has workers run them on equal inputs.
+
+Which of several regions is run in full follows from the order in which they are asked for, not from who is free when.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.effects import is_pure
+from edge_opt.ir.extract import cut_out
+from edge_opt.passes.contract import Demand, Proof
+from edge_opt.proof.examination import Examiner, Question, Region, Settings
+from edge_opt.proof.inputs import InputHint
+from edge_opt.proof.judging import all_of
+from edge_opt.proof.pool import WorkerPool, free_cores
+from edge_opt.proof.rows import peak_bytes
+from edge_opt.proof.structure import structure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from edge_opt.ir import Operator, Tensor
+    from edge_opt.passes.rewrite import Rewrite
+    from edge_opt.proof.runner import Worker
+
+_AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
+_AHEAD = 1 << 30  # multiply-adds of a region while which it pays to begin others: a worker takes 40 MiB
+
+_Structure = tuple[bytes, Demand]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A region that is being examined, and its structure, where only rows of it may be run."""
+
+    proof: Future[Proof]
+    structure: _Structure | None
+
+
+class RegionProver:
+    """Runs regions in child processes; regions that are equal but for names are proved once.
+
+    A region of many multiply-adds is run in full, on XNNPACK's kernels, if it is the first of its structure (see
+    `structure`). The others of that structure are run on rows that reach every head and tile, and so are the reference
+    kernels: their arithmetic takes no part in what is cut where.
+
+    Args:
+        model: its name, for messages.
+        seed: decides inputs and random rows.
+        time_limit: seconds for each run; by default a minute, and ten times what the multiply-adds take at the speed
+            measured so far.
+        exhaustive: run everything in full on both kernel sets.
+        workers: most processes at a time, by default one for each core; more than one only for large regions. The
+            answers do not depend on their number.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str = "",
+        seed: int = 0,
+        time_limit: float | None = None,
+        exhaustive: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        self._pool = WorkerPool(free_cores() if workers is None else workers)
+        self._model = model
+        self._settings = Settings(seed, time_limit, exhaustive)
+        self._known: dict[Question, Proof] = {}
+        self._begun: dict[Question, _Begun] = {}
+        self._current: _Begun | None = None
+        self._structures: dict[_Structure, Proof] = {}
+        self._coming: Iterator[tuple[Rewrite, Demand]] = iter(())
+        self.regions = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.close()
+
+    def start(self) -> None:
+        """Start a child now, so that loading the runtime overlaps with other work."""
+        self._pool.start()
+
+    @property
+    def distinct(self) -> int:
+        """How many different regions were run."""
+        return len(self._known)
+
+    def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
+        """What will probably be asked for next: begun while a large region takes its time and a worker is free."""
+        self._coming = coming
+
+    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
+        """Whether the new region does what the old one did, to the demand; a failure is a value with its reason.
+
+        Raises:
+            RuntimeUnavailable: no worker can be started, so nothing can be proved of any region.
+        """
+        self.regions += 1
+        region, questions = self._questions(rewrite, demand)
+        proofs: list[Proof] = []
+        for question in questions:
+            proofs.append(self._answer(question, region))
+            if not proofs[-1].holds:
+                return proofs[-1]
+        return all_of(proofs)
+
+    def _questions(self, rewrite: Rewrite, demand: Demand) -> tuple[Region, Iterator[Question]]:
+        """The region cut out, and what to ask of it, one after the other."""
+        inputs = rewrite.inputs()
+        old, new, outputs = _changed(rewrite)
+        model = rewrite.calls or Model()
+        old_model, new_model = cut_out(model, old, inputs, outputs), cut_out(model, new, inputs, outputs)
+        saturation = rewrite.saturation
+        limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
+        at_once = peak_bytes(old_model) + peak_bytes(new_model) <= _AT_ONCE_BYTES
+        before, after = to_bytes(old_model), to_bytes(new_model)
+        questions = (
+            Question(before, after, demand, *known, limits, not place, at_once, rewrite.parts)
+            for place, known in enumerate(_runs(rewrite, inputs))
+        )
+        return Region(old_model, new_model, self._name(rewrite)), questions
+
+    def _name(self, rewrite: Rewrite) -> str:
+        """The region's, for messages: model, subgraph, and the tensor that it ends in."""
+        of_model = f" of model '{self._model}'" if self._model else ""
+        return f"'{rewrite.subgraph.name}' up to '{rewrite.anchor.outputs[0].name}'{of_model}"
+
+    def _answer(self, question: Question, region: Region) -> Proof:
+        key = question.digest()
+        known = self._known.get(key)
+        if known is not None:
+            return replace(known, repeated=True)
+        begun = self._current = self._begun.pop(key, None) or self._begin(question, region)
+        if region.cost > _AHEAD:
+            self._begin_others(begun.proof)
+        proof = begun.proof.result()
+        kind = begun.structure
+        if kind is not None and proof.holds:
+            if all(ran.rows for ran in proof.ran) and kind not in self._structures:
+                # What it relied on failed, or was not asked for in the end.
+                proof = self._submit(question, region).result()
+            if proof.holds and not all(ran.rows for ran in proof.ran):
+                self._structures.setdefault(kind, proof)
+            elif proof.holds:
+                proof = replace(proof, note=proof.note or self._structures[kind].note)
+        self._known[key] = proof
+        return proof
+
+    def _begin_others(self, current: Future[Proof]) -> None:
+        """Begin what comes next, as long as workers are free and the current one is not done."""
+        while len(self._begun) < self._pool.count - 1 and not wait([current], timeout=0).done:
+            coming = next(self._coming, None)
+            if coming is None:
+                return
+            region, questions = self._questions(*coming)
+            question = next(questions)
+            key = question.digest()
+            if key not in self._known and key not in self._begun:
+                self._begun[key] = self._begin(question, region)
+
+    def _begin(self, question: Question, region: Region) -> _Begun:
+        """Have it examined; on rows, if a region of its structure was proved in full or will be by then."""
+        if not self._settings.samples(question, region):
+            return _Begun(self._submit(question, region), None)
+        kind = structure(region.before, region.after), question.demand
+        earlier = (self._current, *self._begun.values())
+        covered = kind in self._structures or any(begun and begun.structure == kind for begun in earlier)
+        return _Begun(self._submit(question, region, covered=covered), kind)
+
+    def _submit(self, question: Question, region: Region, *, covered: bool = False) -> Future[Proof]:
+        def examine(worker: Worker) -> Proof:
+            return Examiner(worker, self._settings, covered=covered).examine(question, region)
+
+        return self._pool.submit(examine)
+
+
+def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
+    """Old and new operators as far as they matter, and the results that might differ.
+
+    An operator of both lists stays what it is; if it depends on such operators alone, so do its results.
+    """
+    called = () if rewrite.calls is None else rewrite.calls.subgraphs
+    if rewrite.mask is not None or not all(is_pure(op, called) for op in (*rewrite.old, *rewrite.new)):
+        return list(rewrite.old), list(rewrite.new), rewrite.outputs()
+    new = set(rewrite.new)
+    made = {id(tensor): operator for operator in rewrite.old for tensor in operator.outputs}
+    same: set[Operator] = set()
+    for operator in rewrite.old:
+        sources = [made.get(id(tensor)) for tensor in operator.inputs if tensor is not None]
+        if operator in new and all(source is None or source in same for source in sources):
+            same.add(operator)
+    outputs = tuple(tensor for tensor in rewrite.outputs() if made[id(tensor)] not in same)
+    if not outputs:
+        return list(rewrite.old), list(rewrite.new), rewrite.outputs()
+    return _leading_to(rewrite.old, outputs), _leading_to(rewrite.new, outputs), outputs
+
+
+def _leading_to(operators: Sequence[Operator], outputs: Sequence[Tensor]) -> list[Operator]:
+    needed = {id(tensor) for tensor in outputs}
+    kept: list[Operator] = []
+    for operator in reversed(operators):
+        if any(id(tensor) in needed for tensor in operator.outputs):
+            kept.append(operator)
+            needed.update(id(tensor) for tensor in operator.inputs)
+    return kept[::-1]
+
+
+_Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
+
+
+def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_Known]:
+    """What the worker must know of the inputs, run by run; the last closes every row, if that must be equal too."""
+    for spreads in rewrite.spreads:
+        yield _hints(rewrite, inputs, spreads)
+    if rewrite.mask is not None and rewrite.mask.exact:
+        yield _hints(rewrite, inputs, rewrite.spreads[0], close_all=True)
+
+
+def _hints(
+    rewrite: Rewrite, inputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float], *, close_all: bool = False
+) -> _Known:
+    """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
+    mask = rewrite.mask
+    data = tuple(InputHint(spread=spreads[tensor]) if tensor in spreads else None for tensor in inputs)
+    if mask is None:
+        return (data if any(data) else ()), ()
+    axes = rewrite.mask_axes()
+    rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
+    apart = not close_all and None not in axes
+    closed = tuple(range(rows)) if close_all else (rows - 1,) * apart
+    hint = InputHint("mask", mask.masked, mask.opened, closed)
+    hints = tuple(hint if tensor is mask.tensor else own for tensor, own in zip(inputs, data, strict=True))
+    return hints, axes if apart else (None,) * len(axes)

@@ -1,0 +1,295 @@
+"""A region on some of its rows: what the chosen rows of the result need of every tensor, and the operators on that.
+
+Works backwards, operator by operator, on index sets along each axis. Operators keep their kind, their options and their
+numbers; what only moves data is told of the smaller shapes, and where it begins becomes which elements are read. So two
+versions of a region that read different rows ask for different elements of the same input, and give different numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt.attention.composite_rules import BODY, COMPOSITE
+from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.versions import required_version
+from edge_opt.proof import noise
+from edge_opt.proof.pair import Box, take
+from edge_opt.proof.row_rules import RULES, NotReducibleError, Step, cuts, sizes, union
+from edge_opt.schema.data import Data
+from edge_opt.schema.table import Table, new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_opt.ir import Shape
+
+    Indices = NDArray[np.int64]
+
+_RANDOM_ROWS = 8
+_FEWEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Both versions on the same `rows` of `length`; `boxes` say what each version reads of every input."""
+
+    before: Model
+    after: Model
+    boxes: tuple[tuple[Box, ...], tuple[Box, ...]]
+    rows: tuple[int, ...]
+    length: int
+
+
+def sample(before: Model, after: Model, seed: int) -> Rows | None:
+    """Both versions on rows that every operator takes part in: the ends, both sides of every cut, random ones.
+
+    Of the result's axes the one is taken along which this saves most; None where no axis saves half.
+    """
+    shapes = [tensor.shape for tensor in before.subgraphs[0].outputs]
+    best: tuple[int, Rows] | None = None
+    for length in sorted({size for shape in shapes for size in shape if size >= _FEWEST}, reverse=True):
+        try:
+            found = _along(before, after, length, seed)
+        except NotReducibleError:
+            continue
+        cost = multiply_adds(found.before) + multiply_adds(found.after)
+        if best is None or cost < best[0]:
+            best = cost, found
+    if best is None or 2 * best[0] > multiply_adds(before) + multiply_adds(after):
+        return None
+    return best[1]
+
+
+def _along(before: Model, after: Model, length: int, seed: int) -> Rows:
+    most = np.arange(1, length)
+    places = {0} | {cut % length for model in (before, after) for cut in _on_rows(model, most, length).cuts()}
+    random = noise.integers(noise.seed_of(seed, "rows", length), _RANDOM_ROWS, 0, length)
+    rows = np.unique([*((place + side) % length for place in places for side in (-1, 0)), *random])
+    if 2 * rows.size > length:
+        raise NotReducibleError(f"{rows.size} of {length} rows are next to a cut")
+    reduced = [_on_rows(model, rows, length) for model in (before, after)]
+    for reduction in reduced:
+        reduction.check_reach()
+    old, new = (reduction.model() for reduction in reduced)
+    return Rows(old, new, (reduced[0].boxes(), reduced[1].boxes()), tuple(map(int, rows)), length)
+
+
+def multiply_adds(model: Model) -> int:
+    """Of matrix products the multiply-adds, of all else the elements that it defines."""
+    return sum(_operations(operator) for operator in model.subgraphs[0].operators)
+
+
+def _operations(operator: Operator) -> int:
+    elements = sum(tensor.elements for tensor in operator.outputs)
+    if operator.name == "BATCH_MATMUL":
+        return elements * operator.input(0).shape[-2 if operator.option("adj_x") else -1]
+    return elements * operator.input(1).shape[-1] if operator.name == "FULLY_CONNECTED" else elements
+
+
+def peak_bytes(model: Model) -> int:
+    """How much of what the operators define is needed at the same time, if each tensor is freed once it is read."""
+    operators = list(model.subgraphs[0].operators)
+    last = {tensor: place for place, operator in enumerate(operators) for tensor in operator.inputs}
+    freed: dict[int, int] = {}
+    now = most = 0
+    for place, operator in enumerate(operators):
+        for tensor in operator.outputs:
+            size = tensor.dtype.byte_size(tensor.elements) or 0
+            now += size
+            end = last.get(tensor, len(operators))
+            freed[end] = freed.get(end, 0) + size
+        most = max(most, now)
+        now -= freed.pop(place, 0)
+    return most
+
+
+def _on_rows(model: Model, rows: Indices, length: int) -> _Reduction:
+    """One version of a region, on the given rows of every output's first axis of that length."""
+    asked: list[Box] = []
+    for tensor in model.subgraphs[0].outputs:
+        if length not in tensor.shape:
+            raise NotReducibleError(f"output '{tensor.name}' has no axis of {length}")
+        axis = tensor.shape.index(length)
+        asked.append(tuple(rows if place == axis else None for place in range(len(tensor.shape))))
+    return _Reduction(model, model.subgraphs[0], asked)
+
+
+class _Reduction:
+    """A region, or the body of a composite in it, on what is asked of its results."""
+
+    def __init__(self, model: Model, source: Subgraph, asked: Sequence[Box]) -> None:
+        self._model = model
+        self._source = source
+        self._operators = list(self._source.operators)
+        self._asked: dict[Tensor, Box] = {}
+        self._given: dict[Tensor, Box] = {}
+        self._steps: dict[Operator, Step] = {}
+        self._bodies: dict[Operator, _Reduction] = {}
+        for tensor, box in zip(source.outputs, asked, strict=True):
+            self._ask(tensor, box)
+        for operator in reversed(self._operators):
+            if any(tensor in self._asked for tensor in operator.outputs):
+                self._go_through(operator)
+        for tensor in self._source.inputs:
+            self._given[tensor] = self._asked.get(tensor, (None,) * len(tensor.shape))
+
+    def _go_through(self, operator: Operator) -> None:
+        rule = self._enter if operator.name == COMPOSITE else RULES.get(operator.name)
+        affected = any(i is not None for t in operator.outputs for i in self._asked.get(t, ()))
+        if rule is None or (affected and any(_per_axis(t) for t in (*operator.inputs, *operator.outputs))):
+            raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}'")
+        step = self._steps[operator] = rule(operator, [self._asked.get(t) for t in operator.outputs])
+        self._given.update(zip(operator.outputs, step.gives, strict=True))
+        for index, box in step.needs.items():
+            tensor = operator.input(index)
+            if tensor.is_constant and not tensor.has_numbers:
+                raise NotReducibleError(
+                    f"{operator.name} '{operator.outputs[0].name}': a constant without numbers"
+                )
+            self._ask(tensor, box)
+
+    def _enter(self, composite: Operator, asked: Sequence[Box | None]) -> Step:
+        """A composite on less is what its body is on less."""
+        body = self._model.subgraphs[int(composite.option(BODY))]
+        wanted = [box for box in asked if box is not None]
+        if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(wanted)]:
+            raise NotReducibleError(f"{composite.name} '{composite.outputs[0].name}' and its body differ")
+        inner = self._bodies[composite] = _Reduction(self._model, body, wanted)
+        return Step(wanted, dict(enumerate(inner.boxes())))
+
+    def _ask(self, tensor: Tensor, box: Box) -> None:
+        whole = tuple(
+            None if indices is None or len(indices) == size else indices
+            for indices, size in zip(box, tensor.shape, strict=True)
+        )
+        known = self._asked.get(tensor)
+        self._asked[tensor] = whole if known is None else union(known, whole)
+
+    def cuts(self) -> Iterable[int]:
+        """Where axes that carry rows are cut or joined."""
+        for operator, step in self._steps.items():
+            yield from cuts(operator, step)
+        for body in self._bodies.values():
+            yield from body.cuts()
+
+    def check_reach(self) -> None:
+        """Raises where an operator, or a part that one cuts off, has nothing to do with the rows."""
+        for operator in self._operators:
+            unread = [t for t in operator.outputs if t not in self._asked and t.consumers]
+            if operator not in self._steps or unread:
+                raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}' is not reached")
+        for body in self._bodies.values():
+            body.check_reach()
+
+    def boxes(self) -> tuple[Box, ...]:
+        """What is read of every input."""
+        return tuple(self._given[tensor] for tensor in self._source.inputs)
+
+    def model(self) -> Model:
+        """The operators on what is needed."""
+        model = Model()
+        self.write(model)
+        return model
+
+    def write(self, model: Model) -> int:
+        """Adds them as a subgraph, those of bodies behind it; returns where."""
+        place = len(model.subgraphs)
+        bodies = {composite: body.write for composite, body in self._bodies.items()}
+        _Writer(model, self._source, self._given, self._asked, self._steps, bodies)
+        return place
+
+
+class _Writer:
+    """Makes the smaller model; what one reader needs less of than others is cut down for it."""
+
+    def __init__(
+        self,
+        model: Model,
+        source: Subgraph,
+        given: Mapping[Tensor, Box],
+        asked: Mapping[Tensor, Box],
+        steps: Mapping[Operator, Step],
+        bodies: Mapping[Operator, Callable[[Model], int]],
+    ) -> None:
+        self.model = model
+        self._graph = Subgraph("rows")
+        self.model.subgraphs.append(self._graph)
+        self._bodies = bodies
+        self._given = given
+        self._made: dict[Tensor, Tensor] = {}
+        self._narrowed: dict[tuple[Tensor, tuple[bytes | None, ...]], Tensor] = {}
+        self._graph.inputs = [self._define(tensor) for tensor in source.inputs]
+        for operator in source.operators:
+            if operator in steps:
+                self._write(operator, steps[operator])
+        self._graph.outputs = [self._narrow(tensor, asked[tensor]) for tensor in source.outputs]
+
+    def _define(self, tensor: Tensor) -> Tensor:
+        shape = sizes(tensor.shape, self._given[tensor])
+        self._made[tensor] = made = self._tensor(tensor, shape)
+        return made
+
+    def _tensor(self, like: Tensor, shape: Shape, array: NDArray[Any] | None = None) -> Tensor:
+        buffer = None if array is None else Buffer(Data(np.ascontiguousarray(array).tobytes()))
+        name = str(len(self._graph.tensors))
+        return self._graph.add_tensor(
+            Tensor(name, shape, like.dtype, quantization=like.quantization, buffer=buffer)
+        )
+
+    def _write(self, operator: Operator, step: Step) -> None:
+        inputs: list[Tensor | None] = []
+        for index, tensor in enumerate(operator.inputs):
+            if tensor is None:
+                inputs.append(None)
+            elif index in step.steering:
+                array = step.steering[index]
+                inputs.append(self._tensor(tensor, array.shape, array))
+            elif index in step.needs:
+                inputs.append(self._narrow(tensor, step.needs[index]))
+        outputs = [self._define(tensor) for tensor in operator.outputs]
+        options = operator.options
+        told = {BODY: self._bodies[operator](self.model)} if operator in self._bodies else step.options
+        if options is not None and told:
+            options = Table(options.spec, dict(options.fields))
+            for name, value in told.items():
+                options.set(name, value)
+        self._graph.append(Operator(operator.code, inputs, outputs, options))
+
+    def _narrow(self, tensor: Tensor, box: Box) -> Tensor:
+        box = tuple(
+            None if indices is None or len(indices) == size else indices
+            for indices, size in zip(box, tensor.shape, strict=True)
+        )
+        if tensor.has_numbers:
+            array = take(tensor.array(), box)
+            return self._tensor(tensor, array.shape, array)
+        key = (tensor, tuple(None if indices is None else indices.tobytes() for indices in box))
+        if key not in self._narrowed:
+            self._narrowed[key] = self._gathered(tensor, box)
+        return self._narrowed[key]
+
+    def _gathered(self, tensor: Tensor, box: Box) -> Tensor:
+        made = self._made[tensor]
+        for axis, (have, want) in enumerate(zip(self._given[tensor], box, strict=True)):
+            if want is None or (have is not None and np.array_equal(have, want)):
+                continue
+            places = want if have is None else np.searchsorted(have, want)
+            indices = Tensor("", places.shape, DType.INT32)
+            listed = self._tensor(indices, places.shape, places.astype(np.int32))
+            shape = (*made.shape[:axis], len(places), *made.shape[axis + 1 :])
+            result = self._tensor(tensor, shape)
+            options = new_table("GatherOptions", axis=axis)
+            gather = Operator(self.model.operator_code("GATHER"), [made, listed], [result], options)
+            gather.code = self.model.operator_code("GATHER", required_version(gather))
+            self._graph.append(gather)
+            made = result
+        return made
+
+
+def _per_axis(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.quantization is not None and tensor.quantization.is_per_axis

@@ -1,0 +1,399 @@
+"""The parent's side of the worker process: starts it, sends requests, watches the clock, turns its end into errors.
+
+Nothing here loads the native runtime. A worker that crashed or was stopped is replaced at the next request.
+"""
+
+import json
+import os
+import re
+import stat
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.proof import pair
+from edge_opt.proof.checked import check_model
+from edge_opt.proof.errors import (
+    BackendMissing,
+    RuntimeCrashed,
+    RuntimeRefused,
+    RuntimeTimedOut,
+    RuntimeUnavailable,
+)
+from edge_opt.proof.inputs import InputHint, InputPlan, Kind
+from edge_opt.proof.loop import Call, Chunk, Loop
+from edge_opt.proof.pair import Outcome
+from edge_opt.proof.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
+from edge_opt.proof.protocol import Arrays, FrameError, Header
+from edge_opt.proof.tensors import Kernels, SignatureInfo
+from edge_opt.schema.errors import EdgeOptError
+
+Array = NDArray[Any]
+Model = str | os.PathLike[str] | bytes
+
+_LARGE_MODEL = 64 << 20
+_BASE_MEMORY = 4 << 30
+_MEMORY_PER_BYTE = 3
+_REGION = ("before", "after")
+_UNKNOWN_OPERATOR = re.compile(r"unresolved custom op: ([^.\s]+)")
+
+
+class Worker:
+    """A child process that runs models; a context manager, started at the first request or by `start()`.
+
+    Args:
+        time_limit: seconds that one request may take.
+        memory_limit: bytes of private memory for one request, mapped model files not counted; by default 4 GiB and
+            three times the model's size (XNNPACK keeps a packed copy of float weights). Linux enforces it
+            (RLIMIT_DATA); on macOS only the time limit holds.
+
+    Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or
+    `RuntimeTimedOut`; the worker can be used on after each of them. An interrupt kills the child at once.
+    """
+
+    def __init__(self, *, time_limit: float = 600.0, memory_limit: int | None = None) -> None:
+        self.time_limit = time_limit
+        self.memory_limit = memory_limit
+        self.peak_memory = 0
+        self._process: ChildProcess | None = None
+        self._retired = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the child and returns at once; the runtime is loaded there while the caller goes on."""
+        with self._lock:
+            self._started()
+
+    def close(self) -> None:
+        """Ends the child; a later request starts a new one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    def retire(self) -> None:
+        """End the child although another thread may be waiting for it, and start no other: that request fails."""
+        self._retired = True
+        process = self._process
+        if process is not None:
+            process.stop()
+
+    def describe(self, model: Model) -> tuple[SignatureInfo, ...]:
+        """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
+        reply, _ = self._ask({"operation": "describe"}, model, {}, f"model {name_of(model)}")
+        return tuple(SignatureInfo.from_json(fields) for fields in reply["signatures"])
+
+    def run(
+        self, model: Model, signature: str | None, inputs: Mapping[str, Array], kernels: Kernels = "xnnpack"
+    ) -> Arrays:
+        """Runs one signature on one set of inputs (by the signature's names) and returns its outputs.
+
+        `signature` may be None if the model has only one, or none (then `describe` names the inputs of subgraph 0).
+        """
+        return self.run_many(model, signature, [inputs], kernels)[0]
+
+    def run_many(
+        self,
+        model: Model,
+        signature: str | None,
+        inputs: Sequence[Mapping[str, Array]],
+        kernels: Kernels = "xnnpack",
+    ) -> list[Arrays]:
+        """The same for several sets of inputs; the model is loaded once."""
+        arrays: Arrays = {}
+        listed = []
+        for number, values in enumerate(inputs):
+            listed.append({"arrays": {name: f"{number}/{name}" for name in values}})
+            arrays.update({f"{number}/{name}": np.asarray(value) for name, value in values.items()})
+        return self._run(model, signature, listed, arrays, kernels)
+
+    def run_plans(
+        self,
+        model: Model,
+        signature: str | None,
+        plans: Sequence[Sequence[InputPlan]],
+        kernels: Kernels = "xnnpack",
+    ) -> list[Arrays]:
+        """The same for inputs that the worker generates itself, one sequence of plans per run."""
+        listed = [{"plans": {made.info.name: made.to_json() for made in run}} for run in plans]
+        return self._run(model, signature, listed, {}, kernels)
+
+    def generate(
+        self, model: Model, others: Mapping[str, Model], loop: Loop, kernels: Kernels = "xnnpack"
+    ) -> tuple[list[list[int]], Array]:
+        """Carries out a loop of prefill and decode; the tokens of every step, and its logits.
+
+        `others` are the models besides the main one that the loop's calls name, all loaded at once.
+        """
+        with ExitStack() as stack:
+            sent = {name: stack.enter_context(_Sent(other, as_file=True)) for name, other in others.items()}
+            for other in others.values():
+                check_model(other)
+            header = {
+                "operation": "generate",
+                "kernels": kernels,
+                "loop": loop.to_json(),
+                "others": {name: other.header["path"] for name, other in sent.items()},
+            }
+            where = f"model {name_of(model)}, generating {loop.count} tokens on {kernels} kernels"
+            more = sum(other.size for other in sent.values())
+            reply, results = self._ask(header, model, {}, where, more=more)
+        return reply["tokens"], results["logits"]
+
+    def fill(
+        self,
+        model: Model,
+        signature: SignatureInfo,
+        runs: Sequence[Sequence[Chunk]],
+        kernels: Kernels = "xnnpack",
+    ) -> list[Arrays]:
+        """The caches after each run of a prefill signature, whose inputs the worker generates itself."""
+        call = asdict(Call("main", signature))
+        listed = [[chunk.to_json() for chunk in chunks] for chunks in runs]
+        header = {"operation": "fill", "kernels": kernels, "call": call, "runs": listed}
+        where = f"model {name_of(model)}, signature '{signature.name}', {kernels} kernels"
+        _, results = self._ask(header, model, {}, where)
+        return _by_run(results, len(runs))
+
+    def prove(
+        self,
+        before: bytes,
+        after: bytes,
+        *,
+        hints: Sequence[InputHint | None] = (),
+        kernels: Sequence[Kernels] = ("xnnpack", "reference"),
+        seed: int = 0,
+        runs: int = 1,
+        kind: Kind = "realistic",
+        row_axes: Sequence[int | None] = (),
+        limits: Sequence[tuple[int, int] | None] = (),
+        at_once: bool = False,
+        parts: int = 1,
+        cut: pair.Cut | None = None,
+        seconds: float | None = None,
+        where: str = "",
+    ) -> Outcome:
+        """Runs two small models on the same random inputs, by position in subgraph 0; only figures come back.
+
+        Args:
+            before: the region as it was.
+            after: the region rewritten: the same inputs and outputs in the same order.
+            hints: what the inputs are, by position (None, or a missing one: plain data). A mask's hint can name query
+                rows to be masked everywhere.
+            kernels: the kernel sets to run on.
+            seed: decides all inputs, together with their positions.
+            runs: how many input sets; the figures are the worst over all.
+            kind: realistic inputs or one of the hostile kinds.
+            row_axes: for each output, the axis on which the mask's query rows lie (index modulo the mask's rows), so
+                that fully masked rows are measured apart; None, or a missing one: not separated.
+            limits: for each output, the codes at which the first version was clipped inside, so that those elements
+                are counted apart; None, or a missing one: nowhere.
+            at_once: run both models at the same time, which takes the memory of both.
+            parts: how many heads or tiles the results must tell apart.
+            cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
+            seconds: other than the worker's time limit.
+            where: the region's name, for error messages.
+
+        Raises:
+            RuntimeRefused: the reason starts with `before:` or `after:`.
+            RuntimeCrashed: the runtime's process ended.
+            RuntimeTimedOut: it took longer than the time limit.
+        """
+        header = {
+            "operation": "prove",
+            "kernels": list(kernels),
+            "hints": [asdict(hint) if hint else None for hint in hints],
+            "seed": seed,
+            "runs": runs,
+            "kind": kind,
+            "row_axes": list(row_axes),
+            "limits": [list(limit) if limit else None for limit in limits],
+            "at_once": at_once,
+            "parts": parts,
+        }
+        arrays = {"before": _as_array(before), "after": _as_array(after)}
+        if cut is not None:
+            header["shapes"] = cut.shapes
+            arrays.update(_indices(cut))
+        reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip(), seconds=seconds)
+        return pair.from_plain(reply["proof"])
+
+    def _run(
+        self,
+        model: Model,
+        signature: str | None,
+        inputs: Sequence[Mapping[str, Any]],
+        arrays: Arrays,
+        kernels: Kernels,
+    ) -> list[Arrays]:
+        header = {"operation": "run", "signature": signature, "kernels": kernels, "inputs": list(inputs)}
+        where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
+        _, results = self._ask(header, model, arrays, where)
+        return _by_run(results, len(inputs))
+
+    def _ask(
+        self,
+        header: Header,
+        model: Model,
+        arrays: Arrays,
+        where: str,
+        *,
+        more: int = 0,
+        seconds: float | None = None,
+    ) -> tuple[Header, Arrays]:
+        """One request and its answer; `where` begins every message. No model goes out unchecked.
+
+        `more` is the size of models that go out with this one, `seconds` a time limit of its own.
+        """
+        limit = self.time_limit if seconds is None else seconds
+        with self._lock, _Sent(model) as sent:
+            for content in (model, *(arrays[name].tobytes() for name in _REGION if name in arrays)):
+                if content != b"":
+                    check_model(content)
+            size = more + sent.size + sum(array.nbytes for array in arrays.values())
+            memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
+            full = {**header, **sent.header, "memory_limit": memory, "time_limit": limit}
+            process = self._started()
+            try:
+                process.wait_until_ready()
+                reply, results = process.exchange(full, {**sent.arrays, **arrays}, limit)
+            except BaseException as error:
+                self._process = None
+                # A child that closed its pipe is ending by itself: its own exit status says why.
+                ending = isinstance(error, EndedError) or isinstance(error.__cause__, EndedError)
+                process.kill(patience=2.0 if ending else 0.0)
+                _translate(error, process, where, limit)
+        if "error" in reply:
+            _raise_reply(reply, where, memory)
+        self.peak_memory = max(self.peak_memory, reply["peak"])
+        return reply, results
+
+    def _started(self) -> ChildProcess:
+        if self._retired:
+            raise RuntimeUnavailable("the worker was retired: nothing more is run")
+        if self._process is None:
+            self._process = ChildProcess()
+        return self._process
+
+
+def _by_run(results: Arrays, count: int) -> list[Arrays]:
+    runs: list[Arrays] = [{} for _ in range(count)]
+    for key, array in results.items():
+        number, _, name = key.partition("/")
+        runs[int(number)][name] = array
+    return runs
+
+
+class _Sent:
+    """How a model goes to the worker: by its path, as bytes, or by a temporary file if it is large."""
+
+    def __init__(self, model: Model, *, as_file: bool = False) -> None:
+        self._largest = 0 if as_file else _LARGE_MODEL
+        self.header: Header = {}
+        self.arrays: Arrays = {}
+        self._temporary: str | None = None
+        self._model = model
+        self.size = len(model) if isinstance(model, bytes) else _file_size(Path(model))
+
+    def __enter__(self) -> Self:
+        if not isinstance(self._model, bytes):
+            self.header = {"path": str(Path(self._model).absolute())}
+        elif len(self._model) < self._largest:
+            self.arrays = {"model": _as_array(self._model)}
+        else:
+            descriptor, self._temporary = tempfile.mkstemp(suffix=".tflite")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self._model)
+            self.header = {"path": self._temporary}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary is not None:
+            Path(self._temporary).unlink(missing_ok=True)
+
+
+def name_of(model: Model) -> str:
+    """A model's name for messages: its quoted path, or its size if it is only bytes."""
+    return f"of {len(model)} bytes" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
+
+
+def _file_size(path: Path) -> int:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise EdgeOptError(f"model '{path}' cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise EdgeOptError(f"model '{path}' is not a regular file")
+    return status.st_size
+
+
+def _as_array(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
+
+
+def _indices(cut: pair.Cut) -> Arrays:
+    """The indices of both versions' boxes, each under the name that the worker looks for."""
+    return {
+        pair.index_name(version, place, axis): indices
+        for version, boxes in enumerate(cut.boxes)
+        for place, box in enumerate(boxes)
+        for axis, indices in enumerate(box)
+        if indices is not None
+    }
+
+
+def _translate(error: BaseException, process: ChildProcess, where: str, seconds: float) -> NoReturn:
+    if isinstance(error, OutOfTimeError):
+        raise RuntimeTimedOut(
+            f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
+            "raise the time limit, or look for an endless loop in the model"
+        ) from None
+    if isinstance(error, NotReadyError):
+        reason = str(error) or f"the worker process ended with {process.ending()}"
+        raise RuntimeUnavailable(
+            f"the LiteRT runtime could not be loaded ({reason}): check the installation of ai-edge-litert, "
+            "or go on without verification (--verify none)"
+        ) from None
+    if isinstance(error, (EndedError, FrameError, json.JSONDecodeError)):
+        raise RuntimeCrashed(f"{where}: the runtime's process ended with {process.ending()}") from None
+    raise error
+
+
+def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
+    kind, reason = reply["error"], reply["reason"]
+    if kind == "missing":
+        raise BackendMissing(
+            f"the backend '{reason}' is not installed; install it with: pip install 'edge-opt[{reason}]'"
+        )
+    if kind == "internal":
+        raise RuntimeCrashed(f"{where}: the worker failed: {reason}")
+    if reason.startswith("no reason given") or reason == "out of memory":
+        reason += f"; it was allowed {memory >> 20} MiB of memory"
+    custom = _UNKNOWN_OPERATOR.search(reason)
+    if custom is not None:
+        raise RuntimeRefused(
+            f"{where}: the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
+            "what edge-opt rewrites in it can be proved without it (convert --verify regions)",
+            reason,
+        )
+    raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)

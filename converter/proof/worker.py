@@ -1,0 +1,209 @@
+"""The child process that runs the native runtime: `python -m edge_opt.proof.worker PARENT_PID REPLY_DESCRIPTOR`.
+
+Takes framed requests on standard input and answers on a pipe of its own, so that nothing that is printed here, by the
+runtime or at the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
+"""
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edge_opt.proof import inputs, loop, pair
+from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, read_frame
+from edge_opt.proof.tensors import MAIN
+
+_PARENT_CHECK_SECONDS = 0.5
+_GRACE_SECONDS = 5
+_Answer = tuple[Header, Arrays]
+
+
+def main() -> None:
+    """Serves requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _limit(resource.RLIMIT_CORE, 0)
+    parent, replies = int(sys.argv[1]), int(sys.argv[2])
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    try:
+        from edge_opt.proof import native  # noqa: PLC0415 - a runtime that cannot be loaded is an answer, too
+    except Exception as error:
+        _write(replies, {"error": "unavailable", "reason": f"{type(error).__name__}: {error}"}, {})
+        return
+    _write(replies, {"ready": True}, {})
+    while True:
+        try:
+            header, arrays = read_frame(partial(_fill, 0))
+        except EOFError:
+            return
+        _write(replies, *_answer(native, header, arrays))
+
+
+def _answer(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    _limit(resource.RLIMIT_DATA, header["memory_limit"])
+    # Ends this process even if the runtime never gives control back and the parent is gone.
+    signal.alarm(int(header["time_limit"]) + _GRACE_SECONDS)
+    try:
+        reply, results = _OPERATIONS[header["operation"]](native, header, arrays)
+        # Names a tensor whose elements cannot be passed on before half of the answer is out.
+        list(frame(reply, results))
+    except native.RefusedError as error:
+        return {"error": "refused", "reason": str(error)}, {}
+    except native.MissingError as error:
+        return {"error": "missing", "reason": str(error)}, {}
+    except FrameError as error:
+        return {"error": "refused", "reason": str(error)}, {}
+    except MemoryError:
+        return {"error": "refused", "reason": "out of memory"}, {}
+    except Exception:
+        return {"error": "internal", "reason": traceback.format_exc()}, {}
+    finally:
+        signal.alarm(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {**reply, "peak": peak * (1 if sys.platform == "darwin" else 1024)}, results
+
+
+def _describe(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    found = native.describe(_model(header, arrays))
+    return {"signatures": [signature.to_json() for signature in found]}, {}
+
+
+def _run(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    model = _model(header, arrays)
+    makers = [partial(_make, given, arrays) for given in header["inputs"]]
+    results: Arrays = {}
+    for number, outputs in enumerate(native.run(model, header["kernels"], header["signature"], makers)):
+        results.update({f"{number}/{name}": array for name, array in outputs.items()})
+    return {}, results
+
+
+def _make(given: Header, arrays: Arrays) -> Arrays:
+    """One input set: arrays that came with the request, or plans to be carried out now."""
+    if "plans" in given:
+        return {
+            name: inputs.generate(inputs.InputPlan.from_json(plan)) for name, plan in given["plans"].items()
+        }
+    return {name: arrays[key] for name, key in given["arrays"].items()}
+
+
+def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    request = pair.ProofRequest(
+        kernels=tuple(header["kernels"]),
+        hints=tuple(_hint(hint) for hint in header["hints"]),
+        seed=header["seed"],
+        runs=header["runs"],
+        kind=header["kind"],
+        row_axes=tuple(header["row_axes"]),
+        limits=tuple(None if limit is None else (limit[0], limit[1]) for limit in header["limits"]),
+        at_once=header["at_once"],
+        parts=header["parts"],
+        cut=pair.Cut.received(header["shapes"], arrays) if "shapes" in header else None,
+    )
+    sources = [arrays[name].tobytes() for name in ("before", "after")]
+    described = []
+    for which, source in zip(("before", "after"), sources, strict=True):
+        described.append(_of(which, native, partial(native.describe, source, positional=True))[0])
+
+    def run(model: bytes, kernels: Any, makers: Any) -> list[Arrays]:
+        which = "before" if model is sources[0] else "after"
+        return list(
+            _of(which, native, lambda: list(native.run(model, kernels, MAIN, makers, positional=True)))
+        )
+
+    found = pair.prove(sources[0], sources[1], (described[0], described[1]), request, run)
+    return {"proof": pair.to_plain(found)}, {}
+
+
+def _generate(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    models = {"main": _model(header, arrays)} | {name: Path(path) for name, path in header["others"].items()}
+    sessions = {}
+    for name, model in models.items():
+        sessions[name] = _of(name, native, partial(native.Session, model, header["kernels"]))
+
+    def invoke(call: loop.Call, inputs: Arrays) -> Any:
+        where = f"{call.model} model, signature '{call.signature.name}'"
+        return _of(where, native, lambda: sessions[call.model].run(call.signature.name, inputs))
+
+    tokens, logits = loop.run(loop.Loop.from_json(header["loop"]), invoke)
+    return {"tokens": tokens}, {"logits": logits}
+
+
+def _fill_caches(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
+    session = native.Session(_model(header, arrays), header["kernels"])
+    results: Arrays = {}
+    for number, listed in enumerate(header["runs"]):
+        chunks = [loop.Chunk.from_json(fields) for fields in listed]
+        filled = loop.fill(
+            loop.Call.from_json(header["call"]),
+            chunks,
+            lambda call, values: session.run(call.signature.name, values),
+        )
+        results.update({f"{number}/{name}": array for name, array in filled.items()})
+    return {}, results
+
+
+def _of(which: str, native: ModuleType, do: Callable[[], Any]) -> Any:
+    try:
+        return do()
+    except native.RefusedError as error:
+        raise native.RefusedError(f"{which}: {error}") from error
+
+
+def _hint(fields: Header | None) -> inputs.InputHint | None:
+    if fields is None:
+        return None
+    return inputs.InputHint(**{**fields, "masked_rows": tuple(fields["masked_rows"])})
+
+
+def _model(header: Header, arrays: Arrays) -> Path | bytes:
+    return Path(header["path"]) if header.get("path") else arrays["model"].tobytes()
+
+
+_OPERATIONS = {
+    "describe": _describe,
+    "run": _run,
+    "prove": _prove,
+    "generate": _generate,
+    "fill": _fill_caches,
+}
+
+
+def _limit(what: int, value: int) -> None:
+    """Sets the soft limit only, so that the next request may have a higher one."""
+    _, hard = resource.getrlimit(what)
+    soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (soft, hard))
+
+
+def _leave_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+def _fill(descriptor: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        count = os.readv(descriptor, [view[done:]])
+        if count == 0:
+            raise EOFError
+        done += count
+
+
+def _write(descriptor: int, header: Header, arrays: Arrays) -> None:
+    for piece in frame(header, arrays):
+        done = 0
+        while done < len(piece):
+            done += os.write(descriptor, piece[done:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The tiny models that the tests of `edge_opt.proof` share: an adder, a projection, an endless loop, a crash."""
+
+import numpy as np
+from tiny_models import Graph, Op, T, build, options
+
+
+def adder(
+    *, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] | None = None
+) -> bytes:
+    """z = x + y; a different shape of y makes the runtime refuse where the two do not broadcast."""
+    tensors = [T("x", shape), T("y", other or shape), T("z", shape)]
+    operator = Op("ADD", ["x", "y"], ["z"], options("AddOptions"))
+    return build(Graph(tensors, [operator], ["x", "y"], ["z"], key))
+
+
+def projection(weight: np.ndarray, *, key: str = "main", name: str = "logits", rows: int = 3) -> bytes:
+    """`name` [rows, n] = embeddings [rows, k] x weight [n, k]^T, as FULLY_CONNECTED."""
+    units, depth = weight.shape
+    tensors = [T("embeddings", (rows, depth)), T("w", weight.shape, value=weight), T(name, (rows, units))]
+    operator = Op("FULLY_CONNECTED", ["embeddings", "w", None], [name], options("FullyConnectedOptions"))
+    return build(Graph(tensors, [operator], ["embeddings"], [name], key))
+
+
+def softmax(*, shape: tuple[int, ...] = (1, 4, 8), scale: float = 1.0, unmask: bool = False) -> bytes:
+    """z = softmax(x * scale + mask) over the last axis; `unmask` leaves the mask out."""
+    tensors = [
+        T("x", shape),
+        T("mask", shape),
+        T("scale", (), value=np.array(scale)),
+        T("scaled", shape),
+        T("masked", shape),
+        T("z", shape),
+    ]
+    second = "scaled" if unmask else "mask"
+    operators = [
+        Op("MUL", ["x", "scale"], ["scaled"], options("MulOptions")),
+        Op("ADD", ["scaled", second], ["masked"], options("AddOptions")),
+        Op("SOFTMAX", ["masked"], ["z"], options("SoftmaxOptions", beta=1.0)),
+    ]
+    return build(Graph(tensors, operators, ["x", "mask"], ["z"], "main"))
+
+
+def requantized(*, scale: float = 0.5, dtype: str = "int8", twice: bool = False) -> bytes:
+    """An int8 tensor through one QUANTIZE, or through two with a coarse step between them."""
+    tensors = [T("x", (1, 64), "int8", scale=0.5), T("z", (1, 64), dtype, scale=scale)]
+    operators = [Op("QUANTIZE", ["x"], ["z"])]
+    if twice:
+        tensors.append(T("coarse", (1, 64), "int8", scale=1.0))
+        operators = [Op("QUANTIZE", ["x"], ["coarse"]), Op("QUANTIZE", ["coarse"], ["z"])]
+    return build(Graph(tensors, operators, ["x"], ["z"], "main"))
+
+
+def endless() -> bytes:
+    """While a == a: a = a + a. Well-formed, and never done for a number."""
+    one = (1,)
+    return build(
+        Graph(
+            [T("x", one), T("z", one)],
+            [Op("WHILE", ["x"], ["z"], options("WhileOptions", condSubgraphIndex=1, bodySubgraphIndex=2))],
+            ["x"],
+            ["z"],
+            "main",
+        ),
+        Graph([T("a", one), T("c", one, "bool")], [Op("EQUAL", ["a", "a"], ["c"])], ["a"], ["c"]),
+        Graph(
+            [T("a", one), T("c", one)], [Op("ADD", ["a", "a"], ["c"], options("AddOptions"))], ["a"], ["c"]
+        ),
+    )
+
+
+def crashing() -> bytes:
+    """A SPLIT into no parts that has one: the reference kernels refuse it, XNNPACK divides by zero."""
+    tensors = [T("axis", (), "int32", np.array(0)), T("x", (1,)), T("z", (1,))]
+    split = Op("SPLIT", ["axis", "x"], ["z"], options("SplitOptions", numSplits=0))
+    return build(Graph(tensors, [split], ["x"], ["z"], "main"))
+
+
+def recursive() -> bytes:
+    """An IF whose branch is a subgraph with an IF whose branch is that subgraph: the runtime's stack overflows."""
+    one = (1,)
+    branch = options("IfOptions", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    return build(
+        Graph(
+            [T("c", one, "bool"), T("x", one), T("z", one)],
+            [Op("IF", ["c", "x"], ["z"], branch)],
+            ["c", "x"],
+            ["z"],
+            "main",
+        ),
+        Graph(
+            [T("c", one, "bool", value=np.array([True])), T("x", one), T("z", one)],
+            [Op("IF", ["c", "x"], ["z"], branch)],
+            ["x"],
+            ["z"],
+        ),
+    )
+
+
+def greedy() -> bytes:
+    """A scalar in and out, and 384 MB between."""
+    tensors = [
+        T("x", (2, 3)),
+        T("times", (2,), "int32", np.array([4000, 4000])),
+        T("large", (2, 3)),
+        T("axes", (2,), "int32", np.array([0, 1])),
+        T("z", ()),
+    ]
+    operators = [
+        Op("TILE", ["x", "times"], ["large"]),
+        Op("SUM", ["large", "axes"], ["z"], options("ReducerOptions")),
+    ]
+    return build(Graph(tensors, operators, ["x"], ["z"], "main"))

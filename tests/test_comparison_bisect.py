@@ -1,0 +1,207 @@
+"""On a difference, `compare` says where it begins, and shows what computes it in both models."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cli_runs import DEMO, QUANTIZED, run, written
+
+from edge_opt import convert, load
+from edge_opt.comparison import compare as comparing
+from edge_opt.comparison.compare import compare
+from edge_opt.ir import Constants, save
+from edge_opt.ir.text import parse
+from edge_opt.proof.errors import RuntimeCrashed
+from edge_opt.proof.runner import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edge_opt.comparison.findings import FirstDifference
+    from edge_opt.ir import Model, Operator
+
+CHAIN = """
+signature main = #0 (x=%x) -> (y=%y)
+subgraph main (%x: float32[1,8]) {{
+{lines}
+  return %y
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+def located(a: Any, b: Any, worker: Worker, **options: Any) -> FirstDifference:
+    report = compare(a, b, worker=worker, **options)
+    assert not report.equal
+    assert report.first_difference is not None
+    return report.first_difference
+
+
+def chain(length: int, wrong: int | None = None) -> Model:
+    """x + 1 + 1 + ... with one link that adds more."""
+    names = ["x", *(f"t{place}" for place in range(1, length)), "y"]
+    lines = [
+        f"  %{after}: float32[1,8] = ADD(%{before}, float32({1.5 if place == wrong else 1.0}))"
+        for place, (before, after) in enumerate(pairwise(names))
+    ]
+    return parse(CHAIN.format(lines="\n".join(lines)))
+
+
+def converted(path: Path = DEMO) -> Model:
+    model = load(path)
+    convert(model, verify="none")
+    return model
+
+
+def heads_merged(model: Model, signature: str) -> list[tuple[Any, Operator]]:
+    graph = dict(model.entry_points())[signature]
+    found = (op for op in graph.operators if op.name == "CONCATENATION" and "head_0" in op.input(0).name)
+    return [(graph, operator) for operator in found if len(operator.inputs) == 4]
+
+
+@pytest.mark.parametrize("path", [DEMO, QUANTIZED], ids=["float32", "int16"])
+@pytest.mark.parametrize("block", [0, 2])
+def test_swapped_heads_are_found_in_their_block(path: Path, block: int, worker: Worker) -> None:
+    model = converted(path)
+    graph, merge = heads_merged(model, "decode")[block]
+    first, second = merge.input(0), merge.input(1)
+    graph.set_input(merge, 0, second)
+    graph.set_input(merge, 1, first)
+    found = located(path, model, worker)
+    assert found.signature == "decode"
+    assert f"kv_cache_k_{block}" in "".join(found.equal)
+    assert sum("SOFTMAX" in line for line in found.operators_a) == 1
+    assert sum("SOFTMAX" in line for line in found.operators_b) == 4
+    assert found.names[found.short_name] == found.tensor
+    assert all(found.short_name in lines[-1] for lines in (found.operators_a, found.operators_b))
+    assert found.reason == ""
+
+
+def test_a_mask_of_another_layer_is_among_what_the_region_reads(worker: Worker) -> None:
+    model = converted()
+    graph = dict(model.entry_points())["decode"]
+    masks = {tensor.name: tensor for tensor in graph.inputs if "mask" in tensor.name}
+    softmax = [operator for operator in graph.operators if operator.name == "SOFTMAX"][5]
+    add = softmax.input(0).producer
+    assert add is not None
+    (other,) = (tensor for tensor in masks.values() if tensor is not add.input(1))
+    graph.set_input(add, 1, other)
+    found = located(DEMO, model, worker)
+    assert {"%mask_local", "%mask_global"} <= set(found.equal)
+    assert len({line for line in found.operators_a if "%mask_global" in line or "%mask_local" in line}) == 1
+    assert any("%mask_global" in line for line in found.operators_b)
+    assert any("%mask_local" in line for line in found.operators_b)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 98, 198, 199])
+def test_it_takes_a_logarithmic_number_of_runs(wrong: int, worker: Worker) -> None:
+    asked: list[int] = []
+    counted = Worker()
+    counted.run_plans = lambda *given: asked.append(1) or worker.run_plans(*given)  # type: ignore[method-assign]
+    counted.describe = worker.describe  # type: ignore[method-assign]
+    found = located(chain(200), chain(200, wrong), counted)
+    assert found.tensor == ("y" if wrong == 199 else f"t{wrong + 1}")
+    assert found.operators_a == (f"{found.short_name}: float32[1,8] = ADD({found.equal[0]}, float32(1.0))",)
+    assert found.operators_b == (f"{found.short_name}: float32[1,8] = ADD({found.equal[0]}, float32(1.5))",)
+    # Twice to compare, then three times twelve cuts, and perhaps what the tensor is computed from.
+    assert len(asked) <= 2 * (1 + 3 + 1)
+
+
+@pytest.mark.parametrize("other", ["ABS(%t39)", "MUL(%t39, %side)"])
+def test_a_branch_that_no_cut_looked_at_is_found_too(other: str, worker: Worker) -> None:
+    """A parallel branch differs early, between tensors that are equal: going back from the first finds it."""
+
+    def model(value: str, last: str) -> Model:
+        lines = ["  %early: float32[1,8] = MUL(%x, float32(2.0))"]
+        lines += [f"  %side: float32[1,8] = ADD(%early, float32({value}))"]
+        names = ["early", *(f"t{place}" for place in range(40))]
+        lines += [f"  %{after}: float32[1,8] = ABS(%{before})" for before, after in pairwise(names)]
+        lines += [f"  %late: float32[1,8] = {last}", "  %y: float32[1,8] = ADD(%late, %side)"]
+        return parse(CHAIN.format(lines="\n".join(lines)))
+
+    found = located(model("1.0", "ABS(%t39)"), model("3.0", other), worker)
+    assert found.tensor == "side"
+    assert [found.names[name] for name in found.equal] == ["early"]
+
+
+def test_models_without_common_names_are_shown_whole_and_it_says_so(worker: Worker) -> None:
+    other = chain(3, wrong=1)
+    for tensor in other.subgraphs[0].tensors:
+        tensor.name = f"other_{tensor.name}"
+    for operator in other.subgraphs[0].operators:
+        operator.output.name = f"other_{operator.output.name}"
+    found = located(chain(3), other, worker)
+    assert "share no names" in found.reason
+    assert found.equal == ("%x",)
+    assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
+
+
+def test_a_changed_weight_is_named(tmp_path: Path, worker: Worker) -> None:
+    models = []
+    for value in (0.25, 0.5):
+        model = parse(
+            "signature main = #0 (x=%x) -> (y=%y)\nsubgraph main (%x: float32[1,200]) {\n"
+            "  %h: float32[1,200] = ABS(%x)\n  %y: float32[1,200] = MUL(%h, %h)\n  return %y\n}"
+        )
+        graph = model.subgraphs[0]
+        *_, multiply = graph.operators
+        numbers = np.full((1, 200), value, np.float32)
+        graph.set_input(
+            multiply, 1, graph.add_tensor(Constants(model).make("weight", numbers, graph.outputs[0].dtype))
+        )
+        models.append(tmp_path / f"{value}.tflite")
+        save(model, models[-1])
+    found = located(*models, worker)
+    assert (found.tensor, found.constants) == ("y", ("weight",))
+
+
+def test_a_model_without_signatures_is_bisected_by_position(worker: Worker) -> None:
+    models = [chain(20), chain(20, wrong=7)]
+    for model in models:
+        model.signatures.clear()
+    assert located(*models, worker).tensor == "t8"
+
+
+def test_within_the_tolerance_nothing_is_looked_for(worker: Worker) -> None:
+    assert compare(chain(4), chain(4, wrong=2), atol=1.0, worker=worker).first_difference is None
+    assert compare(chain(4), chain(4, wrong=2), locate=False, worker=worker).first_difference is None
+
+
+def test_a_search_that_fails_leaves_the_comparison_as_it_is(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeCrashed("the runtime's process ended with signal 11")
+
+    monkeypatch.setattr(comparing, "first_difference", fail)
+    report = compare(chain(4), chain(4, wrong=2), worker=worker)
+    assert not report.equal
+    assert report.first_difference is not None
+    assert "signal 11" in report.first_difference.reason
+    assert report.first_difference.figures is None
+
+
+def test_the_command_shows_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, float32(2.0))")
+    a, b = written(tmp_path, plain, "a.tflite"), written(tmp_path, plain.replace("2.0", "2.5"), "b.tflite")
+    ran = run(capsys, "compare", a, b)
+    assert ran.code == 1
+    shown = [line.strip() for line in ran.out.splitlines()]
+    assert "equal before it: %0" in shown
+    assert "%1: float32[1,8] = MUL(%0, float32(2.0))" in shown
+    assert "%1: float32[1,8] = MUL(%0, float32(2.5))" in shown
+    assert "%0 is 'h'" in shown
+    said = run(capsys, "compare", a, b, "--json").json["first_difference"]
+    assert (said["signature"], said["tensor"], said["equal_before"]) == ("main", "y", ["%0"])
+    assert said["figures"]["max_abs"] > 0
+    assert said["operators_b"] == ["%1: float32[1,8] = MUL(%0, float32(2.5))"]
+    assert run(capsys, "compare", a, a, "--json").json["first_difference"] is None

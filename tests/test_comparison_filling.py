@@ -1,0 +1,179 @@
+"""`compare` reads caches that a prefill filled, not noise; what the models of `generation_models` compute by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import generation_models as models
+import numpy as np
+import pytest
+from cli_runs import run
+from generation_models import CACHE, ROWS, export
+
+from edge_opt import compare
+from edge_opt.comparison import filling
+from edge_opt.comparison.filling import FilledCaches, Filler
+from edge_opt.proof.caches import growing_axis
+from edge_opt.proof.errors import RuntimeCrashed
+from edge_opt.proof.inputs import InputPlan, Stored, generate
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.tensors import TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(
+        tmp_path_factory.mktemp("export"),
+        split=models.split(),
+        unsplit=models.unsplit(),
+        decode_only=models.unsplit(key="fill"),
+    )
+
+
+def filled(path: Path, worker: Worker, runs: Sequence[int], folder: Path) -> tuple[FilledCaches, Filler]:
+    described = {signature.name: signature for signature in worker.describe(path)}
+    filler = Filler(worker, path, described, 5, folder)
+    by_filler, without = filler.served(described)
+    assert (by_filler, without) == ({"prefill_4": ["prefill_4", "decode"]}, [])
+    caches = FilledCaches()
+    filler.fill("prefill_4", ["prefill_4", "decode"], runs, caches)
+    return caches, filler
+
+
+def taken(filler: Filler, run: int, name: str) -> np.ndarray:
+    """What the prefill was given of one input, all chunks of a run together."""
+    count = filler._needed(["prefill_4", "decode"], run)
+    chunks = filler._chunks(filler.described["prefill_4"], count, run)
+    assert [chunk.start for chunk in chunks] == list(range(0, count, ROWS))
+    return np.concatenate([generate(m)[0] for chunk in chunks for m in chunk.plans if m.info.name == name])
+
+
+def test_an_unsplit_cache_holds_the_keys_of_every_token_before(
+    folder: Path, worker: Worker, tmp_path: Path
+) -> None:
+    caches, filler = filled(folder / "unsplit.tflite", worker, [0, 1, 3], tmp_path)
+    for number in (0, 1):
+        keys = models.table()[taken(filler, number, "tokens")]
+        found = caches.stored["prefill_4", number, "kv_cache_k_0"].array()[0, 0]
+        values = caches.stored["prefill_4", number, "kv_cache_v_0"].array()[0, 0]
+        assert len(keys) >= ROWS
+        assert np.array_equal(found[: len(keys)], keys)
+        assert np.array_equal(values[: len(keys)], keys[:, ::-1])
+        assert not found[len(keys) :].any()
+    assert not caches.stored["prefill_4", 3, "kv_cache_k_0"].array().any(), (
+        "every fourth run begins with nothing"
+    )
+
+
+def test_a_split_cache_gets_its_new_part_where_it_belongs(
+    folder: Path, worker: Worker, tmp_path: Path
+) -> None:
+    caches, filler = filled(folder / "split.tflite", worker, [0], tmp_path)
+    keys = taken(filler, 0, "embeddings")
+    found = caches.stored["prefill_4", 0, "kv_cache_k_0"].array()[0, 0]
+    assert np.array_equal(found[: len(keys)], keys)
+    assert not found[len(keys) :].any()
+
+
+def test_no_chunk_goes_beyond_the_end_of_the_cache(folder: Path, worker: Worker, tmp_path: Path) -> None:
+    described = {signature.name: signature for signature in worker.describe(folder / "split.tflite")}
+    filler = Filler(worker, folder / "split.tflite", described, 0, tmp_path)
+    starts = [chunk.start for chunk in filler._chunks(described["prefill_4"], CACHE + 3, 0)]
+    assert starts == [0, 4, 8, 12, 12]
+    assert filler._chunks(described["prefill_4"], 0, 3) == ()
+
+
+def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
+    folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "_MOST_CALLS", 1)
+    caches, filler = filled(folder / "unsplit.tflite", worker, [0, 1], tmp_path)
+    planned = [filler._needed(["decode"], number) for number in (0, 1)]
+    assert max(planned) > ROWS, "otherwise this shows nothing"
+    for number, start in enumerate(planned):
+        made = caches.plan(filler.described["decode"], 5, number)
+        assert {one.start for one in made} == {min(start, ROWS)}
+        keys = caches.stored["prefill_4", number, "kv_cache_k_0"].array()[0, 0]
+        assert keys[:start].any()
+        assert not keys[ROWS:].any()
+    assert caches.told[0].startswith("caches of prefill_4, decode: filled by prefill_4 up to position 4")
+
+
+@pytest.mark.parametrize("name", ["split", "unsplit"])
+def test_both_models_read_what_the_first_ones_prefill_left(
+    name: str, folder: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[Sequence[InputPlan]]] = []
+    run_plans = worker.run_plans
+    monkeypatch.setattr(
+        worker, "run_plans", lambda *given: asked.append(given[2]) or run_plans(*given), raising=True
+    )
+    path = folder / f"{name}.tflite"
+    report = compare(path, path, runs=2, hostile=True, worker=worker)
+    assert report.bitwise
+    (said,) = report.caches
+    assert said.startswith("caches of prefill_4, decode: filled by prefill_4 up to position ")
+    stored = [
+        [{made.stored for made in listed if made.role == "cache"} for listed in plans] for plans in asked
+    ]
+    assert all(None not in one for plans in stored for one in plans[:2]), "realistic sets"
+    assert all(one == {None} for plans in stored for one in plans[2:]), "hostile ones keep what is hostile"
+    assert stored[0] == stored[1] == stored[2] == stored[3]
+    told = [int(count) for count in said.rsplit("position ", 1)[1].split(", ")]
+    assert told == [max(made.start for plans in asked for made in plans[number]) for number in (0, 1)]
+
+
+def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
+    folder: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "decode_only.tflite"
+    report = compare(path, path, worker=worker)
+    assert report.caches == ("caches of fill, decode: random, because no prefill signature of a fills them",)
+    assert report.to_dict()["caches"] == list(report.caches)
+    assert report.caches[0] in run(capsys, "compare", path, path).out
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise RuntimeCrashed("signal 11")
+
+    monkeypatch.setattr(worker, "fill", crash)
+    found = compare(folder / "split.tflite", folder / "split.tflite", worker=worker)
+    assert found.bitwise
+    assert found.caches[0].endswith("random, because the prefill that would fill them failed: signal 11")
+
+
+def test_a_quantized_counterpart_reads_the_same_real_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "caches"
+    path.write_bytes(b"before" + np.array([0.5, -1.0, 2.0], np.float32).tobytes())
+    real = TensorInfo("kv_cache_k_0", "k", (3,), (3,), "float32")
+    coded = TensorInfo("kv_cache_k_0", "k", (3,), (3,), "int8", (0.25,), (3,))
+    stored = Stored(str(path), 6, real)
+    made = InputPlan(coded, "", 0, "cache", stored=stored)
+    assert generate(made).tolist() == [5, -1, 11]
+    assert InputPlan.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("cache", "part", "axis"),
+    [
+        ((1, 1, 16, 8), (1, 1, 4, 8), 2),
+        ((1, 1, 8, 16), (1, 1, 8, 4), 3),
+        ((1, 4), (1, 4), None),
+        ((1, 4, 4), (1, 4), None),
+        ((16, 8), (4, 2), None),
+    ],
+)
+def test_the_axis_that_grows_is_where_shapes_differ(
+    cache: tuple[int, ...], part: tuple[int, ...], axis: int | None
+) -> None:
+    infos = [TensorInfo("x", "x", shape, shape, "float32") for shape in (cache, part)]
+    assert growing_axis(*infos) == axis

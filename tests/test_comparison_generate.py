@@ -1,0 +1,266 @@
+"""`compare --generate`: two models generate text through prefill, decode and caches; the tokens must be the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import generation_models as models
+import numpy as np
+import pytest
+from bundles import bundle, model_part
+from cli_runs import DEMO, run, state
+from generation_models import ROWS, export
+
+from edge_opt import EdgeOptError, compare, load
+from edge_opt.ir import save
+from edge_opt.ir.text import parse
+from edge_opt.proof.errors import RuntimeRefused
+from edge_opt.proof.loop import basic_input, converted
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.tensors import TensorInfo
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edge_opt.comparison.findings import GenerationComparison
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A split export with its helpers, an unsplit one, and of each one that computes something else."""
+    return export(
+        tmp_path_factory.mktemp("export"),
+        model=models.split(),
+        other=models.split(-1.0),
+        embedder=models.embedder(),
+        auxiliary=models.auxiliary(),
+        unsplit=models.unsplit(),
+        unsplit_other=models.unsplit(-1.0),
+    )
+
+
+def generated(a: Any, b: Any, worker: Worker, count: int = 8, **options: Any) -> GenerationComparison:
+    found = compare(a, b, generate=count, worker=worker, locate=False, **options).generation
+    assert found is not None
+    return found
+
+
+def by_hand(prompt: list[int], count: int) -> list[int]:
+    """The same model in a few lines of numpy, without any cache."""
+    words, head, tokens = models.table(), models.table(1), list(prompt)
+    for _ in range(count):
+        seen = words[tokens]
+        scores = seen[-1] @ seen.T
+        weights = np.exp(scores - scores.max())
+        mixed = weights / weights.sum() @ seen[:, ::-1]
+        tokens.append(int((head @ mixed).argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["model", "unsplit"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: Path, worker: Worker) -> None:
+    path = folder / f"{name}.tflite"
+    found = generated(path, path, worker, count=11, seed=seed)
+    (prompt,) = found.prompt
+    assert len(prompt) == ROWS + 1
+    assert [step[0] for step in found.tokens_a] == by_hand(list(prompt), 11)
+    assert found.equal
+    assert found.logits.bitwise
+
+
+def test_a_prompt_leaves_room_for_what_is_generated(folder: Path, worker: Worker) -> None:
+    found = generated(folder / "model.tflite", folder / "model.tflite", worker, count=14)
+    assert len(found.prompt[0]) == 3
+    assert [step[0] for step in found.tokens_a] == by_hand(list(found.prompt[0]), 14)
+    with pytest.raises(UsageError, match="16 tokens do not fit into a cache of 16"):
+        generated(folder / "model.tflite", folder / "model.tflite", worker, count=16)
+
+
+@pytest.mark.parametrize("pair", [("model", "other"), ("unsplit", "unsplit_other")])
+def test_other_tokens_are_a_difference(pair: tuple[str, str], folder: Path, worker: Worker) -> None:
+    a, b = (folder / f"{name}.tflite" for name in pair)
+    report = compare(a, b, generate=8, worker=worker, atol=1e9)
+    assert all(signature.equal for signature in report.signatures), (
+        "only the tokens differ within this tolerance"
+    )
+    found = report.generation
+    assert found is not None
+    assert found.first_difference is not None
+    place = found.first_difference
+    assert found.tokens_a[:place] == found.tokens_b[:place]
+    assert found.tokens_a[place] != found.tokens_b[place]
+    assert not report.equal
+    assert f"from step {place} of 8 on" in report.differences()[-1]
+    assert report.summary() == report.differences()[0]
+
+
+def test_split_and_unsplit_exports_generate_the_same(folder: Path, worker: Worker) -> None:
+    split = generated(folder / "model.tflite", folder / "model.tflite", worker)
+    unsplit = generated(folder / "unsplit.tflite", folder / "unsplit.tflite", worker)
+    assert split.prompt == unsplit.prompt
+    assert split.tokens_a == unsplit.tokens_a
+
+
+def alone(folder: Path, name: str, text: str) -> Path:
+    return export(folder, **{name: text}) / f"{name}.tflite"
+
+
+def test_what_is_missing_is_one_sentence(folder: Path, tmp_path: Path, worker: Worker) -> None:
+    def refused(path: Path, **options: Any) -> str:
+        with pytest.raises(UsageError) as caught:
+            generated(path, path, worker, **options)
+        return str(caught.value)
+
+    path = alone(tmp_path, "model", models.split())
+    helpers = {"embedder": folder / "embedder.tflite", "auxiliary": folder / "auxiliary.tflite"}
+    assert "input 'embeddings' comes from the embedder model" in refused(path)
+    assert "give one with --auxiliary" in refused(path, embedder=helpers["embedder"])
+    assert "the embedder model gives no 'embeddings' of 1x4x8" in refused(path, embedder=path)
+    assert "the auxiliary model gives no 'mask_global' of 1x1x4x20" in refused(
+        path, embedder=helpers["embedder"], auxiliary=path
+    )
+    decode_only = alone(tmp_path, "renamed", models.unsplit(key="fill"))
+    assert "has no prefill signature with the caches of 'decode', there is" in refused(decode_only)
+    plain = alone(tmp_path, "plain", models.embedder())
+    assert "has no decode signature with caches" in refused(plain)
+    unknown = alone(
+        tmp_path,
+        "unknown",
+        models.unsplit().replace("input_pos=%pos", "other=%other").replace("%pos", "%other"),
+    )
+    assert "input 'other' of 4 is not known here" in refused(unknown)
+    assert generated(path, path, worker, **helpers).equal
+
+
+def test_helpers_of_one_model_serve_the_other(folder: Path, tmp_path: Path, worker: Worker) -> None:
+    path = alone(tmp_path, "model", models.split())
+    assert generated(folder / "model.tflite", path, worker).equal
+    assert generated(path, folder / "model.tflite", worker).equal
+
+
+def test_models_in_memory_generate_too(folder: Path, worker: Worker) -> None:
+    a, b = (folder / "unsplit.tflite").read_bytes(), load(folder / "unsplit.tflite")
+    assert generated(a, b, worker).equal
+    helpers = {name: (folder / f"{name}.tflite").read_bytes() for name in ("embedder", "auxiliary")}
+    assert generated((folder / "model.tflite").read_bytes(), folder / "model.tflite", worker, **helpers).equal
+
+
+def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path, worker: Worker) -> None:
+    sections = {"prefill_decode": "model", "embedder": "embedder", "aux": "auxiliary"}
+
+    def made(name: str, **other: str) -> Path:
+        files = {**sections, **other}
+        parts = [
+            model_part(kind, (folder / f"{file}.tflite").read_bytes()) for kind, file in files.items() if file
+        ]
+        path = tmp_path / f"{name}.litertlm"
+        path.write_bytes(bundle(parts))
+        return path
+
+    whole = made("whole")
+    report = compare(whole, folder / "model.tflite", generate=8, worker=worker)
+    assert report.bitwise
+    assert report.a == str(whole)
+    assert report.generation is not None
+    assert report.generation.equal
+    assert not generated(whole, made("other", prefill_decode="other"), worker).equal
+    bare = made("bare", embedder="", aux="")
+    with pytest.raises(UsageError, match="comes from the embedder model"):
+        generated(bare, bare, worker)
+    with pytest.raises(UsageError, match="has no prefill/decode model"):
+        generated(made("empty", prefill_decode=""), whole, worker)
+
+
+def test_a_model_that_the_runtime_refuses_is_named(folder: Path, tmp_path: Path, worker: Worker) -> None:
+    text = models.embedder().replace("GATHER(", "EMBEDDING_LOOKUP(")
+    wrong = alone(tmp_path, "wrong", text)
+    path = folder / "model.tflite"
+    with pytest.raises(RuntimeRefused, match="embedder model, signature"):
+        generated(path, path, worker, embedder=wrong)
+
+
+def test_dynamic_shapes_are_refused(tmp_path: Path, worker: Worker) -> None:
+    model = parse(models.unsplit())
+    for graph in model.subgraphs:
+        graph.inputs[0].shape_signature = (1, -1)
+    path = tmp_path / "dynamic.tflite"
+    save(model, path)
+    with pytest.raises(UsageError, match="has a dynamic shape"):
+        generated(path, path, worker)
+
+
+def info(
+    name: str, shape: tuple[int, ...], dtype: str = "float32", scale: float = 0.0, zero: int = 0
+) -> TensorInfo:
+    quantized = ((scale,), (zero,)) if scale else ((), ())
+    return TensorInfo(name, name, shape, shape, dtype, *quantized)
+
+
+def test_values_take_the_type_of_what_reads_them() -> None:
+    real, coarse = info("a", (3,)), info("b", (3,), "int8", 0.5, 3)
+    codes = converted(np.array([1.0, -2.0, 1e9], np.float32), real, coarse)
+    assert codes.dtype == np.int8
+    assert codes.tolist() == [5, -1, 127]
+    assert converted(codes, coarse, real).tolist() == [1.0, -2.0, 62.0]
+    assert converted(codes, coarse, coarse) is codes
+    assert converted(codes, coarse, info("c", (3,), "int16", 0.25)).tolist() == [4, -8, 248]
+
+
+def test_inputs_that_the_loop_makes_itself() -> None:
+    tokens = np.array([[7, 8, 0]])
+
+    def made(wanted: TensorInfo) -> Any:
+        return basic_input(wanted, tokens, 5, 2).tolist()
+
+    assert made(info("tokens", (1, 3), "int32")) == [[7, 8, 0]]
+    assert made(info("input_pos", (3,), "int32")) == [5, 6, 7]
+    assert made(info("time_step", (), "int32")) == 5
+    assert made(info("valid_mask", (1, 3), "bool")) == [[True, True, False]]
+    assert made(info("kv_cache_k_0", (1, 2), "int8", 0.5, 3)) == [[3, 3]]
+    assert made(info("param_tensor", (1, 7), "int32")) == [[5, 7, 7, 2, 0, 0, 0]]
+    mask = np.array(basic_input(info("mask", (1, 1, 3, 9)), tokens, 5, 2))
+    assert (mask == 0).sum(axis=-1).tolist() == [[[6, 7, 8]]]
+    assert basic_input(info("mask", (1, 1, 3, 9), "bool"), tokens, 5, 2).sum() == 21
+
+
+def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = state(folder)
+    ran = run(capsys, "compare", folder / "model.tflite", folder / "model.tflite", "--generate", "4")
+    assert (ran.code, ran.err) == (0, "")
+    assert "Generated: 4 generated tokens are the same, after a prompt of 5 (xnnpack)" in ran.out
+    ran = run(
+        capsys,
+        "compare",
+        folder / "model.tflite",
+        folder / "other.tflite",
+        "--generate",
+        "8",
+        "--json",
+        "--embedder",
+        folder / "embedder.tflite",
+        "--auxiliary",
+        folder / "auxiliary.tflite",
+    )
+    assert ran.code == 1
+    said = ran.json["generation"]
+    assert (said["equal"], said["count"], len(said["a"]), len(said["b"])) == (False, 8, 8, 8)
+    assert said["a"][said["first_difference"]] != said["b"][said["first_difference"]]
+    sentence = run(capsys, "compare", DEMO, DEMO, "--generate", "4").failed_in_one_sentence(2)
+    assert "give one with --embedder" in sentence
+    missing = run(capsys, "compare", DEMO, DEMO, "--generate", "4", "--embedder", folder / "no.tflite")
+    assert "no.tflite" in missing.failed_in_one_sentence(3)
+    assert state(folder) == before
+
+
+def test_nothing_to_generate_is_refused(folder: Path, worker: Worker) -> None:
+    with pytest.raises(EdgeOptError, match="expected 1 to"):
+        generated(folder / "unsplit.tflite", folder / "unsplit.tflite", worker, count=0)

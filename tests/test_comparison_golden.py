@@ -1,0 +1,190 @@
+"""Golden files: small, checked on every element they can hold, and harmless when broken."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import proof_models as models
+import pytest
+from bundles import bundle, model_part
+
+from edge_opt.comparison import golden
+from edge_opt.proof.errors import GoldenError
+from edge_opt.schema.errors import UsageError
+from edge_opt.testing import assert_golden
+
+WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+WIDE = np.random.default_rng(1).standard_normal((60_000, 2)).astype(np.float32)
+
+
+def changed(weight: np.ndarray, row: int, amount: float) -> np.ndarray:
+    other = weight.copy()
+    other[row] += amount
+    return other
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return golden.record(models.projection(WEIGHT), tmp_path / "g.npz", runs=2)
+
+
+def rewrite(path: Path, edit: Any) -> None:
+    """Edits the description inside a golden file."""
+    with np.load(path) as stored:
+        contents: dict[str, Any] = {name: stored[name] for name in stored.files}
+    meta = json.loads(contents["meta"].tobytes())
+    edit(meta, contents)
+    contents["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    np.savez(path, **contents)
+
+
+def test_a_model_passes_what_it_recorded(recorded: Path) -> None:
+    report = golden.check(models.projection(WEIGHT), recorded)
+    assert report.bitwise
+    assert assert_golden(models.projection(WEIGHT), recorded).equal
+
+
+def test_another_model_fails_with_the_place(recorded: Path) -> None:
+    with pytest.raises(
+        AssertionError, match=r"output 'logits': 6 of 72 elements differ, by at most .* \(at \["
+    ):
+        assert_golden(models.projection(changed(WEIGHT, 7, 0.5)), recorded)
+
+
+def test_the_recorded_tolerances_hold(tmp_path: Path) -> None:
+    path = golden.record(models.projection(WEIGHT), tmp_path / "g.npz", atol=0.1, rtol=0)
+    report = golden.check(models.projection(changed(WEIGHT, 7, 1e-3)), path)
+    assert report.equal
+    assert not report.bitwise
+
+
+def test_large_outputs_are_sampled_and_the_file_stays_small(tmp_path: Path) -> None:
+    model = models.projection(WIDE)
+    path = golden.record(model, tmp_path / "g.npz", runs=2)
+    assert path.stat().st_size < 1_000_000
+    assert golden.check(model, path).bitwise
+    assert not golden.check(models.projection(WIDE * 1.01), path).equal
+
+
+def unsampled_row(path: Path) -> int:
+    """A row of WIDE that no sample of the only run looks at, in any of the three rows of the output."""
+    with np.load(path) as stored:
+        share = json.loads(stored["meta"].tobytes())["share"]
+    places = np.arange(3 * len(WIDE), dtype=np.float32)
+    seen = golden._sample(places, "main", "logits", 0, share).astype(np.int64) % len(WIDE)
+    return int(np.setdiff1d(np.arange(len(WIDE)), seen)[0])
+
+
+def test_an_element_beyond_the_sample_is_found_by_its_checksum_or_statistics(tmp_path: Path) -> None:
+    exact = golden.record(models.projection(WIDE), tmp_path / "exact.npz", atol=0, rtol=0)
+    loose = golden.record(models.projection(WIDE), tmp_path / "loose.npz")
+    row = unsampled_row(exact)
+    slightly, hugely = (models.projection(changed(WIDE, row, amount)) for amount in (1e-3, 1e3))
+    assert "elements beyond the sample differ" in golden.check(slightly, exact).summary()
+    assert golden.check(slightly, loose).equal
+    assert "elements beyond the sample differ" in golden.check(hugely, loose).summary()
+
+
+def test_the_same_model_gives_the_same_file(tmp_path: Path) -> None:
+    first, second = (golden.record(models.projection(WEIGHT), tmp_path / name) for name in ("a.npz", "b.npz"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_an_existing_file_is_not_overwritten_unasked(recorded: Path) -> None:
+    with pytest.raises(UsageError):
+        golden.record(models.projection(WEIGHT), recorded)
+    golden.record(models.projection(WEIGHT), recorded, overwrite=True)
+
+
+def test_a_missing_signature_and_other_inputs_are_differences(recorded: Path) -> None:
+    other = golden.check(models.projection(WEIGHT, key="decode"), recorded)
+    assert "signature 'main' (xnnpack): missing in <model>" in other.summary()
+    assert "inputs are others" in golden.check(models.adder(), recorded).summary()
+    assert (
+        "missing in the model" in golden.check(models.projection(WEIGHT, name="scores"), recorded).summary()
+    )
+
+
+def test_another_quantization_of_an_output_is_a_difference(tmp_path: Path) -> None:
+    path = golden.record(models.requantized(scale=0.5), tmp_path / "g.npz", atol=1e6)
+    assert golden.check(models.requantized(scale=0.5), path).bitwise
+    report = golden.check(models.requantized(scale=0.25), path)
+    assert "quantization ((0.5,), (0,), 0) recorded, ((0.25,), (0,), 0) now" in report.summary()
+
+
+def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(GoldenError, match="does not exist; record it with"):
+        golden.check(models.adder(), tmp_path / "none.npz")
+
+
+def test_a_broken_file_is_one_typed_error(recorded: Path) -> None:
+    whole = recorded.read_bytes()
+    values = np.random.default_rng(0)
+    model = models.projection(WEIGHT)
+    for broken in (b"", b"text", whole[: len(whole) // 2], whole[:-30], whole[50:]):
+        recorded.write_bytes(broken)
+        with pytest.raises(GoldenError):
+            golden.check(model, recorded)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in values.integers(0, len(whole), 3):
+            damaged[place] = values.integers(0, 256)
+        recorded.write_bytes(damaged)
+        try:
+            golden._read(recorded)
+        except GoldenError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda meta, _: meta.pop("signatures"),
+        lambda meta, _: meta.pop("runs"),
+        lambda meta, _: meta.update(runs=10**9),
+        lambda meta, _: meta.update(runs="2"),
+        lambda meta, _: meta.update(atol=None),
+        lambda meta, _: meta.update(format="other"),
+        lambda meta, _: meta.update(version=99),
+        lambda meta, _: meta.update(generator=99),
+        lambda meta, _: meta["signatures"][0].pop("results"),
+        lambda meta, _: meta["signatures"][0].update(inputs=7),
+        lambda meta, _: meta["signatures"][0]["results"].clear(),
+        lambda meta, _: meta["signatures"][0]["results"][0]["runs"].pop(),
+        lambda _, contents: contents.pop("0"),
+        lambda _, contents: contents.update({"0": np.zeros(1, np.float32)}),
+    ],
+)
+def test_a_description_that_makes_no_sense_is_one_typed_error(recorded: Path, edit: Any) -> None:
+    rewrite(recorded, edit)
+    with pytest.raises(GoldenError):
+        golden.check(models.projection(WEIGHT), recorded)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return pytest.fail, ("code from a golden file was run",)
+
+    packed = io.BytesIO()
+    np.savez(packed, meta=np.array([Trap()], object))
+    path = tmp_path / "g.npz"
+    path.write_bytes(packed.getvalue())
+    with pytest.raises(GoldenError):
+        golden.check(models.adder(), path)
+
+
+def test_of_a_bundle_the_prefill_decode_model_is_recorded_and_checked(tmp_path: Path) -> None:
+    model = models.projection(WEIGHT)
+    path, other = tmp_path / "m.litertlm", tmp_path / "other.litertlm"
+    path.write_bytes(bundle([model_part("aux", models.adder()), model_part("prefill_decode", model)]))
+    other.write_bytes(bundle([model_part("prefill_decode", models.projection(changed(WEIGHT, 7, 0.5)))]))
+    recorded = golden.record(path, tmp_path / "g.npz")
+    with np.load(recorded) as stored:
+        meta = json.loads(stored["meta"].tobytes())
+    assert meta["model"]["bytes"] == path.stat().st_size
+    assert assert_golden(path, recorded).b == str(path)
+    assert assert_golden(model, recorded).bitwise
+    assert not golden.check(other, recorded).equal

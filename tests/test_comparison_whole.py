@@ -1,0 +1,233 @@
+"""`convert --verify full`: how equal the whole models must be follows from what the rewrites demanded of regions."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bundles import bundle, model_part
+from cli_runs import DEMO, QUANTIZED, run
+from test_convert import swapped_heads
+
+from edge_opt import convert, load
+from edge_opt.comparison.findings import OutputComparison, SignatureComparison
+from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
+from edge_opt.conversion import ConversionResult, DifferenceFoundError
+from edge_opt.inspection.reporting import conversion_report
+from edge_opt.ir import Operator, Quantization, Tensor, save
+from edge_opt.ir.text import parse
+from edge_opt.passes import SiteReport, Status, mha_to_sha
+from edge_opt.passes.contract import Demand, Proof
+from edge_opt.proof.metrics import Difference
+from edge_opt.proof.regions import RegionProver
+from edge_opt.report.writing import render
+from edge_opt.schema.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_opt.ir import Model
+
+
+@pytest.fixture(scope="module")
+def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The int16 demo with a QUANTIZE behind every product, whose own scale is larger: `matmul_convert` takes them."""
+    model = load(QUANTIZED)
+    for name, graph in model.entry_points():
+        if name != "decode":
+            continue
+        for product in [operator for operator in graph.operators if operator.name == "BATCH_MATMUL"]:
+            result = product.output
+            assert result.quantization is not None
+            coarser = Quantization.affine(1.31 * float(result.quantization.scale[0]))
+            between = graph.add_tensor(
+                Tensor(f"{result.name}/wide", result.shape, result.dtype, quantization=coarser)
+            )
+            after = graph.after(product)
+            graph.remove(product)
+            graph.insert_before(after, Operator(product.code, product.inputs, (between,), product.options))
+            graph.insert_before(after, Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)))
+    path = tmp_path_factory.mktemp("converting") / "converting.tflite"
+    save(model, path)
+    return path
+
+
+def believe_bitwise_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are swapped, and the proof of that, which demands the same bits, says that all is well."""
+    prove = RegionProver.prove
+
+    def lie(self: RegionProver, rewrite: Any, demand: Demand) -> Proof:
+        if demand.kind == "bitwise":
+            return Proof(demand, holds=True, bitwise=True, max_abs=0.0)
+        return prove(self, rewrite, demand)
+
+    monkeypatch.setattr(mha_to_sha, "_build", swapped_heads(mha_to_sha._build))
+    monkeypatch.setattr(RegionProver, "prove", lie)
+
+
+@pytest.fixture(scope="module")
+def tolerant(converting: Path) -> ConversionResult:
+    return convert(converting, dry_run=True, verify="full", signatures=["decode"])
+
+
+def test_where_every_site_demanded_the_same_bits_so_does_the_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran = run(capsys, "convert", DEMO, "--dry-run", "--verify", "full", "--signatures", "decode", "--json")
+    for signature in ran.json["whole"]:
+        assert (signature["holds"], signature["bitwise"], signature["relative"]) == (True, True, 0.0)
+        assert signature["demanded"] == "bit for bit, as every rewritten region demands"
+    assert [signature["signature"] for signature in ran.json["whole"]] == ["prefill_8", "decode"]
+
+
+def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(tolerant: ConversionResult) -> None:
+    assert {"matmul_convert", "mha_to_sha"} <= {site.pass_name for site in tolerant.converted}
+    prefill, decode = tolerant.whole
+    assert prefill.demanded() == "bit for bit, as every rewritten region demands"
+    assert decode.holds
+    assert not decode.found.bitwise, "otherwise this shows nothing"
+    assert "sites of matmul_convert" in decode.demanded()
+    assert "steps" in decode.found_text()
+    assert set(decode.allowance.steps.values()) == {24}
+    (line,) = (line for line in tolerant.summary().splitlines() if line.startswith("  decode: "))
+    assert line == f"  {decode.sentence()}"
+
+
+def test_under_a_tolerance_swapped_heads_are_found_all_the_same(
+    converting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    believe_bitwise_ones(monkeypatch)
+    with pytest.raises(DifferenceFoundError, match="nothing was written") as caught:
+        convert(converting, tmp_path / "out.tflite", signatures=["decode"], verify="full")
+    assert "signature 'decode'" in str(caught.value)
+    assert "within 24 steps" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_bundle_is_compared_too_whether_written_or_not(
+    dry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.litertlm"
+    path.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
+    options: dict[str, Any] = {"verify": "full", "dry_run": dry, "signatures": ["decode"]}
+    result = convert(path, None if dry else tmp_path / "good.litertlm", **options)
+    assert [(signature.name, signature.holds) for signature in result.whole] == [
+        ("prefill_8", True),
+        ("decode", True),
+    ]
+    believe_bitwise_ones(monkeypatch)
+    with pytest.raises(DifferenceFoundError, match="signature 'decode'"):
+        convert(path, None if dry else tmp_path / "bad.litertlm", **options)
+    assert not (tmp_path / "bad.litertlm").exists()
+
+
+def test_a_dry_run_compares_the_signature_that_is_extracted() -> None:
+    result = convert(DEMO, dry_run=True, extract_signature="decode", verify="full")
+    assert [(signature.name, signature.found.bitwise) for signature in result.whole] == [("decode", True)]
+
+
+def site(demand: Demand, *, bitwise: bool = True, **more: Any) -> SiteReport:
+    proof = Proof(demand, holds=True, bitwise=bitwise, max_abs=0.0)
+    fields = {"pass_name": "p", "signature": "decode", "index": 0, "status": Status.CONVERTED, "proof": proof}
+    return SiteReport(**{**fields, **more})
+
+
+def allowed(model: Model, *sites: SiteReport) -> Allowance:
+    return allowances(model, {"decode": sites})["decode"]
+
+
+def test_room_adds_up_over_sites_and_quantized_activations_have_their_own() -> None:
+    real, coded = load(DEMO), load(QUANTIZED)
+    close, step = Demand("relative", 1e-6), Demand("steps", 1)
+    assert allowed(real, site(Demand())) == Allowance()
+    assert allowed(real, site(close), site(close)).relative == pytest.approx(3.2e-5)
+    assert allowed(real, site(Demand(), bitwise=False)).relative == pytest.approx(1.6e-5)
+    assert allowed(real, site(close, status=Status.SKIPPED, proof=None)) == Allowance()
+    found = allowed(coded, site(step))
+    assert found.relative == pytest.approx(24 / 65536)
+    assert str(found).endswith("because of 1 site of p")
+    assert allowances(real, {"prefill_8": [site(close)]})["decode"] == Allowance()
+
+
+def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its_range() -> None:
+    model = load(QUANTIZED)
+    graph = dict(model.entry_points())["decode"]
+    softmax = next(operator for operator in graph.operators if operator.name == "SOFTMAX")
+    softmax.output.dtype = type(softmax.output.dtype).INT8
+    found = allowed(model, site(Demand("steps", 1)))
+    assert found.relative == pytest.approx(24 / 256)
+    assert set(found.steps.values()) == {24 * 256}
+
+
+@pytest.mark.parametrize(
+    ("operator", "bits"),
+    [
+        ("FULLY_CONNECTED(%x, int8[4,4]{splat 1} q(0.5, 0))", 8),
+        ("FULLY_CONNECTED(%x, float32[4,4]{splat 1.0})", None),
+        ("GATHER(int8[4,4]{splat 1} q(0.5, 0), %i)", None),
+        ("EMBEDDING_LOOKUP(%i, int8[4,4]{splat 1} q(0.5, 0))", None),
+        ("DEQUANTIZE(int8[4,4]{splat 1} q(0.5, 0))", None),
+    ],
+)
+def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make_of_them(
+    operator: str, bits: int | None
+) -> None:
+    """The kernels quantize each row of such an activation to 8 bits; what only reads integers does not."""
+    given = "%x: float32[4,4], %i: int32[4]"
+    model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")
+    found = allowances(model, {"main": [site(Demand("relative", 1e-6))]})["main"]
+    assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
+
+
+def test_what_no_runtime_computes_is_not_compared_but_refused() -> None:
+    unproved = site(Demand(), proof=None, note="not proved: no runtime here computes it")
+    with pytest.raises(UsageError, match="cannot be compared: p site 0 of 'decode' is not proved") as caught:
+        allowed(load(DEMO), unproved)
+    assert "--verify regions or --skip p" in str(caught.value)
+
+
+def output(**figures: Any) -> OutputComparison:
+    reason = figures.pop("reason", "")
+    return OutputComparison("logits", Difference(4, 4, **{"differing": 1, "largest": 2.0, **figures}), reason)
+
+
+@pytest.mark.parametrize(
+    ("compared", "permitted"),
+    [
+        (output(max_abs=2e-3), True),
+        (output(max_abs=2.1e-3), False),
+        (output(max_abs=math.inf), False),
+        (output(max_abs=1.0, steps=24), True),
+        (output(max_abs=1e-9, steps=25), False),
+        (output(max_abs=0.0, differing=0, reason="quantization differs"), False),
+        (OutputComparison("logits", reason="only in a"), False),
+    ],
+)
+def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, permitted: bool) -> None:
+    assert Allowance(1e-3, {"logits": 24}, "1 site of p").permits(compared) is permitted
+    assert not Allowance().permits(compared)
+
+
+def test_every_report_says_what_was_demanded_of_the_whole_and_what_was_found(
+    tolerant: ConversionResult,
+) -> None:
+    report = conversion_report(tolerant)
+    for suffix in (".json", ".md", ".html"):
+        text = render(report, suffix).replace("\\_", "_")
+        assert "demanded" in text
+        assert "of matmul_convert" in text
+    assert json.loads(render(report, ".json"))["whole"][1]["holds"]
+
+
+def test_float_outputs_are_counted_by_units_in_the_last_place() -> None:
+    counts = (("0", 90), ("1", 5), ("2-4", 0))
+    found = SignatureComparison("decode", "xnnpack", (output(ulps=counts), output(ulps=counts), output()))
+    result = convert(DEMO, dry_run=True, verify="none")
+    result.whole = [WholeSignature("decode", Allowance(), found)]
+    report = conversion_report(result)
+    assert report.distances() == [("0", 180), ("1", 10)]
+    for suffix in (".md", ".html"):
+        assert "units in the last place" in render(report, suffix)

@@ -1,0 +1,261 @@
+"""What an input is, by its name, and that the inputs of one signature fit together."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from edge_opt.proof import noise
+from edge_opt.proof.inputs import InputHint, InputPlan, Kind, Role, generate, pair, plan, role_of
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+
+Array = np.ndarray
+
+
+def tensor(
+    name: str, shape: tuple[int, ...], dtype: str = "float32", scale: float | None = None, zero_point: int = 0
+) -> TensorInfo:
+    scales, zero_points = ((), ()) if scale is None else ((scale,), (zero_point,))
+    return TensorInfo(name, name, shape, shape, dtype, scales, zero_points)
+
+
+def split_cache(rows: int = 16, cache: int = 64) -> SignatureInfo:
+    """A prefill signature as today's exporter writes it."""
+    inputs = (
+        tensor("embeddings", (1, rows, 128)),
+        tensor("input_pos", (rows,), "int32"),
+        tensor("kv_cache_k_0", (1, 1, cache, 32)),
+        tensor("kv_cache_v_0", (1, 1, 32, cache)),
+        tensor("mask_global", (1, 1, rows, cache + rows)),
+        tensor("mask_local", (1, 1, rows, cache + rows)),
+        tensor("pos_emb_cos", (1, rows, 1, 32)),
+        tensor("pos_emb_sin", (1, rows, 1, 32)),
+    )
+    return SignatureInfo("prefill", inputs, (tensor("logits", (1, rows, 300)),))
+
+
+def one_cache(rows: int, cache: int) -> SignatureInfo:
+    """A signature whose cache already holds the new tokens."""
+    inputs = (
+        tensor("tokens", (1, rows), "int32"),
+        tensor("input_pos", (rows,), "int32"),
+        tensor("mask", (1, 1, rows, cache)),
+        tensor("kv_cache_k_0", (1, cache, 1, 32)),
+    )
+    return SignatureInfo("decode", inputs, (tensor("logits", (1, rows, 300)),))
+
+
+def arrays(signature: SignatureInfo, **options: object) -> dict[str, Array]:
+    return {made.info.name: generate(made) for made in plan(signature, **options)}
+
+
+def lone(info: TensorInfo, *, outputs: tuple[TensorInfo, ...] = (), **options: object) -> Array:
+    return generate(plan(SignatureInfo("s", (info,), outputs), **options)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "role"),
+    [
+        ("mask_global", "float32", "mask"),
+        ("attention_mask", "int32", "mask"),
+        ("valid_mask", "bool", "mask"),
+        ("input_pos", "int32", "position"),
+        ("position_ids", "int64", "position"),
+        ("time_step", "int32", "position"),
+        ("cache_position", "int64", "position"),
+        ("pos_emb_local_sin", "float32", "rotary"),
+        ("tokens", "int32", "token"),
+        ("token_ids", "int32", "token"),
+        ("input_ids", "int64", "token"),
+        ("token_type_ids", "int32", "data"),
+        ("kv_cache_k_7", "float32", "cache"),
+        ("kv_slice_v_7", "float16", "cache"),
+        ("embeddings", "float32", "embedding"),
+        ("tokens", "float32", "data"),
+        ("args_0", "float32", "data"),
+    ],
+)
+def test_a_role_follows_from_name_and_type(name: str, dtype: str, role: Role) -> None:
+    assert role_of(tensor(name, (4,), dtype)) == role
+
+
+def test_the_tensors_own_name_is_asked_where_the_signatures_says_nothing() -> None:
+    info = TensorInfo("args_0", "model/decoder/mask", (1, 1, 4, 4), (1, 1, 4, 4), "float32")
+    assert role_of(info) == "mask"
+
+
+def test_the_same_seed_gives_the_same_numbers_whatever_the_order() -> None:
+    signature = split_cache()
+    backwards = SignatureInfo(signature.name, signature.inputs[::-1], signature.outputs)
+    first, second, other = arrays(signature, seed=3), arrays(backwards, seed=3), arrays(signature, seed=4)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not np.array_equal(first["embeddings"], other["embeddings"])
+    assert not np.array_equal(first["kv_cache_k_0"].ravel(), first["kv_cache_v_0"].ravel())
+
+
+def test_the_generator_is_pinned_because_golden_files_rely_on_it() -> None:
+    digest = hashlib.sha256()
+    for name, made in sorted(arrays(split_cache(), seed=7).items()):
+        digest.update(name.encode() + made.tobytes())
+    assert noise.GENERATOR_VERSION == 1
+    assert lone(tensor("embeddings", (4,)), seed=7).tobytes().hex() == "d81f80bf1e4b0a3fff9c573e7e7491bf"
+    assert digest.hexdigest()[:16] == "7c69b7584fc10829"
+
+
+def test_normal_values_have_the_moments_of_a_normal_distribution() -> None:
+    values = noise.normal(1, 300_000)
+    assert abs(float(values.mean())) < 0.01
+    assert abs(float(values.std()) - 1) < 0.01
+
+
+def test_cosine_and_sine_are_of_the_same_angles() -> None:
+    made = arrays(split_cache())
+    squares = made["pos_emb_cos"].astype(np.float64) ** 2 + made["pos_emb_sin"].astype(np.float64) ** 2
+    assert np.allclose(squares, 1)
+    assert len(np.unique(made["pos_emb_cos"])) > 400
+
+
+def test_a_mask_over_cache_and_new_tokens_is_causal_from_the_position_on() -> None:
+    made = arrays(split_cache(rows=16, cache=64))
+    start = int(made["input_pos"][0])
+    mask = made["mask_global"][0, 0]
+    assert 0 < start <= 48
+    assert set(np.unique(mask)) == {-100.0, 0.0}
+    for row in range(16):
+        visible = list(range(start)) + [64 + new for new in range(row + 1)]
+        assert np.flatnonzero(mask[row] == 0).tolist() == visible
+
+
+def test_a_mask_over_one_cache_is_causal_from_the_position_on() -> None:
+    made = arrays(one_cache(rows=1, cache=64))
+    start = int(made["input_pos"][0])
+    assert np.flatnonzero(made["mask"][0, 0, 0] == 0).tolist() == list(range(start + 1))
+
+
+def test_a_local_mask_slides() -> None:
+    made = arrays(split_cache(rows=16, cache=64))
+    start = int(made["input_pos"][0])
+    positions = np.r_[np.arange(64), start + np.arange(16)]
+    for row, entries in enumerate(made["mask_local"][0, 0]):
+        seen = positions[entries == 0]
+        assert seen.max() == start + row
+        assert seen.min() > start + row - 20
+
+
+def test_later_runs_have_padding_a_window_and_an_empty_cache() -> None:
+    signature = split_cache(rows=16, cache=64)
+    masks = [arrays(signature, run=run)["mask_global"][0, 0] for run in range(4)]
+    assert masks[0][:, 0].max() == 0
+    assert masks[1][:, 0].max() == -100
+    assert masks[2][-1, 0] == -100
+    assert masks[2][0, 64] == 0
+    assert masks[3][:, :64].max() == -100
+    assert all((mask == 0).any(axis=1).all() for mask in masks)
+
+
+def test_positions_and_the_cache_leave_room_for_the_new_tokens() -> None:
+    update = SignatureInfo(
+        "prefill_cache_update",
+        (
+            tensor("input_pos", (16,), "int32"),
+            tensor("kv_cache_k_0", (1, 1, 64, 8)),
+            tensor("kv_slice_k_0", (1, 1, 16, 8)),
+            tensor("valid_mask", (1, 16), "bool"),
+        ),
+        (),
+    )
+    for run in range(8):
+        made = arrays(update, run=run, seed=run)
+        assert np.array_equal(np.diff(made["input_pos"]), np.ones(15))
+        assert made["input_pos"][0] >= 0
+        assert made["input_pos"][-1] < 64
+        assert (made["input_pos"][0] > 0) == (run % 4 != 3)
+        assert made["valid_mask"].dtype == np.bool_
+        assert made["valid_mask"][0, 0]
+
+
+def test_token_ids_stay_below_the_vocabulary() -> None:
+    made = lone(tensor("tokens", (1, 4000), "int32"), outputs=(tensor("logits", (1, 1, 300)),))
+    assert made.dtype == np.int32
+    assert (made.min(), made.max()) == (1, 299)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked", "opened"), [("bool", False, True), ("int32", 0, 1), ("float16", -100, 0)]
+)
+def test_a_mask_is_in_its_own_type(dtype: str, masked: float, opened: float) -> None:
+    made = lone(tensor("mask", (1, 1, 4, 4), dtype))
+    assert made.dtype == np.dtype(dtype)
+    assert made[0, 0, 0, 3] == masked
+    assert made[0, 0, 3].tolist() == [opened] * 4
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 5), (5, 5), (1, 5, 5), (2, 3, 5, 5), (1, 1, 20, 5), (0, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int32"])
+def test_a_mask_of_any_shape_has_that_shape(shape: tuple[int, ...], dtype: str) -> None:
+    for run in range(4):
+        assert lone(tensor("mask", shape, dtype), run=run).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "zero_point"), [("int8", 0.02, -128), ("int16", 1e-3, 0), ("uint8", 0.5, 3)]
+)
+def test_a_quantized_input_fills_its_range(dtype: str, scale: float, zero_point: int) -> None:
+    made = lone(tensor("x", (50_000,), dtype, scale, zero_point)).astype(np.float64)
+    limits = np.iinfo(dtype)
+    width = limits.max - limits.min
+    assert made.std() > width / 8
+    assert np.mean((made == limits.min) | (made == limits.max)) < 0.02
+
+
+def test_a_quantized_mask_uses_the_lowest_value_it_has() -> None:
+    made = lone(tensor("mask", (1, 1, 4, 4), "int16", 0.001))
+    assert set(np.unique(made)) == {-32768, 0}
+
+
+@pytest.mark.parametrize("name", ["embeddings", "kv_cache_k", "pos_emb_cos", "mask"])
+def test_a_float_input_and_its_quantized_counterpart_get_the_same_real_numbers(name: str) -> None:
+    shape = (1, 1, 8, 8)
+    plain, coded = tensor(name, shape), tensor(name, shape, "int16", 0.01)
+    (made,) = plan(SignatureInfo("s", (plain,), ()))
+    one, other = pair(made, coded)
+    assert np.abs(generate(one) - generate(other) * 0.01).max() <= 0.00501
+
+
+@pytest.mark.parametrize(("dtype", "top"), [("int32", 1), ("int64", 1), ("uint8", 255), ("int8", 127)])
+def test_integers_that_may_be_indices_stay_small(dtype: str, top: int) -> None:
+    assert lone(tensor("x", (4000,), dtype)).max() == top
+
+
+def test_hostile_masks_have_fully_masked_rows() -> None:
+    mask = arrays(split_cache(), kind="masked_rows")["mask_global"][0, 0]
+    closed = (mask == -100).all(axis=1)
+    assert closed.any()
+    assert not closed.all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [
+        ("large", lambda x: np.abs(x).max() > 1000),
+        ("denormal", lambda x: 0 < np.abs(x).max() < np.finfo(x.dtype).tiny),
+        ("nan", lambda x: np.isnan(x).any() and np.isinf(x).any() and np.isfinite(x).sum() > x.size - 3),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_hostile_values(kind: Kind, holds: object, dtype: str) -> None:
+    assert holds(lone(tensor("x", (1, 32), dtype), kind=kind))
+
+
+def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
+    signature = SignatureInfo("region", (tensor("mask", (4, 4)), tensor("add_7", (1, 4, 4), "bool")), ())
+    hints = [None, InputHint("mask", masked=1, opened=0, masked_rows=(2,))]
+    data, mask = (generate(made) for made in plan(signature, hints=hints))
+    assert len(np.unique(data)) == 16
+    assert mask[0, 2].all()
+    assert mask[0].sum(axis=1).tolist() == [3, 2, 4, 0]
+
+
+def test_a_plan_survives_the_way_to_the_worker() -> None:
+    for made in plan(split_cache(), seed=5, kind="large"):
+        assert InputPlan.from_json(made.to_json()) == made

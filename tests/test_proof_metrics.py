@@ -1,0 +1,227 @@
+"""What the figures mean, on numbers that a person can check."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from edge_opt.proof import metrics
+from edge_opt.proof.metrics import Difference, are_logits, measure, merge
+from edge_opt.proof.tensors import TensorInfo
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def quantized(
+    dtype: str, scales: tuple[float, ...], zero_points: tuple[int, ...], shape: tuple[int, ...]
+) -> TensorInfo:
+    return TensorInfo("x", "x", shape, shape, dtype, scales, zero_points, axis=len(shape) - 1)
+
+
+def test_equal_arrays_have_no_noise() -> None:
+    found = measure(f32(1, 2), f32(1, 2))
+    assert (found.bitwise, found.equal, found.max_abs, found.cosine) == (True, True, 0, 1)
+    assert found.snr_db == math.inf
+
+
+def test_a_nan_equals_any_nan_and_zero_does_not_equal_minus_zero() -> None:
+    payload = np.array([0x7FC00001], np.uint32).view(np.float32)
+    assert measure(f32(math.nan), payload).bitwise
+    assert measure(f32(math.nan), -payload).equal
+    signs = measure(f32(0.0), f32(-0.0))
+    assert (signs.bitwise, signs.equal, signs.differing) == (False, True, 1)
+
+
+def test_the_largest_difference_is_placed() -> None:
+    a, b = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    b[1, 2], b[0, 1] = 0.5, 0.25
+    found = measure(a, b)
+    assert (found.max_abs, found.worst, found.worst_values, found.differing) == (0.5, (1, 2), (0.0, 0.5), 2)
+
+
+def test_finite_elements_are_counted() -> None:
+    assert measure(f32(1, math.nan, math.inf), f32(1, 2, 3)).finite == 1
+
+
+@pytest.mark.parametrize("other", [math.nan, math.inf, -math.inf])
+def test_what_is_finite_on_one_side_only_differs_infinitely(other: float) -> None:
+    found = measure(f32(1, 2), f32(1, other), atol=1e9, rtol=1e9)
+    assert (found.max_abs, found.outside, found.worst) == (math.inf, 1, (1,))
+    assert measure(f32(1, other), f32(1, 2), atol=1e9, rtol=1e9).outside == 1
+
+
+def test_infinities_of_the_same_sign_are_equal() -> None:
+    assert measure(f32(math.inf, -math.inf), f32(math.inf, -math.inf)).bitwise
+
+
+@pytest.mark.parametrize(
+    ("atol", "rtol", "equal"),
+    [(0, 0, False), (0.25, 0, True), (0, 0.25, True), (0, 0.2, False), (0.01, 0.24, True)],
+)
+def test_tolerances_are_absolute_plus_relative_to_a(atol: float, rtol: float, equal: bool) -> None:
+    assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal is equal
+
+
+def test_snr_and_cosine_follow_their_definitions() -> None:
+    found = measure(f32(3, 4), f32(3, 4.5))
+    assert found.snr_db == pytest.approx(10 * math.log10(25 / 0.25))
+    assert found.cosine == pytest.approx((9 + 18) / (5 * math.hypot(3, 4.5)))
+    assert found.max_rel == pytest.approx(0.125)
+
+
+def test_floats_are_counted_by_units_in_the_last_place() -> None:
+    a = f32(1, 1, -1, 0.0, 1, math.nan)
+    b = np.array(
+        [1, np.nextafter(f32(1), f32(2))[0], np.nextafter(f32(-1), f32(0))[0], -0.0, 2, 1], np.float32
+    )
+    counts = dict(measure(a, b).ulps or ())
+    assert (counts["0"], counts["1"], counts[">65536"], counts["nan"]) == (2, 2, 1, 1)
+
+
+def test_quantized_values_are_compared_as_codes_and_as_real_numbers() -> None:
+    info = quantized("int8", (0.5,), (10,), (3,))
+    found = measure(
+        np.array([10, 12, 14], np.int8), np.array([10, 12, 11], np.int8), quantized_a=info, quantized_b=info
+    )
+    assert (found.steps, found.max_abs, found.worst_values) == (3, 1.5, (2.0, 0.5))
+
+
+def test_steps_of_two_scales_are_not_counted() -> None:
+    one, other = quantized("int8", (0.5,), (0,), (1,)), quantized("int8", (0.25,), (0,), (1,))
+    found = measure(np.array([2], np.int8), np.array([4], np.int8), quantized_a=one, quantized_b=other)
+    assert (found.steps, found.equal, found.bitwise) == (None, True, False)
+
+
+def test_a_float_and_a_quantized_output_are_compared_as_real_numbers() -> None:
+    info = quantized("int16", (0.25,), (0,), (2,))
+    found = measure(f32(1, 2), np.array([4, 9], np.int16), quantized_b=info)
+    assert (found.bitwise, found.steps, found.max_abs) == (False, None, 0.25)
+
+
+def test_each_channel_has_its_own_scale() -> None:
+    info = quantized("int8", (1.0, 10.0), (0, 0), (2, 2))
+    codes = np.array([[1, 1], [2, 2]], np.int8)
+    found = measure(np.array([[1, 10], [2, 20]], np.float32), codes, quantized_b=info)
+    assert found.max_abs == 0
+
+
+def test_logits_are_compared_as_distributions() -> None:
+    a = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])).astype(np.float32)
+    b = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.2, 0.7]])).astype(np.float32)
+    found = measure(a, b, logits=True)
+    assert found.kl == pytest.approx(0.25 * math.log(2) / 2, rel=1e-5)
+    assert (found.top1, found.top5) == (0.5, 1.0)
+
+
+def test_the_five_highest_are_a_set() -> None:
+    a, b = np.arange(10, dtype=np.float32)[np.newaxis], np.arange(10, dtype=np.float32)[np.newaxis].copy()
+    b[0, 0] = 8.5
+    assert measure(a, b, logits=True).top5 == pytest.approx(0.8)
+
+
+def test_pieces_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0)
+    a = values.standard_normal((7, 11)).astype(np.float32)
+    b = a + values.standard_normal((7, 11)).astype(np.float32) * 1e-3
+    whole = measure(a, b, logits=True)
+    monkeypatch.setattr(metrics, "_PIECE", 13)
+    parts = measure(a, b, logits=True)
+    assert (parts.worst, parts.max_abs, parts.differing, parts.ulps) == (
+        whole.worst,
+        whole.max_abs,
+        whole.differing,
+        whole.ulps,
+    )
+    assert (parts.snr_db, parts.kl) == (pytest.approx(whole.snr_db), pytest.approx(whole.kl))
+
+
+def test_merging_keeps_the_worst_and_adds_counts() -> None:
+    small, large = measure(f32(1, 2), f32(1, 2.5)), measure(f32(1, 2), f32(3, 2))
+    for merged in (merge(small, large), merge(large, small)):
+        assert (merged.elements, merged.differing, merged.max_abs, merged.worst) == (4, 2, 2.0, (0,))
+        assert merged.snr_db == large.snr_db
+        assert not merged.equal
+
+
+@pytest.mark.parametrize(
+    "pair", [(f32(1), f32(1)), (f32(math.nan), f32(1)), (f32(0), f32(1)), (f32(math.inf), f32(0))]
+)
+def test_figures_are_json_without_nan_or_infinity(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    text = json.dumps(measure(*pair).to_json(), allow_nan=False)
+    assert json.loads(text)["elements"] == 1
+
+
+def test_nothing_to_compare_is_equal() -> None:
+    empty = np.zeros((0, 4), np.float32)
+    assert measure(empty, empty, logits=True) == Difference(0, ulps=measure(empty, empty).ulps)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("logits", (1, 5), True),
+        ("output_0", (1, 1, 4096), True),
+        ("kv_cache_k_0", (1, 4096), False),
+        ("z", (1, 64), False),
+    ],
+)
+def test_logits_are_known_by_name_or_width(name: str, shape: tuple[int, ...], expected: bool) -> None:
+    assert are_logits(TensorInfo(name, name, shape, shape, "float32")) is expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_figure_is_what_plain_arithmetic_gives(seed: int) -> None:
+    """Element by element, with Python's own numbers."""
+    values = np.random.default_rng(seed)
+    a = values.normal(size=(9, 40)).astype(np.float32)
+    b = (a + values.normal(size=a.shape) * 10.0 ** values.integers(-8, 0, size=a.shape)).astype(np.float32)
+    found = measure(a, b, logits=True)
+    pairs = [(float(x), float(y)) for x, y in zip(a.ravel(), b.ravel(), strict=True)]
+    signal, noise = math.fsum(x * x for x, _ in pairs), math.fsum((x - y) ** 2 for x, y in pairs)
+    assert found.snr_db == pytest.approx(10 * math.log10(signal / noise))
+    product = math.fsum(x * y for x, y in pairs)
+    assert found.cosine == pytest.approx(product / math.sqrt(signal * math.fsum(y * y for _, y in pairs)))
+    assert found.max_abs == max(abs(x - y) for x, y in pairs)
+    assert found.max_rel == found.max_abs / max(abs(x) for x, _ in pairs)
+    assert found.differing == sum(x != y for x, y in pairs)
+    assert dict(found.ulps or ()) == _counted(a, b)
+    rows = [_row(one, other) for one, other in zip(a.tolist(), b.tolist(), strict=True)]
+    assert found.kl == pytest.approx(math.fsum(row[0] for row in rows) / len(rows))
+    assert found.top1 == pytest.approx(sum(row[1] for row in rows) / len(rows))
+    assert found.top5 == pytest.approx(sum(row[2] for row in rows) / len(rows))
+
+
+def _row(a: list[float], b: list[float]) -> tuple[float, bool, float]:
+    """KL divergence of two softmaxes, whether the highest is the same, and how many of the five highest are."""
+    weights = [[math.exp(value) for value in row] for row in (a, b)]
+    p, q = ([weight / math.fsum(row) for weight in row] for row in weights)
+    ranked = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in (a, b)]
+    common = len({*ranked[0][:5]} & {*ranked[1][:5]}) / 5
+    return (
+        math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True)),
+        ranked[0][0] == ranked[1][0],
+        common,
+    )
+
+
+def _counted(a: np.ndarray, b: np.ndarray) -> dict[str, int]:
+    """Distances counted as floats of equal sign have them, zero lying between the two signs."""
+
+    def place(value: np.float32) -> int:
+        bits = int(np.abs(value).view(np.uint32))
+        return -bits if value < 0 else bits
+
+    counts = dict.fromkeys(["0", "1", "2-4", "5-16", "17-256", "257-65536", ">65536", "nan"], 0)
+    limits = {0: "0", 1: "1", 4: "2-4", 16: "5-16", 256: "17-256", 65536: "257-65536"}
+    for x, y in zip(a.ravel(), b.ravel(), strict=True):
+        distance = abs(place(x) - place(y))
+        counts[next((name for limit, name in limits.items() if distance <= limit), ">65536")] += 1
+    return counts
+
+
+def test_small_numbers_are_measured_by_their_own_range() -> None:
+    found = measure(np.array([0.25, -0.125], np.float32), np.array([0.125, -0.125], np.float32))
+    assert (found.largest, found.max_abs, found.max_rel) == (0.25, 0.125, 0.5)

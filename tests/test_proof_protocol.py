@@ -1,0 +1,54 @@
+"""Frames carry every array as it is, and nothing else is taken for one."""
+
+import json
+
+import numpy as np
+import pytest
+
+from edge_opt.proof.protocol import FrameError, frame, read_frame
+
+
+def reader(data: bytes):
+    rest = memoryview(data)
+
+    def fill(view: memoryview) -> None:
+        nonlocal rest
+        if len(rest) < len(view):
+            raise EOFError
+        view[:] = rest[: len(view)]
+        rest = rest[len(view) :]
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
+def test_arrays_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    sent = b"".join(frame({"a": [1, None]}, {"first": array, "second": array.T}))
+    header, arrays = read_frame(reader(sent))
+    assert header == {"a": [1, None]}
+    for name, expected in (("first", array), ("second", array.T)):
+        assert arrays[name].dtype == expected.dtype
+        assert arrays[name].shape == expected.shape
+        assert np.array_equal(arrays[name], expected)
+
+
+def test_other_bytes_are_not_a_frame() -> None:
+    with pytest.raises(FrameError):
+        read_frame(reader(b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n"))
+
+
+@pytest.mark.parametrize("listed", [["a", "|O", [1]], ["a", "<f4", [1 << 40]]])
+def test_objects_and_absurd_sizes_are_not_read(listed: list[object]) -> None:
+    text = json.dumps({"arrays": [listed]}).encode()
+    prefix = next(iter(frame({}, {})))[:4].tobytes()
+    with pytest.raises(FrameError):
+        read_frame(reader(prefix + len(text).to_bytes(4, "little") + text + bytes(64)))
+
+
+def test_objects_are_not_sent() -> None:
+    with pytest.raises(FrameError, match="tensor 'words'"):
+        list(frame({}, {"words": np.array(["a"], object)}))

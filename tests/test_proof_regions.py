@@ -1,0 +1,342 @@
+"""What of a region is run: in full, or on rows once its structure is proved; and what is no proof though all agrees."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import proof_models
+import pytest
+from fault_graphs import Edit, Size, attention, number
+from faults import FAULTS, PROOF, Fault
+from pass_runs import rewrites_of, run
+from toy_passes import replacing
+
+from edge_opt.conversion import convert
+from edge_opt.ir import Model, Operator, Tensor, to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import Demand, Status
+from edge_opt.passes.contract import Ran
+from edge_opt.proof import examination
+from edge_opt.proof.regions import RegionProver
+from edge_opt.proof.runner import Worker
+from edge_opt.report import words
+from edge_opt.report.verdicts import verdicts
+from edge_opt.schema.table import new_table
+from edge_opt.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.passes import Proof, SiteReport
+    from edge_opt.passes.rewrite import Rewrite
+
+SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
+TILES = Target("tiles", "", rows_per_tile=16)
+AT_SIZE = [each for each in FAULTS if each.caught == PROOF and each.pass_name == "mha_to_sha"]
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small regions are proved as large ones are."""
+    monkeypatch.setattr(examination, "_IN_FULL", 0)
+
+
+@pytest.fixture(scope="module")
+def at_size() -> Iterator[RegionProver]:
+    """One that takes every region for a large one."""
+    with pytest.MonkeyPatch.context() as patch, RegionProver() as made:
+        patch.setattr(examination, "_IN_FULL", 0)
+        yield made
+
+
+def layers(dtype: str, target: Target | None = None, size: Size = SIZE) -> tuple[Model, list[Rewrite]]:
+    model = parse(attention(dtype, size))
+    return model, rewrites_of("mha_to_sha", model, target)
+
+
+def extent(proof: Proof) -> list[tuple[str, int]]:
+    assert proof.holds, proof.reason
+    return [(ran.kernels, len(ran.rows)) for ran in proof.ran]
+
+
+def test_a_small_region_is_run_in_full_on_both_kernel_sets(prover: RegionProver) -> None:
+    for rewrite in layers("int16")[1]:
+        assert extent(prover.prove(rewrite, Demand())) == [("xnnpack", 0), ("reference", 0)]
+
+
+@pytest.mark.usefixtures("large")
+def test_of_large_regions_of_one_structure_the_first_is_run_in_full() -> None:
+    first, second = layers("int16")[1]
+    with RegionProver() as prover:
+        assert extent(prover.prove(first, Demand())) == [("xnnpack", 0), ("reference", 10)]
+        assert extent(prover.prove(second, Demand())) == [("xnnpack", 10), ("reference", 10)]
+        assert prover.prove(first, Demand()).repeated
+    with RegionProver(exhaustive=True) as prover:
+        for rewrite in (first, second):
+            assert extent(prover.prove(rewrite, Demand())) == [("xnnpack", 0), ("reference", 0)]
+
+
+def one_number_wrong(dtype: str = "int16") -> list[Rewrite]:
+    """Both layers with the same fault, which shows in one number of one row."""
+    model, rewrites = layers(dtype)
+    wrong = []
+    for layer, rewrite in enumerate(rewrites, 1):
+        edit = Edit(model, rewrite, SIZE)
+        total = edit.find(f"sum{layer}/head_1")
+        result = total.output
+        step = np.zeros(result.shape)
+        step[0, 0, 33, 5] = 1
+        options = new_table("AddOptions")
+        edit.behind(total, "ADD", number(step, result.dtype, result.quantization), options=options)
+        wrong.append(edit.finish())
+    return wrong
+
+
+@pytest.mark.usefixtures("large")
+def test_a_structure_that_failed_is_not_taken_for_proved() -> None:
+    with RegionProver() as prover:
+        proofs = [prover.prove(each, Demand()) for each in one_number_wrong()]
+    assert [proof.holds for proof in proofs] == [False, False]
+    assert "1 of 4096 elements" in proofs[1].reason
+
+
+def corrupted(fault: Fault, dtype: str, target: Target | None) -> tuple[Rewrite, Rewrite]:
+    """The second layer as it should be, and the first one corrupted."""
+    model, (first, second) = layers(dtype, target)
+    edit = Edit(model, first, SIZE)
+    fault.apply(edit)
+    return second, edit.finish()
+
+
+@pytest.mark.parametrize("fault", AT_SIZE, ids=[each.name for each in AT_SIZE])
+def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
+    fault: Fault, at_size: RegionProver
+) -> None:
+    tiled, _, dtype = fault.graphs[0].partition(" ")
+    second, wrong = corrupted(fault, dtype, TILES if tiled == "tiled" else None)
+    assert at_size.prove(second, Demand()).holds
+    proof = at_size.prove(wrong, Demand())
+    assert not proof.holds
+    assert not proof.open
+
+
+# Several workers
+
+
+@pytest.fixture
+def eager(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is expected is begun whatever the size."""
+    monkeypatch.setattr("edge_opt.proof.regions._AHEAD", 0)
+
+
+def told(reports: list[SiteReport]) -> list[dict[str, Any]]:
+    return [report.to_dict() for report in reports]
+
+
+def many_layers(dtype: str, count: int) -> str:
+    """Layers whose numbers differ, in one graph."""
+    texts = [attention(dtype, SIZE) for _ in range(count // 2)]
+    pairs = [text.replace("500)", f"5{place}0)").splitlines() for place, text in enumerate(texts)]
+    inputs, lines, outputs = [], [], []
+    for place, pair in enumerate(pairs):
+        named = [re.sub(r"%(\w+)", rf"%pair{place}_\1", line) for line in pair]
+        inputs.append(named[1].partition("(")[2].rpartition(")")[0])
+        lines += named[2:-2]
+        outputs += [f"%pair{place}_out1", f"%pair{place}_out2"]
+    body = "\n".join(lines)
+    return f"subgraph main ({', '.join(inputs)}) {{\n{body}\n  return {', '.join(outputs)}\n}}\n"
+
+
+@pytest.mark.usefixtures("eager")
+def test_reports_do_not_depend_on_how_many_workers_there_are() -> None:
+    text = many_layers("int16", 6)
+    found = []
+    for workers in (1, 2, 5):
+        with RegionProver(workers=workers) as prover:
+            model = parse(text)
+            found.append((told(run(model, "mha_to_sha", prover=prover)), to_bytes(model)))
+    assert found[0] == found[1] == found[2]
+    in_full = [any(ran["rows"] is None for ran in site["proof"]["ran"]) for site in found[0][0]]
+    assert in_full == [True] + [False] * 5
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_was_expected_and_not_asked_for_proves_nothing_of_others() -> None:
+    """The first that is asked for is run in full, although one like it was begun before."""
+    first, second = layers("int16")[1]
+    other = rewrites_of("mha_to_sha", parse(attention("float32", SIZE)))[0]
+    with RegionProver(workers=3) as prover:
+        prover.expect(iter([(first, Demand()), (second, Demand())]))
+        prover.prove(other, Demand())
+        assert extent(prover.prove(second, Demand())) == [("xnnpack", 0), ("reference", 10)]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_proof_that_was_begun_because_of_one_that_fails_is_made_in_full() -> None:
+    wrong = one_number_wrong()
+    with RegionProver(workers=3) as prover:
+        prover.expect(iter([(wrong[1], Demand())]))
+        proofs = [prover.prove(each, Demand()) for each in wrong]
+    assert [proof.holds for proof in proofs] == [False, False]
+
+
+def test_closing_ends_what_still_runs() -> None:
+    model = proof_models.endless()
+    with RegionProver(workers=2, time_limit=600) as prover:
+        region, questions = prover._questions(layers("int16")[1][0], Demand())
+        endless = replace(next(questions), before=model, after=model, hints=(None,), row_axes=(None,))
+        future = prover._begin(endless, region).proof
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.5)
+    assert future.done()
+
+
+# No proof
+
+
+NEGATIVE = """
+subgraph main (%x: float32[4,8]) {
+  %s: float32[4,8] = MUL(%x, %x) {fused_activation_function: 0}
+  %n: float32[4,8] = SUB(float32(-1.0), %s)
+  %y: float32[4,8] = LOG(%n)
+  return %y
+}
+"""
+
+
+def test_where_all_is_nan_nothing_is_proved(prover: RegionProver) -> None:
+    model = parse(NEGATIVE)
+    *others, old = model.subgraphs[0].operators
+    made = Operator(model.operator_code("SQRT"), old.inputs, old.outputs)
+    proof = prover.prove(replacing(model, [*others, old], *others, made), Demand())
+    assert (proof.holds, proof.open) == (False, True)
+    assert "not provable: output 0 is nowhere a finite number" in proof.reason
+
+
+def test_where_all_is_one_value_heads_may_be_swapped_and_nothing_is_proved(prover: RegionProver) -> None:
+    text = attention("int16").replace("q(0.00015, 0)", "q(1000.0, 0)")
+    model = parse(text)
+    edit = Edit(model, rewrites_of("mha_to_sha", model)[0])
+    edit.swap(edit.find("out1/heads"), 0, 1)
+    proof = prover.prove(edit.finish(), Demand())
+    assert (proof.holds, proof.open) == (False, True)
+    assert "the same value everywhere" in proof.reason
+    reports = run(parse(text), "mha_to_sha", prover=prover)
+    assert {report.status for report in reports} == {Status.SKIPPED}
+
+
+def test_heads_that_are_alike_prove_nothing(prover: RegionProver) -> None:
+    """Four heads that all read one query: swapped or not, the result is the same."""
+    text = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
+subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,8,8], %v: float32[1,1,8,8]) {
+  %all: float32[1,4,4,8] = CONCATENATION(%q, %q, %q, %q) {axis: 1}
+  %rows: float32[1,1,16,8] = RESHAPE(%all, int32{1, 1, 16, 8}) {new_shape: [1, 1, 16, 8]}
+  %logits: float32[1,1,16,8] = BATCH_MATMUL(%rows, %k) {adj_y: true}
+  %p: float32[1,1,16,8] = SOFTMAX(%logits) {beta: 1.0}
+  %sum: float32[1,1,16,8] = BATCH_MATMUL(%p, %v)
+  %heads: float32[1,4,4,8] = RESHAPE(%sum, int32{1, 4, 4, 8}) {new_shape: [1, 4, 4, 8]}
+  %back: float32[1,4,4,8] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
+  %out: float32[1,4,32] = RESHAPE(%back, int32{1, 4, 32}) {new_shape: [1, 4, 32]}
+  return %out
+}
+"""
+    (report,) = run(parse(text), "mha_to_sha", prover=prover)
+    assert report.status is Status.SKIPPED, report
+    assert "of the 4 parts of output 0 along axis 2 some are equal" in report.reason
+
+
+COARSE = """
+signature main = #0 (a=%a, b=%b) -> (y=%y)
+subgraph main (%a: int8[1,4,8] q(0.01, 0), %b: int8[1,4,8] q(0.01, 0)) {
+  %y: int8[1,4,8] q(0.4, 0) = MUL(%a, %b)
+  return %y
+}
+"""
+
+
+def test_other_inputs_are_tried_where_the_first_tell_nothing(
+    prover: RegionProver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spread over a thousandth of their range, products are all zero; over all of it, they are not."""
+    kinds = []
+    prove = Worker.prove
+
+    def watching(self: Worker, *arguments: object, **options: object) -> object:
+        kinds.append([hint and hint.spread for hint in options["hints"]])  # type: ignore[attr-defined]
+        return prove(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "prove", watching)
+    model = parse(COARSE)
+    (old,) = model.subgraphs[0].operators
+    made = Operator(old.code, old.inputs, old.outputs, old.options)
+    a, b = model.subgraphs[0].inputs
+    rewrite = replacing(model, [old], made, spreads=({a: 0.001, b: 0.001},))
+    assert prover.prove(rewrite, Demand()).holds
+    assert kinds == [[0.001, 0.001], [1.0, 1.0]]
+
+
+SUM = """
+subgraph main (%a: int16[1,2,512,512] q(0.0003, 0), %m: int16[1,1,512,512] q(0.00305185, 0)) {
+  %y: int16[1,2,512,512] q(0.0033, 0) = ADD(%a, %m)
+  return %y
+}
+"""
+
+
+def test_a_step_where_optimized_sums_round_by_broadcasting_is_told(prover: RegionProver) -> None:
+    """On processors with AVX2 the runtime's own ADD of int16 gives another code for one element in a million."""
+    model = parse(SUM)
+    (old,) = model.subgraphs[0].operators
+    a, mask = model.subgraphs[0].inputs
+    both = Tensor("both", a.shape, mask.dtype, quantization=mask.quantization)
+    options = new_table("ConcatenationOptions", axis=1)
+    joined = Operator(model.operator_code("CONCATENATION"), [mask, mask], [both], options)
+    summed = Operator(old.code, [a, both], old.outputs, old.options)
+    proof = prover.prove(replacing(model, [old], joined, summed), Demand())
+    assert proof.holds, proof.reason
+    assert proof.bitwise or "bitwise on reference kernels; 1 step on optimized ones" in proof.note
+
+
+def test_a_step_on_the_reference_kernels_is_a_difference(prover: RegionProver) -> None:
+    model = parse(SUM.replace("512", "8"))
+    (old,) = model.subgraphs[0].operators
+    a, mask = model.subgraphs[0].inputs
+    one = number(1, a.dtype, old.output.quantization)
+    before = Tensor("before", a.shape, a.dtype, quantization=old.output.quantization)
+    summed = Operator(old.code, [a, mask], [before], old.options)
+    added = Operator(old.code, [before, one], old.outputs, old.options)
+    proof = prover.prove(replacing(model, [old], summed, added), Demand())
+    assert not proof.holds
+    assert "1 steps" in proof.reason
+
+
+def test_only_kernels_that_ran_are_named() -> None:
+    """The reference kernels multiply no float16."""
+    result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
+    assert verdicts(result)[0] == "2 of 2 sites converted, each proved bit for bit on XNNPACK."
+    assert [words.extent(site.proof.ran) for site in result.converted if site.proof] == [
+        "in full on XNNPACK"
+    ] * 2
+
+
+def test_rows_are_told_in_sentences_and_data() -> None:
+    ran = (Ran("xnnpack"), Ran("reference", (0, 31, 32), 64))
+    assert words.extent(ran) == "in full on XNNPACK, rows 0, 31, 32 of 64 on the reference kernels"
+    assert [each.to_dict() for each in ran] == [
+        {"kernels": "xnnpack", "rows": None, "of": None},
+        {"kernels": "reference", "rows": [0, 31, 32], "of": 64},
+    ]
+    many = Ran("reference", tuple(range(40)), 64)
+    assert words.extent((many,)).endswith(", 15 and 24 more of 64 on the reference kernels")
+
+
+@pytest.mark.usefixtures("large")
+def test_the_console_says_that_rows_stood_for_all() -> None:
+    result = convert(to_bytes(parse(attention("int16", SIZE))))
+    assert verdicts(result)[1].startswith("  2 large sites: 1 in full on one kernel set, the others")
+    whole = convert(to_bytes(parse(attention("int16", SIZE))), verify="exhaustive")
+    assert not any("large site" in line for line in verdicts(whole))

@@ -1,0 +1,291 @@
+"""A region on some of its rows gives what the whole region gives in those rows, and it misses no head and no tile."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from fault_graphs import PARAMETERS, Size, attention
+from pass_runs import rewrites_of
+
+from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.extract import cut_out
+from edge_opt.ir.text import parse
+from edge_opt.proof import noise
+from edge_opt.proof.pair import take
+from edge_opt.proof.rows import Rows, multiply_adds, sample
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.structure import structure
+from edge_opt.targets import Target, load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from edge_opt.passes.rewrite import Rewrite
+
+SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
+TILES = Target("tiles", "", rows_per_tile=16)
+TARGETS = {"whole": load_target("generic"), "tiled": TILES}
+KERNELS = ("xnnpack", "reference")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as made:
+        yield made
+
+
+def versions(dtype: str, how: str) -> tuple[Model, Model]:
+    rewrite = rewrites_of("mha_to_sha", parse(attention(dtype, SIZE)), TARGETS[how])[0]
+    return both(rewrite)
+
+
+def both(rewrite: Rewrite) -> tuple[Model, Model]:
+    """The two versions of a region as models."""
+    called, inputs, outputs = rewrite.calls or Model(), rewrite.inputs(), rewrite.outputs()
+    return cut_out(called, rewrite.old, inputs, outputs), cut_out(called, rewrite.new, inputs, outputs)
+
+
+def numbers(model: Model) -> list[NDArray[Any]]:
+    """Random inputs that quantized logits can tell apart."""
+    made = []
+    for place, tensor in enumerate(model.subgraphs[0].inputs):
+        values = noise.normal(place, tensor.elements).reshape(tensor.shape)
+        assert tensor.dtype.numpy is not None
+        if tensor.quantization is not None:
+            values = np.clip(values * np.iinfo(tensor.dtype.numpy).max / 4, -127 * 256, 127 * 256)
+        made.append(values.astype(tensor.dtype.numpy))
+    return made
+
+
+def results(worker: Worker, model: Model, inputs: list[NDArray[Any]], kernels: Any) -> list[NDArray[Any]]:
+    source = to_bytes(model)
+    (described,) = worker.describe(source)
+    named = {info.name: array for info, array in zip(described.inputs, inputs, strict=True)}
+    found = worker.run(source, None, named, kernels)
+    return [found[info.name] for info in described.outputs]
+
+
+def check(worker: Worker, whole: Model, part: Model, boxes: Any, rows: list[int], axis: int) -> None:
+    inputs = numbers(whole)
+    for kernels in KERNELS:
+        (expected,) = results(worker, whole, inputs, kernels)
+        own = [take(array, box) for array, box in zip(inputs, boxes, strict=True)]
+        (found,) = results(worker, part, own, kernels)
+        assert np.array_equal(found, expected.take(rows, axis))
+        assert len(np.unique(found)) >= 8
+
+
+@pytest.mark.parametrize("how", TARGETS)
+@pytest.mark.parametrize("dtype", PARAMETERS)
+def test_both_versions_of_attention_give_the_rows_of_the_whole(dtype: str, how: str, worker: Worker) -> None:
+    before, after = versions(dtype, how)
+    found = sample(before, after, seed=0)
+    assert found is not None
+    for whole, part, boxes in ((before, found.before, found.boxes[0]), (after, found.after, found.boxes[1])):
+        check(worker, whole, part, boxes, list(found.rows), axis=1)
+        assert multiply_adds(part) < multiply_adds(whole) / 2
+
+
+def test_rows_are_the_ends_both_sides_of_every_cut_and_others() -> None:
+    found = sample(*versions("int16", "tiled"), seed=0)
+    assert found is not None
+    assert {0, 15, 16, 31, 32, 47, 48, 63} < set(found.rows)
+    assert found.length == 64
+    another = sample(*versions("int16", "tiled"), seed=1)
+    assert another is not None
+    assert set(another.rows) != set(found.rows)
+
+
+def test_every_operator_takes_part() -> None:
+    before, after = versions("int16", "tiled")
+    found = sample(before, after, seed=0)
+    assert found is not None
+    kinds = [
+        [operator.name for operator in model.subgraphs[0].operators if operator.name != "GATHER"]
+        for model in (before, found.before, after, found.after)
+    ]
+    assert kinds[0] == kinds[1]
+    assert kinds[2] == kinds[3]
+
+
+NORMED = """
+subgraph main (%q: float32[1,64,16], %k: float32[1,1,24,8], %v: float32[1,1,24,8]) {
+  %f: float32[1,64,2,8] = RESHAPE(%q, int32{1, 64, 2, 8}) {new_shape: [1, 64, 2, 8]}
+  %t: float32[1,2,64,8] = TRANSPOSE(%f, int32{0, 2, 1, 3})
+  %n: float32[1,2,64,8] = STABLEHLO_COMPOSITE(%t, float32[8]{splat 2.0}) {name: 'norm', BODY: 1}
+  %r: float32[1,1,128,8] = RESHAPE(%n, int32{1, 1, 128, 8}) {new_shape: [1, 1, 128, 8]}
+  %l: float32[1,1,128,24] = BATCH_MATMUL(%r, %k) {adj_y: true}
+  %p: float32[1,1,128,24] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[1,1,128,8] = BATCH_MATMUL(%p, %v)
+  %b: float32[1,2,64,8] = RESHAPE(%h, int32{1, 2, 64, 8}) {new_shape: [1, 2, 64, 8]}
+  %s: float32[1,64,2,8] = TRANSPOSE(%b, int32{0, 2, 1, 3})
+  %out: float32[1,64,16] = RESHAPE(%s, int32{1, 64, 16}) {new_shape: [1, 64, 16]}
+  return %out
+}
+subgraph norm (%x: float32[1,2,64,8], %w: float32[8]) {
+  %sq: float32[1,2,64,8] = MUL(%x, %x)
+  %m: float32[1,2,64,1] = SUM(%sq, int32{3}) {keep_dims: true}
+  %i: float32[1,2,64,1] = RSQRT(%m)
+  %u: float32[1,2,64,8] = MUL(%x, %i)
+  %y: float32[1,2,64,8] = MUL(%u, %w)
+  return %y
+}
+""".replace("BODY", "composite_attributes: [0], decomposition_subgraph_index")
+
+
+def test_composites_in_a_region_have_bodies_on_the_same_rows(worker: Worker) -> None:
+    """The norm of the queries is done for both heads in the old version, for each by itself in the new one."""
+    (rewrite,) = rewrites_of("mha_to_sha", parse(NORMED), Target("above", "", form="split-above"))
+    before, after = both(rewrite)
+    found = sample(before, after, seed=0)
+    assert found is not None
+    shapes = [graph.inputs[0].shape for model in (found.before, found.after) for graph in model.subgraphs[1:]]
+    assert shapes == [(1, 2, len(found.rows), 8), *[(1, 1, len(found.rows), 8)] * 2]
+    for whole, part, boxes in ((before, found.before, found.boxes[0]), (after, found.after, found.boxes[1])):
+        check(worker, whole, part, boxes, list(found.rows), axis=1)
+
+
+def test_cuts_of_rows_in_the_body_of_a_composite_count() -> None:
+    body = NORMED.index("  %sq")
+    text = (
+        NORMED[:body].replace(", float32[8]{splat 2.0})", ")").replace(", %w: float32[8])", ")")
+        + """
+  %first: float32[1,2,27,8] = SLICE(%x, int32{0, 0, 0, 0}, int32{1, 2, 27, 8})
+  %rest: float32[1,2,37,8] = SLICE(%x, int32{0, 0, 27, 0}, int32{1, 2, 37, 8})
+  %y: float32[1,2,64,8] = CONCATENATION(%first, %rest) {axis: 2}
+  return %y
+}"""
+    )
+    (rewrite,) = rewrites_of("mha_to_sha", parse(text), Target("above", "", form="split-above"))
+    found = sample(*both(rewrite), seed=0)
+    assert found is not None
+    assert {26, 27} < set(found.rows)
+
+
+INPUTS = {
+    name: f"%{name}: {shape}"
+    for name, shape in {
+        "x": "float32[1,80,10]", "y": "float32[1,128,10]", "row": "float32[1,1,8]", "turned": "float32[1,8,64]",
+        "heads": "float32[1,64,2,4]", "some": "bool[1,64,1]", "a": "float32[1,64,8]", "b": "float32[1,64,8]",
+        "w": "float32[8,8]", "c": "float32[1,8,8]", "first": "float32[1,10,8]", "second": "float32[1,54,8]",
+    }.items()
+}  # fmt: skip
+# One operator each, of whose 64 rows some are asked for.
+CASES = {
+    "slice": "SLICE(%x, int32{0, 7, 1}, int32{1, 64, 8})",
+    "strided slice": "STRIDED_SLICE(%x, int32{0, 2, 1}, int32{1, 66, 9}, int32{1, 1, 1})",
+    "every second row": "STRIDED_SLICE(%y, int32{0, 1, 1}, int32{1, 128, 9}, int32{1, 2, 1})",
+    "broadcast": "BROADCAST_TO(%row, int32{1, 64, 8})",
+    "transposed": "TRANSPOSE(%turned, int32{0, 2, 1})",
+    "regrouped": "RESHAPE(%heads, int32{1, 64, 8}) {new_shape: [1, 64, 8]}",
+    "selected": "SELECT_V2(%some, %a, %b)",
+    "fully connected": "FULLY_CONNECTED(%a, %w, none) {keep_num_dims: true}",
+    "softmax": "SOFTMAX(%a) {beta: 1.0}",
+    "joined": "CONCATENATION(%first, %second) {axis: 1}",
+    "product": "BATCH_MATMUL(%a, %c)",
+    "product of a turned operand": "BATCH_MATMUL(%turned, %c) {adj_x: true}",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_operator_gives_the_rows_of_the_whole(case: str, worker: Worker) -> None:
+    given = [shape for name, shape in INPUTS.items() if f"%{name}" in re.findall(r"%\w+", CASES[case])]
+    text = f"""
+subgraph main ({", ".join(given)}) {{
+  %out: float32[1,64,8] = {CASES[case]}
+  return %out
+}}
+"""
+    model = parse(text)
+    for operator in model.subgraphs[0].operators:
+        operator.code.version = 2 if operator.name == "BROADCAST_TO" else 1  # it has no version 1
+    found = sample(model, model, seed=0)
+    assert found is not None
+    check(worker, model, found.before, found.boxes[0], list(found.rows), axis=1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "float32[1,64,8] = CUMSUM(%a, int32(1))",
+        "float32[1,64,8] = GATHER(%a, %some) {axis: 1}",
+        "float32[1,64,8] = RESHAPE(%odd, int32{1, 64, 8}) {new_shape: [1, 64, 8]}",
+    ],
+)
+def test_what_mixes_rows_is_not_cut(line: str) -> None:
+    text = f"""
+subgraph main (%a: float32[1,64,8], %some: int32[64], %odd: float32[1,32,16]) {{
+  %out: {line}
+  return %out
+}}
+"""
+    model = parse(text)
+    assert sample(model, model, seed=0) is None
+
+
+def reduced(text: str) -> Rows | None:
+    model = parse(text)
+    return sample(model, model, seed=0)
+
+
+def test_one_who_needs_less_of_a_tensor_than_another_gets_a_part_of_it(worker: Worker) -> None:
+    text = """
+subgraph main (%x: float32[1,64,8]) {
+  %t: float32[1,8,64] = TRANSPOSE(%x, int32{0, 2, 1})
+  %p: float32[1,64,64] = BATCH_MATMUL(%x, %t)
+  %s: float32[1,64,64] = SOFTMAX(%p) {beta: 1.0}
+  %out: float32[1,64,8] = BATCH_MATMUL(%s, %x)
+  return %out
+}
+"""
+    found = reduced(text)
+    assert found is not None
+    assert [operator.name for operator in found.before.subgraphs[0].operators].count("GATHER") == 1
+    check(worker, parse(text), found.before, found.boxes[0], list(found.rows), axis=1)
+
+
+# Structure
+
+
+def rewritten(text: str) -> list[bytes]:
+    found = []
+    for rewrite in rewrites_of("mha_to_sha", parse(text)):
+        inputs, outputs = rewrite.inputs(), rewrite.outputs()
+        found.append(
+            structure(
+                cut_out(Model(), rewrite.old, inputs, outputs), cut_out(Model(), rewrite.new, inputs, outputs)
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("dtype", PARAMETERS)
+def test_layers_that_differ_in_numbers_only_have_one_structure(dtype: str) -> None:
+    text = attention(dtype, SIZE)
+    if dtype == "int16":
+        text = text.replace("q(0.00012, 0) = BATCH_MATMUL(%p_old2", "q(0.00017, 0) = BATCH_MATMUL(%p_old2")
+        assert "0.00017" in text
+    first, second = rewritten(text)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("adj_y: true", "adj_y: false"),
+        ("q(0.00013, 0) = BATCH_MATMUL(%p_new2", "q(0.00012, 0) = BATCH_MATMUL(%p_new2"),
+        ("beta: 1.0", "beta: 2.0"),
+    ],
+)
+def test_an_option_or_which_numbers_are_equal_is_structure(old: str, new: str) -> None:
+    square = Size(queries=32, heads=4, kv_heads=2, cache=32, width=32)
+    lines = attention("int16", square).splitlines()
+    changed = [line.replace(old, new) if "2: " in line.partition("=")[0] else line for line in lines]
+    assert changed != lines
+    first, second = rewritten("\n".join(changed))
+    assert first != second

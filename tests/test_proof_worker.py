@@ -1,0 +1,279 @@
+"""The native runtime in a child process: results, refusals, crashes, hangs, and who dies with whom."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import proof_models as models
+import pytest
+
+from edge_opt.ir import save
+from edge_opt.ir.text import parse
+from edge_opt.proof import runner
+from edge_opt.proof.errors import (
+    BackendMissing,
+    RuntimeCrashed,
+    RuntimeRefused,
+    RuntimeTimedOut,
+    RuntimeUnavailable,
+)
+from edge_opt.proof.runner import Worker
+from edge_opt.schema.errors import EdgeOptError, ModelFormatError
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+PAIR = {"x": X, "y": 10 * X}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(time_limit=60) as running:
+        yield running
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    """Whether the process ends within the time; a zombie has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference", "optimized"])
+def test_a_signature_is_run_by_name(worker: Worker, kernels: runner.Kernels) -> None:
+    outputs = worker.run(models.adder(), "main", PAIR, kernels)
+    assert np.array_equal(outputs["z"], 11 * X)
+
+
+def test_inputs_are_found_by_name_whatever_their_order(worker: Worker) -> None:
+    outputs = worker.run(models.adder(), None, dict(reversed(PAIR.items())))
+    assert np.array_equal(outputs["z"], 11 * X)
+
+
+def test_a_model_without_signatures_is_run_as_main(worker: Worker) -> None:
+    model = models.adder(key="")
+    (described,) = worker.describe(model)
+    assert (described.name, described.positional) == ("main", True)
+    assert [info.name for info in described.inputs] == ["x", "y"]
+    assert np.array_equal(worker.run(model, None, PAIR)["z"], 11 * X)
+
+
+def test_several_input_sets_come_back_in_order(worker: Worker) -> None:
+    sets = [{"x": X, "y": number * X} for number in range(3)]
+    results = worker.run_many(models.adder(), "main", sets)
+    assert [np.array_equal(outputs["z"], (1 + number) * X) for number, outputs in enumerate(results)] == [
+        True
+    ] * 3
+
+
+def test_a_model_is_run_from_its_file(worker: Worker, tmp_path: Path) -> None:
+    path = tmp_path / "adder.tflite"
+    path.write_bytes(models.adder())
+    assert np.array_equal(worker.run(path, "main", PAIR)["z"], 11 * X)
+
+
+def test_large_bytes_go_through_a_file_that_is_removed(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_LARGE_MODEL", 16)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantization_is_described(worker: Worker) -> None:
+    (described,) = worker.describe(models.requantized(scale=0.25))
+    assert described.outputs[0].quantization == ((0.25,), (0,), 0)
+    assert described.outputs[0].quantized
+
+
+def test_a_refusal_gives_the_runtimes_reason_and_names_model_and_signature(worker: Worker) -> None:
+    model = models.adder(other=(2, 3))
+    with pytest.raises(
+        RuntimeRefused, match=r"model of \d+ bytes, signature 'main', reference kernels: .*refused"
+    ) as caught:
+        worker.run(model, "main", {"x": X, "y": np.ones((2, 3), np.float32)}, "reference")
+    assert "failed to prepare" in caught.value.reason
+
+
+def test_an_unknown_signature_is_refused_with_those_there_are(worker: Worker) -> None:
+    with pytest.raises(RuntimeRefused, match="no signature 'decode', there is 'main'"):
+        worker.run(models.adder(), "decode", PAIR)
+
+
+def test_no_bytes_at_all_are_refused(worker: Worker) -> None:
+    with pytest.raises(RuntimeRefused):
+        worker.describe(b"")
+
+
+def test_what_our_own_reader_refuses_never_reaches_the_runtime() -> None:
+    with Worker() as worker:
+        with pytest.raises(ModelFormatError, match="no TFLite model"):
+            worker.describe(b"not a model at all, just some text")
+        assert worker.pid is None
+
+
+def test_a_missing_file_and_a_pipe_are_refused_before_anything_is_read(
+    worker: Worker, tmp_path: Path
+) -> None:
+    with pytest.raises(EdgeOptError, match="No such file"):
+        worker.describe(tmp_path / "none.tflite")
+    os.mkfifo(tmp_path / "pipe.tflite")
+    with pytest.raises(EdgeOptError, match="not a regular file"):
+        worker.describe(tmp_path / "pipe.tflite")
+
+
+def test_a_crash_is_one_clear_error_and_the_next_request_is_served() -> None:
+    with Worker(time_limit=60) as worker:
+        inputs = {"x": np.ones(1, np.float32)}
+        with pytest.raises(
+            RuntimeCrashed,
+            match="signature 'main', xnnpack kernels: the runtime's process ended with SIGSEGV",
+        ):
+            worker.run(models.crashing(), "main", inputs)
+        assert worker.pid is None
+        assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
+
+
+def test_a_worker_killed_during_a_request_is_a_crash() -> None:
+    with Worker(time_limit=60) as worker:
+        worker.describe(models.adder())
+        pid = worker.pid
+        assert pid is not None
+        timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        with pytest.raises(RuntimeCrashed, match="SIGKILL"):
+            worker.run(models.endless(), "main", {"x": np.ones(1, np.float32)})
+
+
+def test_a_hang_is_cut_and_the_next_request_is_served() -> None:
+    with Worker(time_limit=60) as worker:
+        worker.describe(models.adder())
+        hung = worker.pid
+        worker.time_limit = 0.5
+        with pytest.raises(RuntimeTimedOut, match=r"within 0\.5 s"):
+            worker.run(models.endless(), "main", {"x": np.ones(1, np.float32)})
+        assert hung is not None
+        assert gone(hung)
+        worker.time_limit = 60
+        assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_DATA")
+def test_memory_is_limited_request_by_request() -> None:
+    with Worker(time_limit=60, memory_limit=256 << 20) as worker:
+        with pytest.raises(RuntimeRefused, match="allowed 256 MiB"):
+            worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})
+        worker.memory_limit = 1 << 30
+        assert worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})["z"] > 0
+
+
+def test_what_the_child_prints_is_not_taken_for_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noisy = "import sys\nprint('x' * 200_000)\nsys.stdout.flush()\nprint('y' * 200_000, file=sys.stderr)\n"
+    (tmp_path / "sitecustomize.py").write_text(noisy)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Worker(time_limit=60) as worker:
+        assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
+
+
+def test_a_child_that_does_not_start_is_no_models_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'out of luck\\n')\nos._exit(7)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        Worker(time_limit=60) as worker,
+        pytest.raises(RuntimeUnavailable, match="exit status 7; its last words: out of luck"),
+    ):
+        worker.describe(models.adder())
+
+
+def test_a_backend_that_is_not_installed_names_the_extra(worker: Worker) -> None:
+    try:
+        import tensorflow as tf  # noqa: F401
+    except ImportError:
+        with pytest.raises(BackendMissing, match=r"pip install 'edge-opt\[tensorflow\]'"):
+            worker.run(models.adder(), "main", PAIR, "tensorflow")
+    else:
+        assert np.array_equal(worker.run(models.adder(), "main", PAIR, "tensorflow")["z"], 11 * X)
+
+
+def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
+    path = tmp_path / "adder.tflite"
+    path.write_bytes(models.adder())
+    script = (
+        "import sys\n"
+        "from edge_opt.comparison.compare import compare\n"
+        f"assert compare({str(path)!r}, {str(path)!r}).bitwise\n"
+        "assert not [name for name in sys.modules if name.startswith('ai_edge_litert')]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+_HOLDER = """
+import sys, threading, time
+sys.path.insert(0, {tests!r})
+import terminal_signals
+terminal_signals.restore()
+import numpy as np
+import proof_models as models
+from edge_opt.proof.runner import Worker
+worker = Worker(time_limit=60)
+worker.describe(models.adder())
+print(worker.pid, flush=True)
+try:
+    worker.run(models.endless(), "main", {{"x": np.ones(1, np.float32)}})
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the child up in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_child_does_not_outlive_an_interrupted_or_killed_parent(how: signal.Signals) -> None:
+    script = _HOLDER.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        time.sleep(0.3)
+        parent.send_signal(how)
+        assert gone(child)
+        rest = parent.stdout.read()
+    assert ("interrupted" in rest) == (how is signal.SIGINT)
+
+
+def test_an_early_start_and_an_unused_worker_leave_nothing_behind() -> None:
+    worker = Worker()
+    worker.start()
+    pid = worker.pid
+    worker.close()
+    assert pid is not None
+    assert gone(pid)
+    with Worker() as unused:
+        assert unused.pid is None
+
+
+def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:
+    text = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = CUSTOM 'MyOp' (%x)\n  return %y\n}"
+    path = tmp_path / "custom.tflite"
+    save(parse(text), path)
+    with (
+        Worker() as worker,
+        pytest.raises(RuntimeRefused, match="no kernel for the custom operator 'MyOp'") as caught,
+    ):
+        worker.run(path, None, {"x": np.zeros(4, np.float32)})
+    assert "convert --verify regions" in str(caught.value)
