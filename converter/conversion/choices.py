@@ -19,8 +19,7 @@ from edge_opt.schema.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from edge_opt.conversion.container import Sections
-    from edge_opt.ir import Subgraph
+    from edge_opt.conversion.container import Container, Sections
     from edge_opt.targets import Target
 
     Progress = Callable[[str, int, int], None]
@@ -157,18 +156,20 @@ def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:
     return [names] if isinstance(names, str | Pass) else list(names)
 
 
-def choose_signatures(model: Model, wanted: str | Iterable[str] | None) -> list[tuple[str, Subgraph]]:
-    """The entry points to rewrite, by name.
+def choose_signatures(container: Container, wanted: str | Iterable[str] | None) -> frozenset[str]:
+    """The entry points to rewrite, as `Part.signature` has them.
 
     Raises:
-        UsageError: there is no such signature.
+        UsageError: there is no such signature in any of the models.
     """
-    entries = model.entry_points()
+    known = [
+        (part.signature(name), name) for part in container.parts for name, _ in part.model.entry_points()
+    ]
     if wanted is None:
-        return entries
+        return frozenset(full for full, _ in known)
     names = _listed(wanted)
-    known = [name for name, _ in entries]
+    either = list(dict.fromkeys(name for both in known for name in both))
     for name in names:
-        if name not in known:
-            raise unknown("signature", name, known)
-    return [(name, subgraph) for name, subgraph in entries if name in names]
+        if name not in either:
+            raise unknown("signature", name, either)
+    return frozenset(full for full, name in known if full in names or name in names)

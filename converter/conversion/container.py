@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Comparable = str | os.PathLike[str] | bytes | Model
 
 Sections = Literal["prefill-decode", "all"]
-_MAIN_SECTION = "prefill_decode"
+MAIN_SECTION = "prefill_decode"
 
 
 @dataclass(slots=True)
@@ -102,11 +102,11 @@ class BundledModels:
         self._chosen = [
             index
             for index, section in enumerate(bundle.sections)
-            if section.is_model and (sections == "all" or section.model_type == _MAIN_SECTION)
+            if section.is_model and (sections == "all" or section.model_type == MAIN_SECTION)
         ]
         if not self._chosen:
             held = ", ".join(s.model_type or "unnamed" for s in bundle.sections if s.is_model) or "none"
-            raise UsageError(f"{bundle.source.name} has no {_MAIN_SECTION} model, its models are: {held}")
+            raise UsageError(f"{bundle.source.name} has no {MAIN_SECTION} model, its models are: {held}")
         several = len(self._chosen) > 1
         self.parts = [
             Part(

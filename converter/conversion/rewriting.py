@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.conversion.choices import choose_signatures, unknown
+from edge_opt.conversion.choices import unknown
 from edge_opt.conversion.container import Container, Part, SingleModel
 from edge_opt.conversion.result import ConversionResult, SignatureSummary
 from edge_opt.ir import Constants
@@ -16,8 +16,6 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from edge_opt.conversion.choices import Progress
     from edge_opt.ir import Subgraph
     from edge_opt.proof.regions import RegionProver
@@ -42,14 +40,14 @@ def rewrite(
     part: Part,
     passes: list[Pass],
     target: Target,
-    wanted: str | Iterable[str] | None,
+    wanted: frozenset[str],
     prover: RegionProver | None,
     result: ConversionResult,
     progress: Progress | None,
 ) -> None:
     """Run the passes on the wanted entry points of one model, and add what they did to the result."""
     model = part.model
-    entries = choose_signatures(model, wanted)
+    entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in wanted]
     usage = Usage.of(model)
     old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
     graphs = {id(graph) for _, graph in entries}

@@ -17,6 +17,7 @@ from edge_opt.conversion.choices import (
     asked,
     check_verify,
     choose_passes,
+    choose_signatures,
     destination_of,
     path_of,
 )
@@ -83,7 +84,7 @@ def convert(
         passes: what to run, all that are on for the target where None: names of `edge_opt.passes.PASSES`, which run in
             that order, and `Pass` objects of your own, which run after them. One alone needs no list.
         skip: names of passes to leave out.
-        signatures: names of the entry points to rewrite, all where None.
+        signatures: names of the entry points to rewrite, all where None; those of a bundle also as `model/name`.
         verify: "regions" proves each rewritten region, "exhaustive" does so on every row and both kernel sets, "full"
             proves and also compares the whole models, "none" neither.
         proof_seconds: how long one run of a region may take; by default that follows from its size.
@@ -138,8 +139,9 @@ def convert(
         result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
         if extract_signature is not None:
             extract(container, extract_signature)
+        wanted = choose_signatures(container, signatures)
         for part in container.parts:
-            rewrite(part, chosen, facts, signatures, prover, result, progress)
+            rewrite(part, chosen, facts, wanted, prover, result, progress)
         proving.close()  # writing needs memory too
         result.compiler_flags = facts.flags()
         name = "MODEL" if destination is None else str(destination)

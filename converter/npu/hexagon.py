@@ -168,6 +168,12 @@ def with_memory_of(chip: str, flags: Sequence[str]) -> list[str]:
     return [*flags] if named or chip not in CHIPS else [*flags, f"--{_VTCM_FLAG}={CHIPS[chip].vtcm}"]
 
 
+def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
+    """The chip whose estimate is taken for this one and the flags for it: one compilation, and only to rank."""
+    judge = estimate_for(chip)
+    return (chip, [*flags]) if judge is None else (judge.name, with_memory_of(chip, flags))
+
+
 def run_compiler(
     sdk: Sdk,
     path: Path,

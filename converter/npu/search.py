@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.ir import load, save
 from edge_opt.npu.candidates import Choice, choices
-from edge_opt.npu.chips import estimate_for
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import SpillFigures
-from edge_opt.npu.hexagon import end_compilers, find_sdk, with_memory_of
+from edge_opt.npu.hexagon import end_compilers, find_sdk, judged_by
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
 from edge_opt.npu.trials import Compile, Job, Memory, Trial, carry_out
@@ -268,10 +267,9 @@ class _Search:
         return sorted(found, key=lambda trial: order[trial.choice, tuple(trial.level.items())])
 
     def _job(self, choice: Choice, level: Mapping[str, str]) -> Job:
-        judge = estimate_for(self.chip) if self.facts.name == _HEXAGON else None
-        flags = self._flags(level)
-        # One compilation a trial: by the chip whose time is estimated, with the memory of the one that is asked for.
-        chip, flags = (self.chip, flags) if judge is None else (judge.name, with_memory_of(self.chip, flags))
+        chip, flags = self.chip, self._flags(level)
+        if self.facts.name == _HEXAGON:
+            chip, flags = judged_by(chip, flags)
         return Job(str(self.exported), choice, level, self.facts, chip, tuple(flags), self.sdk, self.seconds)
 
     def _flags(self, level: Mapping[str, str]) -> list[str]:

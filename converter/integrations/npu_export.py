@@ -1,0 +1,288 @@
+"""litert-torch's pipeline for NPUs: edge-opt as a stage between its `npu_quantize` and its `npu_compile`.
+
+from litert_torch.generative.export_hf.experimental.npu_export import stages
+from edge_opt.integrations.npu_export import npu_optimize
+
+stages.npu_quantize(cfg, "float.litertlm", "quantized.litertlm", "calibration")
+done = npu_optimize(cfg, "quantized.litertlm", "optimized.litertlm", sdk="qnn")
+stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=done.compile_configs)
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_opt.conversion import convert
+from edge_opt.conversion.container import MAIN_SECTION
+from edge_opt.npu.chips import CHIPS, estimate_note
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.gain import Gain, gain
+from edge_opt.npu.hexagon import find_sdk, judged_by
+from edge_opt.npu.profiling import profile
+from edge_opt.schema.errors import UsageError
+from edge_opt.targets import Target, load_target
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from edge_opt.conversion import ConversionResult, Verify
+    from edge_opt.conversion.container import Sections
+    from edge_opt.npu.figures import Figures
+
+    Progress = Callable[[str, int, int], None]
+
+TARGETS = {
+    "qualcomm": "qualcomm-htp",
+    "mediatek": "mediatek",
+    "google": "google-tensor",
+    "google_tensor": "google-tensor",
+    "intel_openvino": "intel-npu",
+}
+"""edge-opt's target for each vendor, as LiteRT and its pipeline call them."""
+
+_HEXAGON = "qualcomm-htp"
+_AUXILIARY = "aux"
+_SHARING = "qualcomm_enable_weight_sharing"
+_LOG_LEVEL = "qualcomm_log_level"  # figures are read from the log
+_CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
+
+
+class PipelineConfig(Protocol):
+    """What is read of the pipeline's own configuration; more of it where it is there, see `npu_optimize`."""
+
+    backend: str
+    soc_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    """What `npu_optimize` did.
+
+    `signatures` has the entry points of the prefill/decode model. `compile_configs` is what `npu_compile` takes, with
+    the flags that were judged. `notes` are sentences: why nothing was measured, or of which chip the time is.
+    """
+
+    conversion: ConversionResult
+    signatures: tuple[Gain, ...]
+    compile_configs: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """What became of each entry point, in sentences."""
+        return "\n".join([*map(str, self.signatures), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and reports."""
+        return {
+            "conversion": self.conversion.to_dict(),
+            "signatures": [entry.to_dict() for entry in self.signatures],
+            "compile_configs": self.compile_configs,
+            "notes": list(self.notes),
+        }
+
+
+def npu_optimize(
+    cfg: PipelineConfig,
+    input_litertlm: str | os.PathLike[str],
+    output_litertlm: str | os.PathLike[str],
+    *,
+    sdk: str | os.PathLike[str] | None = None,
+    target: str | Target | None = None,
+    sections: Sections = "prefill-decode",
+    verify: Verify = "regions",
+    overwrite: bool | None = None,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Optimized:
+    """Convert a quantized bundle for the NPU of `cfg`, prove it, and keep what its compiler finds better.
+
+    Where the vendor's compiler can be run here, the prefill/decode model is compiled as exported and as converted, with
+    the flags that `npu_compile` will give it. Each signature stays as exported unless it gained. Other models are not
+    measured.
+
+    Args:
+        cfg: litert-torch's `NpuPipelineConfig`: `backend` and `soc_model` are read, and where they are there
+            `overwrite`, `compile_configs`, `model_name` and `disable_weight_sharing`, as `npu_compile` reads them.
+        input_litertlm: what `npu_quantize` wrote.
+        output_litertlm: where to write.
+        sdk: folder with the vendor's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT. Without them nothing
+            is measured, what was converted is kept, and `notes` say so.
+        target: a target's name or file, or a `Target`; None the one for `cfg.backend`. Its compiler flags are used.
+        sections: of the bundle, rewrite the prefill/decode model only, or "all" of its models.
+        verify: as `edge_opt.convert` has it.
+        overwrite: replace an existing output; None as `cfg` says.
+        seconds: after so long the compiler is stopped; None never.
+        progress: called with (stage, done, total) on long work.
+
+    Raises:
+        UsageError: no target for the vendor, or no such chip; else as `edge_opt.convert`.
+        CompilerMissingError: `sdk` names a folder without the libraries.
+    """
+    facts = _target(cfg, target)
+    configs = _compile_configs(cfg, facts, sections)
+    judge = _Judge.of(cfg, facts, configs, sdk, seconds)
+    tell = progress or (lambda *_: None)
+    tell("compiling as exported", 0, 1)
+    before = judge.measure(input_litertlm)
+    replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
+    run = partial(
+        convert,
+        input_litertlm,
+        output_litertlm,
+        target=facts,
+        sections=sections,
+        verify=verify,
+        progress=progress,
+    )
+    result = run(overwrite=replacing)
+    tell("compiling as converted", 0, 1)
+    after = judge.measure(output_litertlm) if result.converted else before
+    gains = tuple(_gains(result, before, after))
+    lost = {entry.signature for entry in gains if entry.kept == "exported"}
+    if any(site.signature in lost for site in result.converted):
+        kept = [entry.name for entry in result.signatures if entry.name not in lost]
+        result = run(overwrite=True, signatures=kept)
+    return Optimized(result, gains, configs, judge.notes + before.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Figures by signature; none where the compiler failed, with the reason, or did not run."""
+
+    figures: Mapping[str, Figures] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """The vendor's compiler, with the flags that the bundle will be compiled with; `silence` says why there is none."""
+
+    target: Target
+    sdk: str | os.PathLike[str] | None
+    seconds: float | None
+    chip: str = ""
+    flags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    silence: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        cfg: PipelineConfig,
+        facts: Target,
+        configs: Mapping[str, Any],
+        sdk: str | os.PathLike[str] | None,
+        seconds: float | None,
+    ) -> _Judge:
+        """The one for the chip of `cfg`."""
+        if facts.name != _HEXAGON:
+            return cls(facts, sdk, seconds).silent(f"no compiler for target '{facts.name}' can be run here")
+        try:
+            find_sdk(sdk)
+        except CompilerMissingError as error:
+            if sdk is not None:
+                raise
+            return cls(facts, sdk, seconds).silent(str(error))
+        flags = [flag for flag in configs[MAIN_SECTION]["flags"] if _name(flag) != _LOG_LEVEL]
+        if _SHARING not in map(_name, flags) and not getattr(cfg, "disable_weight_sharing", False):
+            flags.append(f"--{_SHARING}=true")
+        own = cfg.soc_model.strip().upper()
+        chip, flags = judged_by(own, flags)
+        note = estimate_note(own, CHIPS[chip]) if chip != own else ""
+        return cls(facts, sdk, seconds, chip, tuple(flags), (note,) if note else ())
+
+    def silent(self, reason: str) -> _Judge:
+        """One that measures nothing."""
+        note = f"nothing was measured, and what was converted is kept: {reason}"
+        return replace(self, silence=reason, notes=(note,))
+
+    def measure(self, path: str | os.PathLike[str]) -> _Measured:
+        """Compile the bundle's prefill/decode model; a compiler that fails is an outcome."""
+        if self.silence:
+            return _Measured()
+        try:
+            told = profile(
+                path, self.target, sdk=self.sdk, chip=self.chip, flags=self.flags, seconds=self.seconds
+            )
+        except CompilerFailedError as error:
+            return _Measured(failure=str(error))
+        return _Measured({entry.signature: entry for entry in told.signatures}, told.notes)
+
+
+def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Iterator[Gain]:
+    """One for each entry point of the prefill/decode model, in the file's order."""
+    front = f"{MAIN_SECTION}/"
+    names = [entry.name for entry in result.signatures]
+    rewritten = {site.signature for site in result.converted}
+    for name in [name for name in names if name.startswith(front)] or names:
+        bare = name.removeprefix(front)
+        old, new = before.figures.get(bare), after.figures.get(bare)
+        if name not in rewritten:
+            yield Gain(name, old, new, "exported", "nothing was rewritten in it")
+        elif old is not None and new is not None:
+            yield gain(name, old, new)
+        elif old is not None:
+            yield Gain(name, old, new, "exported", f"it does not compile as converted: {after.failure}")
+        elif new is not None:
+            yield Gain(name, old, new, "converted", f"it does not compile as exported: {before.failure}")
+        else:
+            why = f"it compiles neither way: {after.failure}" if after.failure else "not measured"
+            yield Gain(name, old, new, "converted", why)
+
+
+def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:
+    if target is not None:
+        return target if isinstance(target, Target) else load_target(target)
+    vendor = cfg.backend.strip().lower()
+    if vendor not in TARGETS:
+        close = difflib.get_close_matches(vendor, TARGETS, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(TARGETS)}"
+        raise UsageError(f"there is no target for the vendor '{cfg.backend}', {hint}")
+    return load_target(TARGETS[vendor])
+
+
+def _compile_configs(cfg: PipelineConfig, facts: Target, sections: Sections) -> dict[str, Any]:
+    """What `npu_compile` takes: the pipeline's own, and the target's flags for the models that are rewritten."""
+    given = getattr(cfg, "compile_configs", None) or _own_configs(cfg)
+    if isinstance(given, str):
+        given = json.loads(given if given.startswith("{") else Path(given).read_text(encoding="utf-8"))
+    configs = {
+        kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
+        for kind, entry in {MAIN_SECTION: [], **given}.items()
+    }
+    for kind, entry in configs.items():
+        if kind == MAIN_SECTION or (sections == "all" and kind != _AUXILIARY):
+            flags = {_name(flag): flag for flag in (*entry.get("flags", ()), *facts.flags())}
+            entry["flags"] = [*flags.values()]
+    return configs
+
+
+def _own_configs(cfg: PipelineConfig) -> Mapping[str, Any]:
+    """The pipeline's own for this vendor, where `cfg` is the pipeline's: without them no other model is compiled."""
+    package, found, _ = type(cfg).__module__.partition(".npu_export")
+    if not found:
+        return {}
+    try:
+        own = importlib.import_module(f"{package}.{_CONFIGS}")
+        model = (cfg.backend, getattr(cfg, "model_name", None))
+        configs: Mapping[str, Any] = own.MODEL_SPECIFIC_DEFAULTS.get(
+            model
+        ) or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"this version of litert-torch keeps its compiler's settings elsewhere ({error}): set cfg.compile_configs"
+        ) from error
+    return configs
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").partition("=")[0]

@@ -1,0 +1,286 @@
+"""edge-opt as a stage of litert-torch's NPU pipeline: what is kept, what is said, and what the compiler is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bundles import GENERIC, bundle, model_part
+from cli_runs import DEMO, QUANTIZED
+from pretend_npu import EVENTS, pretend
+
+from edge_opt.integrations.npu_export import npu_optimize
+from edge_opt.ir import load
+from edge_opt.npu import CompilerMissingError
+from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.schema.errors import UsageError
+from edge_opt.schema.litertlm import read_bundle
+from edge_opt.targets import load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SHARED = "--qualcomm_enable_weight_sharing=true"
+TEXT = (GENERIC, {"name": "metadata"}, b"tokens")
+
+# Writes its arguments down. At the first call it says `runs[0]`, at the second `runs[1]`: for each subgraph estimated
+# microseconds (None for none), bytes read, and operators taken of 9.
+TOOL = """
+    import json, os, pathlib, sys
+    calls = pathlib.Path({calls!r})
+    done = calls.read_text().splitlines() if calls.exists() else []
+    calls.write_text("\\n".join([*done, json.dumps(sys.argv[1:])]))
+    run = {runs!r}[len(done)]
+    if run is None:
+        print(" 0.0ms [ ERROR ]   <E> no room")
+        raise SystemExit(6)
+    log = open(os.environ["EDGE_OPT_PROBE_LOG"], "w")
+    print("interface", "known", "2.40.0", "5", sep="\\t", file=log)
+    for place, (time, read, taken) in enumerate(run):
+        print("Partitioned subgraph<%d>, selected %d ops, from a total of 9 ops. resulted in 1 partitions."
+              % (place, taken), file=sys.stderr)
+        print("spill_bytes=0\\nfill_bytes=0\\nwrite_total_bytes=0\\nread_total_bytes=%d" % read)
+        print("finalize_runlist: in_runlist=3, x")
+        print("finalized", "g", 0, sep="\\t", file=log)
+        for event, value in {events!r}.items() if time is not None else ():
+            print("event", event, time if event in (2019, 2020, 2021) else value, sep="\\t", file=log)
+"""
+
+
+class Compiler:
+    """A pretended one; `flags` are those of its calls, as far as they are not about files."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *runs: object) -> None:
+        self._calls = folder / "calls"
+        text = TOOL.format(calls=str(self._calls), runs=list(runs), events=EVENTS)
+        self.sdk = pretend(folder, monkeypatch, text)
+
+    @property
+    def flags(self) -> list[list[str]]:
+        files = ("--cmd", "--model", "--o", "--libs", "--soc_manufacturer")
+        return [
+            [flag for flag in json.loads(line) if flag.partition("=")[0] not in files]
+            for line in self._calls.read_text().splitlines()
+        ]
+
+
+@pytest.fixture(autouse=True)
+def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "slow" not in request.keywords:
+        for name in SDK_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> Path:
+    path = tmp_path / "quantized.litertlm"
+    models = [
+        model_part("prefill_decode", DEMO.read_bytes()),
+        model_part("vision_encoder", DEMO.read_bytes()),
+    ]
+    path.write_bytes(bundle([TEXT, *models]))
+    return path
+
+
+def config(**fields: Any) -> Any:
+    """As the pipeline's own, as far as it is read."""
+    return SimpleNamespace(**{"backend": "qualcomm", "soc_model": "SM8750", **fields})
+
+
+def sections(path: Path) -> list[bytes]:
+    read = read_bundle(path)
+    return [bytes(part.view(0, part.size)) for part in map(read.content, range(len(read.sections)))]
+
+
+def operators(path: Path, section: int = 1) -> list[int]:
+    """Of both entry points of a section's model."""
+    return [len(graph) for _, graph in load(sections(path)[section]).entry_points()]
+
+
+def ran(*times: int | None, read: int = 40, taken: int = 9) -> Sequence[tuple[int | None, int, int]]:
+    return [(time, read, taken) for time in times]
+
+
+def test_what_is_quicker_is_kept_and_told_with_both_figures(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(tmp_path, monkeypatch, ran(1000, 500), ran(600, 510))
+    done = npu_optimize(config(), quantized, tmp_path / "out.litertlm", sdk=compiler.sdk)
+    assert [str(entry) for entry in done.signatures] == [
+        "prefill_8: converted, estimated 1.000 ms as exported, estimated 0.600 ms as converted (0.600 of it)",
+        "decode: exported, nothing was rewritten in it",
+    ]
+    assert "times are of SA8797" in done.summary()
+    before, after = operators(quantized), operators(tmp_path / "out.litertlm")
+    assert after[0] > before[0]
+    assert after[1] == before[1]
+    assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
+
+
+def test_a_signature_that_gains_nothing_stays_as_exported_and_others_do_not(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = replace(load_target("qualcomm-htp"), split_signatures=("*",))
+    compiler = Compiler(tmp_path, monkeypatch, ran(1000, 500), ran(600, 500))
+    out = tmp_path / "out.litertlm"
+    done = npu_optimize(config(), quantized, out, sdk=compiler.sdk, target=facts, sections="all")
+    assert [entry.kept for entry in done.signatures] == ["converted", "exported"]
+    assert {site.signature for site in done.conversion.converted} == {
+        "prefill_decode/prefill_8",
+        "vision_encoder/prefill_8",
+        "vision_encoder/decode",
+    }
+    before, after = operators(quantized), operators(out)
+    assert after[0] > before[0]
+    assert after[1] == before[1]
+    assert all(b > a for a, b in zip(operators(quantized, 2), operators(out, 2), strict=True))
+
+
+def test_where_nothing_gains_the_bundle_is_the_same_bytes(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(tmp_path, monkeypatch, ran(1000, 500), ran(1000, 500))
+    done = npu_optimize(config(), quantized, tmp_path / "out.litertlm", sdk=compiler.sdk)
+    assert [entry.kept for entry in done.signatures] == ["exported", "exported"]
+    assert (tmp_path / "out.litertlm").read_bytes() == quantized.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept", "words"),
+    [
+        (ran(None, None), ran(None, None, read=30), "converted", "40 bytes moved as exported, 30 bytes"),
+        (ran(None, None), ran(900, 900, read=50), "exported", "40 bytes moved as exported, 50 bytes"),
+        (
+            ran(900, 900),
+            ran(100, 100, taken=8),
+            "exported",
+            "0 operators off the NPU as exported, 1 operators",
+        ),
+        (ran(900, 900), None, "exported", "does not compile as converted: .*no room"),
+        (None, ran(900, 900), "converted", "does not compile as exported: .*no room"),
+        (None, None, "converted", "it compiles neither way: .*no room"),
+    ],
+)
+def test_what_leaves_the_npu_decides_then_time_then_bytes(
+    quantized: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: object,
+    after: object,
+    kept: str,
+    words: str,
+) -> None:
+    compiler = Compiler(tmp_path, monkeypatch, before, after)
+    done = npu_optimize(config(), quantized, tmp_path / "out.litertlm", sdk=compiler.sdk, verify="none")
+    told = done.signatures[0]
+    assert told.kept == kept
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(told.why)
+    assert (operators(tmp_path / "out.litertlm") == operators(quantized)) is (kept == "exported")
+
+
+def test_it_is_judged_with_the_flags_that_npu_compile_will_give(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {
+        "prefill_decode": ["--qualcomm_optimization_level=O3", "--qualcomm_log_level=off"],
+        "aux": {"compile": True, "flags": ["--qualcomm_optimization_level=O3"]},
+    }
+    facts = replace(
+        load_target("qualcomm-htp"), compiler_flags={"qualcomm_optimization_level": "O1", "extra": "1"}
+    )
+    compiler = Compiler(tmp_path, monkeypatch, ran(1000, 500), ran(600, 500))
+    cfg = config(compile_configs=json.dumps(own))
+    done = npu_optimize(
+        cfg, quantized, tmp_path / "out.litertlm", sdk=compiler.sdk, target=facts, verify="none"
+    )
+    flags = ["--qualcomm_optimization_level=O1", "--qualcomm_log_level=off", "--extra=1"]
+    assert done.compile_configs == {"prefill_decode": {"compile": True, "flags": flags}, "aux": own["aux"]}
+    judged = ["--soc_model=SA8797", flags[0], flags[2], SHARED, "--qualcomm_vtcm_size=8"]
+    assert compiler.flags == [judged, judged]
+
+
+def test_weight_sharing_is_off_where_the_pipeline_is_told_so(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(tmp_path, monkeypatch, ran(1000, 500), ran(600, 500))
+    cfg = config(disable_weight_sharing=True)
+    npu_optimize(cfg, quantized, tmp_path / "out.litertlm", sdk=compiler.sdk, verify="none")
+    assert SHARED not in compiler.flags[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "reason"),
+    [
+        ({}, "qualcomm-htp", "needs Qualcomm's QNN libraries: give the folder"),
+        ({"backend": "mediatek", "soc_model": "mt6993"}, "mediatek", "no compiler for target 'mediatek'"),
+        ({"backend": "GOOGLE", "soc_model": "Tensor_G5"}, "google-tensor", "no compiler for target 'google"),
+    ],
+)
+def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_said(
+    quantized: Path, tmp_path: Path, fields: dict[str, str], target: str, reason: str
+) -> None:
+    done = npu_optimize(config(**fields), quantized, tmp_path / "out.litertlm")
+    assert done.conversion.target == target
+    assert all(site.proof is not None for site in done.conversion.converted)
+    assert str(done.signatures[0]) == "prefill_8: converted, not measured"
+    (note,) = done.notes
+    assert note.startswith("nothing was measured, and what was converted is kept: ")
+    assert reason in note
+
+
+def test_a_named_sdk_that_is_none_is_said_before_anything_is_written(quantized: Path, tmp_path: Path) -> None:
+    with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
+        npu_optimize(config(), quantized, tmp_path / "out.litertlm", sdk=tmp_path)
+    assert not (tmp_path / "out.litertlm").exists()
+
+
+def test_an_unknown_vendor_is_refused_with_the_nearest_name(quantized: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no target for the vendor 'qualcom', did you mean 'qualcomm'"):
+        npu_optimize(config(backend="qualcom"), quantized, tmp_path / "out.litertlm")
+
+
+def test_an_output_is_replaced_as_the_pipeline_is_told(quantized: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.litertlm"
+    out.touch()
+    with pytest.raises(UsageError, match=r"out\.litertlm exists"):
+        npu_optimize(config(), quantized, out, verify="none")
+    npu_optimize(config(overwrite=True), quantized, out, verify="none")
+    assert out.stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_the_pipelines_own_settings_come_along_for_the_models_that_are_not_rewritten(tmp_path: Path) -> None:
+    manager = pytest.importorskip(
+        "litert_torch.generative.export_hf.experimental.npu_export.config_manager",
+        reason="extra torch is not installed",
+    )
+    path = tmp_path / "quantized.litertlm"
+    path.write_bytes(bundle([TEXT, model_part("prefill_decode", QUANTIZED.read_bytes())]))
+    for vendor, soc, kinds in (
+        ("qualcomm", "SM8750", {"prefill_decode", "aux"}),
+        ("mediatek", "mt6993", {"prefill_decode", "text_encoder"}),
+    ):
+        cfg = manager.build_pipeline_config("nowhere", vendor, soc)
+        done = npu_optimize(cfg, path, tmp_path / "out.litertlm", verify="none")
+        assert kinds <= done.compile_configs.keys()
+        assert all(done.compile_configs[kind]["flags"] for kind in kinds)
+
+
+@pytest.mark.slow
+def test_the_real_compiler_judges_a_demo(tmp_path: Path) -> None:
+    """A toy loses, and stays as exported: the docs say so of toys."""
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    path = tmp_path / "quantized.litertlm"
+    path.write_bytes(bundle([TEXT, model_part("prefill_decode", QUANTIZED.read_bytes())]))
+    done = npu_optimize(config(), path, tmp_path / "out.litertlm")
+    prefill, _ = done.signatures
+    assert prefill.why.startswith("estimated ")
+    assert prefill.kept == "exported"
+    assert (tmp_path / "out.litertlm").read_bytes() == path.read_bytes()
