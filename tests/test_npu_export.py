@@ -245,6 +245,14 @@ def test_an_unknown_vendor_is_refused_with_the_nearest_name(quantized: Path, tmp
         npu_optimize(config(backend="qualcom"), quantized, tmp_path / "out.litertlm")
 
 
+@pytest.mark.parametrize("given", ["{", "nowhere.json"])
+def test_compiler_settings_that_cannot_be_read_are_refused(
+    quantized: Path, tmp_path: Path, given: str
+) -> None:
+    with pytest.raises(UsageError, match=r"cfg\.compile_configs must be a table, JSON or a file of it"):
+        npu_optimize(config(compile_configs=given), quantized, tmp_path / "out.litertlm")
+
+
 def test_an_output_is_replaced_as_the_pipeline_is_told(quantized: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.litertlm"
     out.touch()

@@ -252,12 +252,16 @@ def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:
 
 def _compile_configs(cfg: PipelineConfig, facts: Target, sections: Sections) -> dict[str, Any]:
     """What `npu_compile` takes: the pipeline's own, and the target's flags for the models that are rewritten."""
-    given = getattr(cfg, "compile_configs", None) or _own_configs(cfg)
-    if isinstance(given, str):
-        given = json.loads(given if given.startswith("{") else Path(given).read_text(encoding="utf-8"))
-    configs = {
+    given: Any = getattr(cfg, "compile_configs", None) or _own_configs(cfg)
+    try:
+        if isinstance(given, str):
+            given = json.loads(given if given.startswith("{") else Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cfg.compile_configs must be a table, JSON or a file of it: {error}") from error
+    told: dict[str, Any] = {MAIN_SECTION: [], **given}
+    configs: dict[str, Any] = {
         kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
-        for kind, entry in {MAIN_SECTION: [], **given}.items()
+        for kind, entry in told.items()
     }
     for kind, entry in configs.items():
         if kind == MAIN_SECTION or (sections == "all" and kind != _AUXILIARY):
