@@ -1,6 +1,9 @@
 """Models from litert-torch come in and go out as what they are; LiteRT's ahead-of-time pipeline takes a component."""
 
+import importlib
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from edge_opt.integrations import aot, litert_torch
 from edge_opt.ir import load
 from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
 from edge_opt.schema.errors import UsageError
+from edge_opt.targets import load_target
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMO = TESTDATA / "demo_gemma3.tflite"
@@ -69,7 +73,8 @@ def test_anything_else_is_refused_by_name() -> None:
 
 
 def test_the_ahead_of_time_component_converts_the_model_it_is_given(tmp_path: Path) -> None:
-    types = pytest.importorskip("ai_edge_litert.aot.core.aot_types", reason="needs tqdm, on Linux")
+    pytest.importorskip("ai_edge_litert.aot.core.components", reason="needs tqdm, on Linux")
+    types = aot._types()
     component = aot.transforms(verify="none")
     output = types.Model.create_from_path(tmp_path / "out.tflite")
     component(types.Model.create_from_path(DEMO), output, None)
@@ -143,6 +148,60 @@ def test_one_call_does_what_aot_compile_does_with_edge_opt_in_front(tmp_path: Pa
     for taken, operators, partitions in compiled(result):
         assert taken == operators > 100
         assert partitions == 1
+
+
+FLAGGED = replace(load_target("qualcomm-htp"), compiler_flags={"qualcomm_optimization_level": "O1"})
+
+
+def called_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of LiteRT's compiler for a conversion with `FLAGGED`; a stand-in takes the compiler's place."""
+    common = pytest.importorskip("ai_edge_litert.aot.core.common", reason="needs tqdm, on Linux")
+    targets = importlib.import_module("ai_edge_litert.aot.vendors.qualcomm.target")
+    tool = folder / "tool"
+    tool.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys\n"
+        "given = dict(one.partition('=')[::2] for one in sys.argv[1:])\n"
+        "pathlib.Path(given['--o']).write_bytes(pathlib.Path(given['--model']).read_bytes())\n"
+        f"pathlib.Path({str(folder / 'called')!r}).write_text(chr(10).join(sys.argv[1:]))\n"
+    )
+    tool.chmod(0o700)
+    monkeypatch.setattr(common, "get_resource", lambda _: tool)
+    soc = targets.Target(targets.SocModel.SM8750)
+    aot.aot_compile(
+        QUANTIZED,
+        folder / "out",
+        target=soc,
+        edge_opt_target=FLAGGED,
+        convert_options={"verify": "none"},
+        subgraphs_to_compile=[0],
+        keep_going=False,
+    )
+    return (folder / "called").read_text().splitlines()
+
+
+def test_the_targets_flags_arrive_at_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = called_with(tmp_path, monkeypatch)
+    assert "--qualcomm_optimization_level=O1" in called
+    assert {"--soc_manufacturer=Qualcomm", "--soc_model=SM8750", "--subgraphs=0"} <= {*called}
+
+
+@pytest.mark.slow
+def test_the_qualcomm_compiler_minds_the_flags(tmp_path: Path, qualcomm: Any) -> None:
+    sizes = []
+    for name, target in (("default", "qualcomm-htp"), ("flagged", FLAGGED)):
+        result = aot.aot_compile(
+            QUANTIZED, tmp_path / name, target=qualcomm, edge_opt_target=target, keep_going=False
+        )
+        compiled(result)
+        sizes.append(result.models[0].path.stat().st_size)
+    assert sizes[0] != sizes[1], "another level makes another graph"
+
+
+def test_a_target_and_a_config_at_once_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert.aot.aot_compile", reason="needs tqdm, on Linux")
+    with pytest.raises(UsageError, match="both a target and a config are given"):
+        aot.aot_compile(QUANTIZED, tmp_path, target=object(), config=object())
 
 
 @pytest.mark.slow
