@@ -8,7 +8,7 @@ from edge_opt.schema.errors import EdgeOptError, ModelFormatError, OutputError, 
 from edge_opt.schema.reader import ModelFile, read_model
 from edge_opt.schema.table import Table, new_table, vector
 from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
-from edge_opt.schema.writer import WriteStats, model_bytes, write_model
+from edge_opt.schema.writer import model_bytes, write_model
 
 __all__ = [
     "ENUMS",
@@ -21,7 +21,6 @@ __all__ = [
     "OutputError",
     "Table",
     "UsageError",
-    "WriteStats",
     "model_bytes",
     "new_table",
     "read_model",

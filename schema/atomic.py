@@ -23,7 +23,7 @@ _OURS: Final = re.compile(r"\.[0-9a-f]{16}\.edge-opt-tmp\Z")
 _CANNOT_FLUSH: Final = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
 
 
-Identity = tuple[int, int]  # device and inode
+Identity = tuple[int, int] | None  # device and inode; None for what is no file
 
 
 def resolve_target(

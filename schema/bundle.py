@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from edge_opt.schema.data import Source
     from edge_opt.schema.table import Table
-    from edge_opt.schema.writer import Progress, WriteStats
+    from edge_opt.schema.writer import Progress
 
 
 class Section(Protocol):
@@ -51,7 +51,7 @@ class Bundle(Protocol):
         overwrite: bool = False,
         progress: Progress | None = None,
         check: Callable[[Path], None] | None = None,
-    ) -> WriteStats:
+    ) -> None:
         """Write the bundle with the models of some parts (by index) replaced, all else byte for byte."""
 
 

@@ -142,6 +142,15 @@ class Source:
             self._finalizer()
 
 
+def beginning(path: str | os.PathLike[str], length: int) -> bytes:
+    """The first bytes of a file; nothing of one that cannot be opened, and of a pipe only what is there already."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return file.read(length)
+    except (OSError, ValueError):
+        return b""
+
+
 class Data:
     """Bytes in a region of a `Source` or in memory; `external`: stored after the flatbuffer, not inside it.
 

@@ -1,27 +1,21 @@
-"""Writes tables.py: reads names, slots, types, defaults, unions and enums off the generated TFLite bindings.
+"""Writes tables.json: reads names, slots, types, defaults, unions and enums off the generated TFLite bindings.
 
 It looks at `ai_edge_litert.schema_py_generated` only and never at a model. Run it after a schema release as
 `python -m edge_opt.schema.generate`; with `--check` it only says whether the file still agrees.
 """
 
 import inspect
+import json
 import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import textwrap
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as bindings
 
 from edge_opt.schema.spec import SCALAR_CODES, Default, Row
-
-TABLES_FILE = Path(__file__).with_name("tables.py")
-HEADER = '''"""TFLite's tables, unions and enums as data; written by edge_opt.schema.generate, do not edit."""
-
-from typing import Final
-
-from edge_opt.schema.spec import Row, TableSpec, table_specs
-'''
+from edge_opt.schema.tables import TABLES_FILE
 
 # flatc's camelCase drops the underscore before a digit; these are the names that had one.
 _DIGIT_NAMES = {"builtinOptions2": "builtin_options_2", "builtinOptions2Type": "builtin_options_2_type"}
@@ -72,14 +66,16 @@ def _is_enum(name: str) -> bool:
     return not is_table and not name.startswith("_") and bool(enum_members(name))
 
 
-def read_unions() -> dict[str, dict[int, str]]:
-    """Union name -> discriminator -> table name."""
-    unions = [name for name in _classes() if _is_enum(name) and hasattr(bindings, f"{name}Creator")]
-    found = {name: {value: key for key, value in enum_members(name).items() if value != 0} for name in unions}
-    for name, members in found.items():
-        for table in members.values():
-            if not hasattr(bindings, f"{table}T"):
-                raise ValueError(f"union {name}: member {table} is no table")
+def read_unions() -> dict[str, list[str]]:
+    """Union name -> its tables, in the order of their discriminators from 1 on."""
+    found = {}
+    for name in (name for name in _classes() if _is_enum(name) and hasattr(bindings, f"{name}Creator")):
+        _, *members = enum_members(name).items()
+        if [code for _, code in members] != list(range(1, len(members) + 1)):
+            raise ValueError(f"union {name}: its discriminators have gaps")
+        if not all(hasattr(bindings, f"{table}T") for table, _ in members):
+            raise ValueError(f"union {name}: a member is no table")
+        found[name] = [table for table, _ in members]
     return found
 
 
@@ -142,55 +138,32 @@ def read_tables() -> dict[str, tuple[int, list[Row]]]:
     return {name: read_table(name) for name in _classes() if hasattr(bindings, f"{name}Start")}
 
 
-def _enum_lines() -> list[str]:
-    lines = ["ENUMS: Final[dict[str, dict[str, int]]] = {"]
-    for name, members in read_enums().items():
-        lines += [f'    "{name}": {{', *(f'        "{key}": {value},' for key, value in members.items())]
-        lines.append("    },")
-    return [*lines, "}"]
-
-
-def _union_lines() -> list[str]:
-    lines = ["UNIONS: Final[dict[str, dict[int, str]]] = {"]
-    for name, members in read_unions().items():
-        lines += [f'    "{name}": {{', *(f'        {key}: "{table}",' for key, table in members.items())]
-        lines.append("    },")
-    return [*lines, "}"]
-
-
-def _table_lines() -> list[str]:
-    lines = ["_ROWS: Final[dict[str, tuple[int, tuple[Row, ...]]]] = {"]
-    for name, (slots, rows) in read_tables().items():
-        if not rows:
-            lines.append(f'    "{name}": ({slots}, ()),')
-            continue
-        texts = [f'("{row[0]}", {row[1]}, "{row[2]}", {row[3]}),' for row in rows]
-        lines += [f'    "{name}": (', f"        {slots},"]
-        if len(texts) == 1:
-            lines.append(f"        ({texts[0]}),")
-        else:
-            lines += ["        (", *(f"            {text}" for text in texts), "        ),"]
-        lines.append("    ),")
-    return [*lines, "}", "", "TABLES: Final[dict[str, TableSpec]] = table_specs(_ROWS, UNIONS)"]
+def _block(name: str, entries: Mapping[str, object]) -> str:
+    lines = [textwrap.fill(f"{json.dumps(key)}: {json.dumps(value)}", 118) for key, value in entries.items()]
+    return f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}"
 
 
 def generate() -> str:
-    """The text of tables.py, formatted as `ruff format` would."""
-    blocks = [HEADER, *("\n".join(lines) + "\n" for lines in (_enum_lines(), _union_lines(), _table_lines()))]
-    return "\n".join(blocks)
+    """The text of tables.json."""
+    blocks: dict[str, Mapping[str, object]] = {
+        "enums": read_enums(),
+        "unions": read_unions(),
+        "tables": read_tables(),
+    }
+    return "{\n" + ",\n".join(_block(name, entries) for name, entries in blocks.items()) + "\n}\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Write tables.py, or with --check compare it; returns the exit code."""
+    """Write tables.json, or with --check compare it; returns the exit code."""
     text = generate()
     if "--check" not in arguments:
         TABLES_FILE.write_text(text, encoding="utf-8")
         print(f"wrote {TABLES_FILE}")
         return 0
     if TABLES_FILE.read_text(encoding="utf-8") == text:
-        print("tables.py agrees with the installed bindings")
+        print("tables.json agrees with the installed bindings")
         return 0
-    print("tables.py differs from the installed bindings: run `python -m edge_opt.schema.generate`")
+    print("tables.json differs from the installed bindings: run `python -m edge_opt.schema.generate`")
     return 1
 
 

@@ -14,10 +14,10 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from edge_opt.schema.atomic import replacing, resolve_target
-from edge_opt.schema.data import Source
+from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.transfer import copy_range, write_bytes
-from edge_opt.schema.writer import Progress, WriteStats, counter, place_model, write_placed
+from edge_opt.schema.writer import Progress, counter, place_model, write_placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,13 +76,10 @@ class Bundle:
         self.header = header
         self.sections = sections
 
-    def part(self, section: Section) -> Source:
-        """The bytes of a section, as something that `read_model` reads."""
-        return self.source.section(section.begin, section.end - section.begin)
-
     def content(self, index: int) -> Source:
-        """As `part`, by the section's index."""
-        return self.part(self.sections[index])
+        """The bytes of a section, as something that `read_model` reads."""
+        section = self.sections[index]
+        return self.source.section(section.begin, section.end - section.begin)
 
     def write(
         self,
@@ -92,22 +89,38 @@ class Bundle:
         overwrite: bool = False,
         progress: Progress | None = None,
         check: Callable[[Path], None] | None = None,
-    ) -> WriteStats:
-        """As `write_bundle`."""
-        return write_bundle(self, models, path, overwrite=overwrite, progress=progress, check=check)
+    ) -> None:
+        """Write the bundle with the models of some sections (by index) replaced; weights go from file to file.
+
+        Raises:
+            UsageError: the output is the input, or exists and `overwrite` is false.
+            OutputError: it could not be written; nothing was left behind.
+            ModelFormatError: a model's tables hold what the format cannot, or the input was changed meanwhile.
+        """
+        inputs = (self.source.identity,)
+        resolve_target(path, overwrite=overwrite, inputs=inputs)
+        places = _lay_out(self, models)
+        header = bytearray(self.header)
+        for place in places:
+            section = place.section
+            struct.pack_into("<Q", header, section.begin_at, place.begin)
+            struct.pack_into("<Q", header, section.end_at, place.begin + place.size)
+        size = max(place.begin + place.size for place in places)
+        distinct = list({place.begin: place for place in places}.values())
+        _check_header(self, bytes(header), size, places)
+        total = len(header) + sum(place.size for place in distinct)
+        advance = counter(total, progress)
+        with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
+            os.ftruncate(target, size)
+            write_bytes(memoryview(header), target, 0, advance)
+            for place in distinct:
+                _write_section(self, place, target, advance)
+            self.source.check_unchanged()
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
     """True where the file begins like a bundle; a file that cannot be opened is none."""
-    try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):
-        return False
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+    return beginning(path, len(MAGIC)) == MAGIC
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
@@ -245,46 +258,6 @@ class _Place(NamedTuple):
     begin: int
     size: int
     placement: Placement | None
-
-
-def write_bundle(
-    bundle: Bundle,
-    models: Mapping[int, Table],
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    check: Callable[[Path], None] | None = None,
-) -> WriteStats:
-    """Write the bundle with the models of some sections (by index) replaced; all at once, weights from file to file.
-
-    Raises:
-        UsageError: the output is the input, or exists and `overwrite` is false.
-        OutputError: it could not be written; nothing was left behind.
-        ModelFormatError: a model's tables hold what the format cannot, or the input was changed meanwhile.
-    """
-    identity = bundle.source.identity
-    inputs = () if identity is None else (identity,)
-    resolve_target(path, overwrite=overwrite, inputs=inputs)
-    places = _lay_out(bundle, models)
-    header = bytearray(bundle.header)
-    for place in places:
-        section = place.section
-        struct.pack_into("<Q", header, section.begin_at, place.begin)
-        struct.pack_into("<Q", header, section.end_at, place.begin + place.size)
-    size = max(place.begin + place.size for place in places)
-    distinct = list({place.begin: place for place in places}.values())
-    _check_header(bundle, bytes(header), size, places)
-    total = len(header) + sum(place.size for place in distinct)
-    advance = counter(total, progress)
-    with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
-        os.ftruncate(target, size)
-        write_bytes(memoryview(header), target, 0, advance)
-        for place in distinct:
-            _write_section(bundle, place, target, advance)
-        bundle.source.check_unchanged()
-    tables = sum(len(place.placement.tables) for place in distinct if place.placement is not None)
-    return WriteStats(str(path), size, size, tables, size - tables - len(header), len(distinct))
 
 
 def _check_header(bundle: Bundle, header: bytes, size: int, places: list[_Place]) -> None:

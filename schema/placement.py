@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from edge_opt.schema.builder import Built, Hole
-from edge_opt.schema.data import Bytes, Data, Source
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.transfer import PAGE
 
 ALIGNMENT: Final = 16
@@ -29,28 +29,17 @@ _PAGED_SIZE: Final = 1 << 20
 
 
 class Piece(NamedTuple):
-    """`length` bytes for position `at`: from `start` of a source, or the whole of a `Data` in memory."""
+    """Bytes for position `at`."""
 
     at: int
-    length: int
-    source: Source | None
-    start: int
-    data: Data | None
-
-    def view(self) -> Bytes:
-        """The bytes, uint8[length]."""
-        if self.data is not None:
-            return self.data.view()
-        assert self.source is not None
-        return self.source.view(self.start, self.length)
+    data: Data
 
 
 class Placement(NamedTuple):
-    """All pieces in file order, the patched tables, the size of the flatbuffer and of the whole file."""
+    """All pieces in file order, the patched tables, and the size of the whole file."""
 
     tables: bytearray
     pieces: list[Piece]
-    flatbuffer_size: int
     size: int
 
 
@@ -61,6 +50,12 @@ class _Run(NamedTuple):
     start: int
     stop: int
     weights: list[Data]
+
+    def data(self) -> Data:
+        """The weights with what lies between them."""
+        if self.source is None:
+            return self.weights[0]
+        return Data.region(self.source, self.start, self.stop - self.start, external=self.weights[0].external)
 
 
 def place(built: Built) -> Placement:
@@ -73,7 +68,6 @@ def place(built: Built) -> Placement:
     inside, end = _lay_out(_runs(built.holes, external=False), len(tables), prefixed=True)
     if end > MAX_FLATBUFFER_SIZE:
         raise OverflowError(f"a flatbuffer of {end} bytes")
-    flatbuffer_size = end
     outside, end = _lay_out(_runs(built.holes, external=True), end, prefixed=False)
     for hole in built.holes:
         if hole.external:
@@ -82,7 +76,7 @@ def place(built: Built) -> Placement:
         else:
             position = inside.positions[_key(hole.data)] - 4
             tables[hole.at : hole.at + 4] = (position - hole.at).to_bytes(4, "little")
-    return Placement(tables, inside.pieces + outside.pieces, flatbuffer_size, end)
+    return Placement(tables, inside.pieces + outside.pieces, end)
 
 
 def with_trailing(placement: Placement, trailing: Data) -> Placement:
@@ -92,8 +86,7 @@ def with_trailing(placement: Placement, trailing: Data) -> Placement:
     front of it, which may have grown (as with self-extracting archives) but not shrunk.
     """
     at = max(placement.size, trailing.offset)
-    moved = Piece(at, trailing.length, trailing.source, trailing.offset, None)
-    return placement._replace(pieces=[*placement.pieces, moved], size=at + trailing.length)
+    return placement._replace(pieces=[*placement.pieces, Piece(at, trailing)], size=at + trailing.length)
 
 
 def _key(data: Data) -> tuple[int, int, int]:
@@ -152,17 +145,14 @@ def _lay_out(runs: list[_Run], end: int, *, prefixed: bool) -> tuple[_LaidOut, i
             positions[_key(data)] = at + data.offset - run.start if run.source is not None else at
         if prefixed:
             pieces.append(_prefix(at, run.weights[0]))
-        if run.source is None:
-            pieces.append(Piece(at, run.stop, None, 0, run.weights[0]))
-        else:
-            pieces.append(Piece(at, run.stop - run.start, run.source, run.start, None))
+        pieces.append(Piece(at, run.data()))
         end = at + run.stop - run.start
     return _LaidOut(positions, pieces), end
 
 
 def _prefix(at: int, data: Data) -> Piece:
     """The vector's length; those of the neighbours behind it come over with the bytes between them."""
-    return Piece(at - 4, 4, None, 0, Data(data.length.to_bytes(4, "little")))
+    return Piece(at - 4, Data(data.length.to_bytes(4, "little")))
 
 
 def _aligned(end: int, run: _Run) -> int:

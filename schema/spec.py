@@ -1,5 +1,7 @@
 """What a table of the file format looks like, as data. It must not know about files or values."""
 
+import struct
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 Default = int | float | bool | None
@@ -19,19 +21,6 @@ SCALAR_CODES: Final[dict[str, str]] = {
     "float32": "f",
     "float64": "d",
 }
-SCALAR_SIZES: Final[dict[str, int]] = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float32": 4,
-    "float64": 8,
-}
 
 
 class FieldSpec(NamedTuple):
@@ -48,7 +37,7 @@ class FieldSpec(NamedTuple):
     @property
     def size(self) -> int:
         """Inline bytes of the field: a scalar's own, four (a uoffset) for everything else."""
-        return SCALAR_SIZES[self.element] if self.kind == "scalar" else 4
+        return struct.calcsize(f"<{self.code}")
 
     @property
     def code(self) -> str:
@@ -87,17 +76,17 @@ def _kind(type_name: str, unions: dict[str, dict[int, str]]) -> tuple[str, str]:
 
 
 def table_specs(
-    rows: dict[str, tuple[int, tuple[Row, ...]]], unions: dict[str, dict[int, str]]
+    tables: Mapping[str, tuple[int, Sequence[Row]]], unions: dict[str, dict[int, str]]
 ) -> dict[str, TableSpec]:
     """The specs of all tables from rows `(field, slot, type, default)`, types spelled as in schema.fbs."""
-    specs = {}
-    for table, (slots, fields) in rows.items():
-        specs[table] = TableSpec(
+    return {
+        table: TableSpec(
             table,
             slots,
             tuple(
-                FieldSpec(table, name, slot, type_name, default, *_kind(type_name, unions))
-                for name, slot, type_name, default in fields
+                FieldSpec(table, name, slot, kind, default, *_kind(kind, unions))
+                for name, slot, kind, default in rows
             ),
         )
-    return specs
+        for table, (slots, rows) in tables.items()
+    }

@@ -4,25 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_opt.schema.spec import TableSpec
+from edge_opt.schema.spec import SCALAR_CODES, TableSpec
 from edge_opt.schema.tables import TABLES, UNIONS
 
 if TYPE_CHECKING:
     from edge_opt.schema.data import Data
 
-NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    "bool": np.dtype(np.bool_),
-    "int8": np.dtype("<i1"),
-    "uint8": np.dtype("<u1"),
-    "int16": np.dtype("<i2"),
-    "uint16": np.dtype("<u2"),
-    "int32": np.dtype("<i4"),
-    "uint32": np.dtype("<u4"),
-    "int64": np.dtype("<i8"),
-    "uint64": np.dtype("<u8"),
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
-}
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()}
 
 _MOST_SHOWN = 8
 

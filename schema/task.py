@@ -17,11 +17,11 @@ import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from edge_opt.schema.atomic import replacing, resolve_target
-from edge_opt.schema.data import Source
+from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import IDENTIFIER
 from edge_opt.schema.transfer import copy_range, write_bytes
-from edge_opt.schema.writer import Progress, WriteStats, counter, place_model, write_placed
+from edge_opt.schema.writer import Progress, counter, place_model, write_placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,7 +123,7 @@ class TaskBundle:
         overwrite: bool = False,
         progress: Progress | None = None,
         check: Callable[[Path], None] | None = None,
-    ) -> WriteStats:
+    ) -> None:
         """Write the archive with the models of some members (by index) replaced; weights go from file to file.
 
         Raises:
@@ -131,8 +131,7 @@ class TaskBundle:
             OutputError: it could not be written; nothing was left behind.
             ModelFormatError: a member is damaged, tables hold what the format cannot, or the input was changed.
         """
-        identity = self.source.identity
-        inputs = () if identity is None else (identity,)
+        inputs = (self.source.identity,)
         resolve_target(path, overwrite=overwrite, inputs=inputs)
         for index, member in enumerate(self.sections):
             if index not in models:
@@ -151,9 +150,6 @@ class TaskBundle:
             ending = _ending(len(records), len(directory), stop, self._comment, wide=self._wide)
             write_bytes(memoryview(directory + ending), target, stop, lambda _: None)
             self.source.check_unchanged()
-        size = stop + len(directory) + len(ending)
-        tables = sum(len(place.placement.tables) for place in places.values() if place.placement is not None)
-        return WriteStats(str(path), size, size, tables, total - tables, len(places))
 
     def _lay_out(self, models: Mapping[int, Table], stop: int) -> tuple[dict[int, _Place], int]:
         """Members keep their order in the file, and move by whole pages; the end of the last one."""
@@ -222,11 +218,7 @@ def _checksum(chunks: Iterable[bytes | memoryview]) -> int:
 
 def is_task(path: str | os.PathLike[str]) -> bool:
     """True where the file begins like a zip archive, after zeros for alignment; one that cannot be opened is none."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            return file.read(_CHUNK >> 8).lstrip(b"\0")[:4] in (_LOCAL, _END)
-    except (OSError, ValueError):
-        return False
+    return beginning(path, _PAGE).lstrip(b"\0")[:4] in (_LOCAL, _END)
 
 
 def read_task(path: str | os.PathLike[str]) -> TaskBundle:

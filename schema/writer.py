@@ -6,7 +6,6 @@ The same tables give the same bytes. Weights inside the flatbuffer stay inside w
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.builder import build
@@ -18,17 +17,6 @@ from edge_opt.schema.transfer import copy_range, write_bytes
 Progress = Callable[[int, int], None]
 
 
-class WriteStats(NamedTuple):
-    """What was written: sizes in bytes, `copied` of them from file to file, in `pieces` stretches."""
-
-    path: str
-    size: int
-    flatbuffer_size: int
-    tables_size: int
-    copied: int
-    pieces: int
-
-
 def write_model(
     root: Table,
     path: str | os.PathLike[str],
@@ -36,7 +24,7 @@ def write_model(
     overwrite: bool = False,
     progress: Progress | None = None,
     check: Callable[[Path], None] | None = None,
-) -> WriteStats:
+) -> None:
     """Write the model below `root` to `path`, all at once; `progress(done, total)` counts bytes.
 
     `check` may look at the finished file before it gets its name, and refuse it by raising.
@@ -47,19 +35,15 @@ def write_model(
         ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
     """
     sources = _sources(root)
-    inputs = tuple(identity for source in sources if (identity := source.identity) is not None)
+    inputs = tuple(source.identity for source in sources)
     resolve_target(path, overwrite=overwrite, inputs=inputs)
     placement = place_model(root)
-    total = len(placement.tables) + sum(piece.length for piece in placement.pieces)
+    total = len(placement.tables) + sum(piece.data.length for piece in placement.pieces)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
         os.ftruncate(target, placement.size)
         write_placed(placement, target, 0, counter(total, progress))
         for source in sources:
             source.check_unchanged()
-    copied = sum(piece.length for piece in placement.pieces if piece.source is not None)
-    stretches = sum(piece.source is not None for piece in placement.pieces)
-    sizes = (placement.size, placement.flatbuffer_size, len(placement.tables))
-    return WriteStats(str(path), *sizes, copied, stretches)
 
 
 def model_bytes(root: Table) -> bytes:
@@ -72,7 +56,7 @@ def model_bytes(root: Table) -> bytes:
     content = bytearray(placement.size)
     content[: len(placement.tables)] = placement.tables
     for piece in placement.pieces:
-        content[piece.at : piece.at + piece.length] = piece.view().data
+        content[piece.at : piece.at + piece.data.length] = piece.data.view().data
     return bytes(content)
 
 
@@ -98,12 +82,12 @@ def write_placed(placement: Placement, target: int, base: int, advance: Callable
     """Write a placed model to a descriptor, from byte `base` on."""
     write_bytes(memoryview(placement.tables), target, base, advance)
     for piece in placement.pieces:
-        at = base + piece.at
-        if piece.source is None or piece.source.fd is None:
-            write_bytes(piece.view().data, target, at, advance)
+        at, data = base + piece.at, piece.data
+        if data.source is None or data.source.fd is None:
+            write_bytes(data.view().data, target, at, advance)
         else:
-            start = piece.source.base + piece.start
-            copy_range(piece.source.fd, start, target, at, piece.length, advance=advance)
+            start = data.source.base + data.offset
+            copy_range(data.source.fd, start, target, at, data.length, advance=advance)
 
 
 def counter(total: int, progress: Progress | None) -> Callable[[int], None]:

@@ -20,7 +20,7 @@ from edge_opt.ir import load
 from edge_opt.ir.text_parser import parse
 from edge_opt.ir.write import to_bytes
 from edge_opt.schema import EdgeOptError, ModelFormatError, Table, model_bytes, new_table, read_model
-from edge_opt.schema.litertlm import read_bundle, write_bundle
+from edge_opt.schema.litertlm import read_bundle
 
 ADD, CONCATENATION = 0, 2
 
@@ -168,7 +168,7 @@ def test_a_bundle_whose_positions_are_stored_in_one_place_is_not_rewritten(tmp_p
     first, second = opened.sections
     opened.sections[1] = second._replace(begin_at=first.begin_at, end_at=first.end_at)
     with pytest.raises(ModelFormatError, match="so that no section can be moved"):
-        write_bundle(opened, {}, tmp_path / "out.litertlm")
+        opened.write({}, tmp_path / "out.litertlm")
     assert names(tmp_path) == ["b.litertlm"]
 
 

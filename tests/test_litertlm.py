@@ -12,7 +12,7 @@ from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
-from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle, write_bundle
+from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def contents(made: Bundle) -> list[bytes]:
-    return [bytes(made.part(section).view(0, section.end - section.begin)) for section in made.sections]
+    return [bytes(part.view(0, part.size)) for part in map(made.content, range(len(made.sections)))]
 
 
 def test_sections_are_found_with_what_they_are_for(file: Path) -> None:
@@ -47,7 +47,7 @@ def test_sections_are_found_with_what_they_are_for(file: Path) -> None:
 
 def test_a_bundle_written_without_changes_is_the_same_file(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "same.litertlm"
-    write_bundle(read_bundle(file), {}, output)
+    read_bundle(file).write({}, output)
     assert output.read_bytes() == file.read_bytes()
 
 
@@ -124,14 +124,14 @@ def test_sections_that_are_the_same_bytes_stay_so(tmp_path: Path) -> None:
     struct.pack_into("<Q", content, second.begin_at, first.begin)
     struct.pack_into("<Q", content, second.end_at, first.end)
     path.write_bytes(content)
-    write_bundle(read_bundle(path), {}, output)
+    read_bundle(path).write({}, output)
     again = read_bundle(output).sections
     assert (again[0].begin, again[0].end) == (again[1].begin, again[1].end)
 
 
 def test_a_model_in_a_section_is_read_from_where_it_lies(file: Path) -> None:
     made = read_bundle(file)
-    model = from_tables(read_model(made.part(made.sections[1])))
+    model = from_tables(read_model(made.content(1)))
     assert [signature.key for signature in model.signatures] == ["prefill_8", "decode"]
 
 

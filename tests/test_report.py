@@ -24,8 +24,8 @@ from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
 from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw
-from edge_opt.report.writing import render
 from edge_opt.report.folding import hoisted, longest_repeat
+from edge_opt.report.writing import render
 from edge_opt.targets import load_target
 
 needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install 'edge-opt[report]'")

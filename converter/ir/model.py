@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from edge_opt.ir.quantization import Quantization
     from edge_opt.schema.reader import ModelFile
     from edge_opt.schema.table import Table
-    from edge_opt.schema.writer import WriteStats
 
 
 @dataclass(slots=True)
@@ -71,15 +70,15 @@ class Model:
         entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> WriteStats:
-        """Write a .tflite file, whole or not at all; weights go from file to file. Returns sizes in bytes.
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write a .tflite file, whole or not at all; weights go from file to file.
 
         Raises:
             UsageError: the output is the file that the model was read from, or exists and `overwrite` is False.
             OutputError: the output cannot be written; nothing is left behind.
             ModelFormatError: the model holds what the format cannot, or its file was changed meanwhile.
         """
-        return write_tables(self, path, overwrite=overwrite)
+        write_tables(self, path, overwrite=overwrite)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
         """The model's code for a builtin operator in that version.

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_opt.schema.table import Table, new_table
 from edge_opt.schema.tables import UNIONS
-from edge_opt.schema.writer import WriteStats, model_bytes, write_model
+from edge_opt.schema.writer import model_bytes, write_model
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,7 @@ def save(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
     check: Callable[[Path], None] | None = None,
-) -> WriteStats:
+) -> None:
     """Write a model to a file, whole or not at all; weights go from file to file.
 
     `check` may look at the finished file before it gets its name, and refuse it by raising.
@@ -39,7 +39,7 @@ def save(
         UsageError: the output is the input, or exists and `overwrite` is False.
         OutputError: the output cannot be written; nothing is left behind.
     """
-    return write_model(to_tables(model), path, overwrite=overwrite, progress=progress, check=check)
+    write_model(to_tables(model), path, overwrite=overwrite, progress=progress, check=check)
 
 
 def to_bytes(model: Model) -> bytes:
