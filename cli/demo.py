@@ -9,7 +9,7 @@ from edge_opt.cli import convert as converting
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion import default_output
-from edge_opt.inspection import first_rewrite
+from edge_opt.inspection import example_rewrite
 from edge_opt.ir import load
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import OutputError
@@ -72,8 +72,10 @@ def _show_block(source: Path) -> None:
     """One region as the pass sees it, in the entry point where splitting matters most."""
     model = load(source)
     name = next(name for name, _ in model.entry_points() if name.startswith("prefill"))
-    shown = first_rewrite(model, name)
+    shown = example_rewrite(model, name)
     if shown is not None:
-        before, after = shown
-        output.say(f"== an attention block of {name}, before\n\n{before}\n")
-        output.say(f"== after: single heads, joined\n\n{after}")
+        for title, operators in (
+            (f"an attention block of {name}, before", shown.before),
+            ("after: single heads, joined", shown.after),
+        ):
+            output.say("\n".join([f"== {title}", "", *shown.lines(operators), ""]))

@@ -32,7 +32,7 @@ def say(text: str = "") -> None:
 
 def say_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`; a figure that is not a finite number is null."""
-    from edge_opt.report.strict_json import strict  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+    from edge_opt.schema.strict_json import strict  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
 
     _write(json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 

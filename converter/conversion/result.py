@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.conversion.verdicts import verdicts
 from edge_opt.passes import MaskedRows, SiteReport, Status
-from edge_opt.report.strict_json import strict
-from edge_opt.report.verdicts import verdicts
 from edge_opt.schema.errors import EdgeOptError
+from edge_opt.schema.strict_json import strict
 
 if TYPE_CHECKING:
     from edge_opt.comparison.whole import WholeSignature
@@ -61,6 +61,8 @@ class SignatureSummary:
             "operators_after": self.operators_after,
             "largest_tensor_bytes_before": self.largest_tensor_before,
             "largest_tensor_bytes_after": self.largest_tensor_after,
+            "blocks": self.blocks,
+            "blocks_converted": self.converted,
         }
 
 

@@ -9,7 +9,6 @@ from edge_opt.inspection.holdings import (
     attention_blocks,
     example_rewrite,
     explain,
-    first_rewrite,
     inspect,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "attention_blocks",
     "example_rewrite",
     "explain",
-    "first_rewrite",
     "inspect",
 ]

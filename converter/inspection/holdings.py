@@ -1,34 +1,34 @@
 """What a model holds: signatures, operators, weights, attention blocks, and what a conversion would do to each.
 
-Reads models and runs nothing; only `first_rewrite` edits a model, the one it is given.
+Runs nothing, and changes no model that a caller gave.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import Constants, DType
-from edge_opt.ir.text import operator_text
 from edge_opt.passes import PASSES, Context
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
-from edge_opt.report.folding import hoisted, longest_repeat
+from edge_opt.report.folding import hoisted
 from edge_opt.targets import Finding, Target, lint, load_target
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
+    from edge_opt.ir import Model, Operator, Subgraph, Tensor
     from edge_opt.passes import SiteReport
-    from edge_opt.targets import Target
+
+    _Named = list[tuple[str, Tensor]]
 
 # From a mask back to the input it comes from there are a few reshapes, repetitions and conversions.
 _DEEPEST = 32
@@ -48,20 +48,6 @@ class AttentionBlock:
     mask: str | None
     softmax: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {
-            "signature": self.signature,
-            "form": self.form,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_size": self.head_size,
-            "query_length": self.query_length,
-            "key_lengths": list(self.key_lengths),
-            "mask": self.mask,
-            "softmax": self.softmax,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -70,10 +56,6 @@ class Argument:
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +74,8 @@ class SignatureContent:
             "name": self.name,
             "operators": sum(self.operators.values()),
             "operator_counts": dict(self.operators),
-            "inputs": [argument.to_dict() for argument in self.inputs],
-            "outputs": [argument.to_dict() for argument in self.outputs],
+            "inputs": list(map(asdict, self.inputs)),
+            "outputs": list(map(asdict, self.outputs)),
             "attention_unmatched": self.unmatched,
         }
 
@@ -114,17 +96,9 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
-        return {
-            "file": self.file,
-            "size": self.size,
-            "flatbuffer_size": self.flatbuffer_size,
-            "subgraphs": self.subgraphs,
-            "weights": dict(self.weights),
-            "signatures": [signature.to_dict() for signature in self.signatures],
-            "attention": [block.to_dict() for block in self.attention],
-            "target": self.target,
-            "lint": [finding.to_dict() for finding in self.lint],
-        }
+        signatures = [signature.to_dict() for signature in self.signatures]
+        lint = [finding.to_dict() for finding in self.lint]
+        return {**asdict(self), "signatures": signatures, "lint": lint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +110,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
-        return {
-            **self.verdict.to_dict(),
-            "settled": self.verdict.settled,
-            "attention": None if self.block is None else self.block.to_dict(),
-        }
+        block = None if self.block is None else asdict(self.block)
+        return {**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block}
 
 
 def inspect(
@@ -204,22 +175,13 @@ def attention_blocks(model: Model, name: str, graph: Subgraph) -> list[Attention
     ]
 
 
-def first_rewrite(model: Model, signature: str, chosen: str = "mha_to_sha") -> tuple[str, str] | None:
-    """The first region that a pass would rewrite in an entry point, before and after, in the text form.
-
-    None where nothing matches. Tensors get short names, arguments their own and others a number; of heads that are
-    alike the first is shown.
-    """
-    example = example_rewrite(model, signature, chosen)
-    if example is None:
-        return None
-    return "\n".join(_lines(example.before, example.name)), "\n".join(_folded(example.after, example.name))
-
-
 def example_rewrite(
     model: Model, signature: str, chosen: str = "mha_to_sha", target: Target | None = None
 ) -> Example | None:
-    """The first region that a pass would rewrite in an entry point, before and after; None where nothing matches."""
+    """The first region that a pass would rewrite in an entry point, before and after; None where nothing matches.
+
+    Tensors get short names: arguments their own, others a number.
+    """
     graph = dict(model.entry_points())[signature]
     context = Context(model, graph, signature, target or load_target("generic"), Constants(model))
     for site in PASSES[chosen].sites(context):
@@ -263,45 +225,38 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
 
 
 def _content(model: Model, name: str, graph: Subgraph, *, unmatched: int) -> SignatureContent:
-    signature = _signature(model, name, graph)
-    inputs = _named(graph.inputs) if signature is None else signature.inputs.items()
-    outputs = _named(graph.outputs) if signature is None else signature.outputs.items()
-    return SignatureContent(
-        name,
-        dict(Counter(operator.name for operator in graph.operators).most_common()),
-        tuple(_argument(label, tensor) for label, tensor in inputs),
-        tuple(_argument(label, tensor) for label, tensor in outputs),
-        unmatched,
+    operators = dict(Counter(operator.name for operator in graph.operators).most_common())
+    inputs, outputs = (
+        tuple(
+            Argument(label, tensor.shape_signature or tensor.shape, DType(tensor.dtype).name)
+            for label, tensor in named
+        )
+        for named in _arguments(model, name, graph)
     )
+    return SignatureContent(name, operators, inputs, outputs, unmatched)
 
 
-def _signature(model: Model, name: str, graph: Subgraph) -> Signature | None:
-    return next((s for s in model.signatures if s.key == name and s.subgraph is graph), None)
-
-
-def _named(tensors: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
-    return [(tensor.name, tensor) for tensor in tensors]
-
-
-def _argument(name: str, tensor: Tensor) -> Argument:
-    return Argument(name, tensor.shape_signature or tensor.shape, DType(tensor.dtype).name)
+def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[_Named, _Named]:
+    """The inputs and outputs, with what callers call them."""
+    for signature in model.signatures:
+        if signature.key == name and signature.subgraph is graph:
+            return [*signature.inputs.items()], [*signature.outputs.items()]
+    return [(tensor.name, tensor) for tensor in graph.inputs], [(t.name, t) for t in graph.outputs]
 
 
 def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[int, str]:
     """What callers call the inputs and outputs, by the tensor's identity."""
-    signature = _signature(model, name, graph)
-    if signature is None:
-        return {id(tensor): tensor.name for tensor in (*graph.outputs, *graph.inputs)}
-    return {id(tensor): label for label, tensor in (*signature.outputs.items(), *signature.inputs.items())}
+    inputs, outputs = _arguments(model, name, graph)
+    return {id(tensor): label for label, tensor in (*outputs, *inputs)}
 
 
 def _describe(match: Block | SingleHead, signature: str, arguments: Mapping[int, str]) -> AttentionBlock:
-    multi = isinstance(match, Block)
+    heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (1, 1)
     return AttentionBlock(
         signature=signature,
-        form="multi-head" if multi else "single-head",
-        heads=match.heads if isinstance(match, Block) else 1,
-        kv_heads=match.kv_heads if isinstance(match, Block) else 1,
+        form="multi-head" if isinstance(match, Block) else "single-head",
+        heads=heads,
+        kv_heads=kv_heads,
         head_size=match.head_size,
         query_length=match.query_length,
         key_lengths=match.key_lengths,
@@ -335,17 +290,3 @@ class _ShortNames:
         if id(tensor) in self._arguments:
             return f"%{self._arguments[id(tensor)]}"
         return f"%{self._numbers.setdefault(id(tensor), len(self._numbers))}"
-
-
-def _lines(operators: Iterable[Operator], names: Callable[[Tensor], str]) -> list[str]:
-    return [operator_text(operator, names) for operator in operators]
-
-
-def _folded(operators: Sequence[Operator], names: Callable[[Tensor], str]) -> list[str]:
-    """The lines, with the longest stretch that repeats itself shown once."""
-    lines = _lines(operators, names)
-    stretch = longest_repeat([operator.name for operator in operators])
-    if not stretch.hidden:
-        return lines
-    note = f"... {stretch.times - 1} more like these {stretch.period} ..."
-    return [*lines[: stretch.hidden.start], note, *lines[stretch.hidden.stop :]]

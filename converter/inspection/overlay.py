@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.conversion import convert
@@ -19,9 +18,13 @@ from edge_opt.schema.atomic import replacing
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_opt.ir import Model, Operator, Subgraph
+    from collections.abc import Iterator
+
+    from edge_opt.ir import Model, Operator
     from edge_opt.passes import SiteReport
     from edge_opt.targets import Target
+
+    _Place = tuple[str, int]
 
 _COLOURS = {
     Status.CONVERTED: "#bfe5cb",
@@ -69,115 +72,86 @@ def write_node_data(data: dict[str, Any], path: str | os.PathLike[str], *, overw
         file.write(text.encode())
 
 
-@dataclass(slots=True)
-class _Step:
-    """What one site took away and put in."""
-
-    old: list[Operator]
-    new: list[Operator]
-
-
-@dataclass(slots=True)
 class _Rewriting:
     """Watches a conversion: after each site, which operators are gone and which are new."""
 
-    model: Model
-    places: dict[int, tuple[str, int]] = field(init=False)
-    kept: list[Operator] = field(init=False)
-    known: dict[int, Operator] = field(init=False)
-    names: dict[str, tuple[str, int]] = field(init=False)
-    steps: list[_Step] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        self.places, self.names = {}, {}
-        self.kept = []
-        for graph in self.model.subgraphs:
-            for place, operator in enumerate(graph.operators):
-                self.places[id(operator)] = graph.name, place
-                self.kept.append(operator)
-                self.names.update({tensor.name: (graph.name, place) for tensor in operator.outputs})
-        self.known = {id(operator): operator for operator in self.kept}
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._places = {id(operator): place for operator, place in _places(model)}
+        self._names = _makers(model)
+        self._kept = [operator for operator, _ in _places(model)]
+        # Operators that are gone stay known: their identity must not be given to another.
+        self._known = {id(operator): operator for operator in self._kept}
+        self._steps: list[tuple[list[Operator], list[Operator]]] = []
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
         """Called once for each site."""
         del done, total
         if stage != "rewriting":
             return
-        present = [operator for graph in self.model.subgraphs for operator in graph.operators]
+        present = [operator for operator, _ in _places(self._model)]
         now = {id(operator) for operator in present}
-        old = [operator for operator in self.kept if id(operator) not in now]
-        new = [operator for operator in present if id(operator) not in self.known]
-        self.steps.append(_Step(old, new))
-        self.kept = present
-        # Operators that are gone stay known: their identity must not be given to another.
-        self.known.update({id(operator): operator for operator in new})
+        old = [operator for operator in self._kept if id(operator) not in now]
+        new = [operator for operator in present if id(operator) not in self._known]
+        self._steps.append((old, new))
+        self._kept = present
+        self._known.update({id(operator): operator for operator in new})
 
     def overlay_before(self, sites: list[SiteReport]) -> dict[str, Any]:
         """For the model as it was."""
-        overlay = _Overlay()
-        for site, step in zip(sites, self.steps, strict=True):
-            for operator in step.old:
-                if id(operator) in self.places:
-                    count = f"{len(step.old)} operators become {len(step.new)}"
-                    overlay.add(*self.places[id(operator)], f"{_title(site)}: {count}", _colour(site))
-            if site.status is not Status.CONVERTED and site.operator in self.names:
-                overlay.add(*self.names[site.operator], f"{_title(site)}: {site.reason}", _colour(site))
-        return overlay.graphs
+        overlay: dict[str, Any] = {}
+        for site, (old, new) in zip(sites, self._steps, strict=True):
+            for operator in old:
+                if id(operator) in self._places:
+                    _add(
+                        overlay, self._places[id(operator)], site, f": {len(old)} operators become {len(new)}"
+                    )
+            if site.status is not Status.CONVERTED and site.operator in self._names:
+                _add(overlay, self._names[site.operator], site, f": {site.reason}")
+        return overlay
 
     def overlay_after(self, sites: list[SiteReport], converted: Model) -> dict[str, Any]:
         """For the model that came of it: its new operators, found by the tensors that they define."""
         made = {
             tensor.name: site
-            for site, step in zip(sites, self.steps, strict=True)
-            for operator in step.new
+            for site, (_, new) in zip(sites, self._steps, strict=True)
+            for operator in new
             for tensor in operator.outputs
         }
-        overlay = _Overlay()
-        for graph in converted.subgraphs:
-            for place, operator in enumerate(graph.operators):
-                name = operator.outputs[0].name if operator.outputs else ""
-                if name in made:
-                    site = made[name]
-                    part = _part(name) if len(operator.outputs) == 1 else ""
-                    overlay.add(graph.name, place, f"{_title(site)}{part}", _colour(site))
-        own = {tensor.name for graph in converted.subgraphs for tensor in graph.tensors}
-        fresh = made.keys() - self.names.keys()
-        if fresh and not fresh & own:
+        overlay: dict[str, Any] = {}
+        for operator, place in _places(converted):
+            name = operator.outputs[0].name if operator.outputs else ""
+            if name in made:
+                _add(overlay, place, made[name], _part(name) if len(operator.outputs) == 1 else "")
+        own = _makers(converted)
+        fresh = made.keys() - self._names.keys()
+        if fresh and not fresh & own.keys():
             raise UsageError(
                 "the converted model has no operator that converting the first one makes: give its own"
             )
         for site in sites:
-            if site.status is not Status.CONVERTED:
-                found = _place(converted, site.operator)
-                if found is not None:
-                    overlay.add(*found, f"{_title(site)}: {site.reason}", _colour(site))
-        return overlay.graphs
+            if site.status is not Status.CONVERTED and site.operator in own:
+                _add(overlay, own[site.operator], site, f": {site.reason}")
+        return overlay
 
 
-class _Overlay:
-    """Results by graph and node; what came first about a node stays."""
-
-    def __init__(self) -> None:
-        self.graphs: dict[str, Any] = {}
-
-    def add(self, graph: str, place: int, text: str, colour: str) -> None:
-        data = self.graphs.setdefault(
-            graph, {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
-        )
-        data["results"].setdefault(str(place), {"value": text, "bgColor": colour, "textColor": "#111111"})
-
-
-def _place(model: Model, tensor: str) -> tuple[str, int] | None:
+def _places(model: Model) -> Iterator[tuple[Operator, _Place]]:
     for graph in model.subgraphs:
-        place = _place_in(graph, tensor)
-        if place is not None:
-            return graph.name, place
-    return None
+        for place, operator in enumerate(graph.operators):
+            yield operator, (graph.name, place)
 
 
-def _place_in(graph: Subgraph, tensor: str) -> int | None:
-    pairs = enumerate(graph.operators)
-    return next((place for place, operator in pairs if any(t.name == tensor for t in operator.outputs)), None)
+def _makers(model: Model) -> dict[str, _Place]:
+    """The operator that defines each tensor, by the tensor's name."""
+    return {tensor.name: place for operator, place in _places(model) for tensor in operator.outputs}
+
+
+def _add(overlay: dict[str, Any], place: _Place, site: SiteReport, text: str) -> None:
+    """One result for a graph and node; what came first about a node stays."""
+    graph = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
+    colour = _SETTLED if site.settled else _COLOURS[site.status]
+    result = {"value": f"{_title(site)}{text}", "bgColor": colour, "textColor": "#111111"}
+    overlay.setdefault(place[0], graph)["results"].setdefault(str(place[1]), result)
 
 
 def _title(site: SiteReport) -> str:
@@ -191,7 +165,3 @@ def _part(name: str) -> str:
     """`.../head_2` -> `, head 2`."""
     found = _PART.search(name)
     return f", {found[1]} {found[2]}" if found else ""
-
-
-def _colour(site: SiteReport) -> str:
-    return _SETTLED if site.settled else _COLOURS[site.status]

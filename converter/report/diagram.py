@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
+from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_opt.report import words
 from edge_opt.report.folding import longest_repeat
+from edge_opt.report.words import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from edge_opt.ir import Operator, Tensor
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
-_SHORTEST_FOLD = 4
-
 
 Point = tuple[float, float]
 
@@ -29,11 +27,7 @@ class _Box(NamedTuple):
 
 def can_draw() -> bool:
     """False where the layout library (extra `report`) is not installed."""
-    try:
-        import igraph  # noqa: F401, PLC0415
-    except ImportError:
-        return False
-    return True
+    return find_spec("igraph") is not None
 
 
 def draw(operators: Sequence[Operator], name: Callable[[Tensor], str], label: str) -> str:
@@ -43,18 +37,16 @@ def draw(operators: Sequence[Operator], name: Callable[[Tensor], str], label: st
     width = max(x for x, _ in (*places, *chain(*routes))) + _WIDTH + 2 * _MARGIN
     height = max(y for _, y in places) + _HEIGHT + 2 * _MARGIN
     size = f'width="{width:.0f}" height="{height:.0f}"'
-    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{_escape(label)}">'
-    parts = [head]
-    parts.extend(_edge(route) for route in routes)
-    parts.extend(_box(box, place) for box, place in zip(boxes, places, strict=True))
-    return "".join([*parts, "</svg>"])
+    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{escape(label)}">'
+    drawn = [_box(box, place) for box, place in zip(boxes, places, strict=True)]
+    return "".join([head, *map(_edge, routes), *drawn, "</svg>"])
 
 
 def _graph(
     operators: Sequence[Operator], name: Callable[[Tensor], str]
 ) -> tuple[list[_Box], list[tuple[int, int]]]:
     """Boxes and edges by box number; heads that are like another are one box."""
-    stretch = longest_repeat([operator.name for operator in operators], at_least=_SHORTEST_FOLD)
+    stretch = longest_repeat([operator.name for operator in operators])
     boxes: list[_Box] = []
     made: dict[int, int] = {}
     edges: dict[tuple[int, int], None] = {}
@@ -136,14 +128,10 @@ def _box(box: _Box, place: Point) -> str:
     middle = x + _WIDTH / 2
     return (
         f'<g class="{box.kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
-        f'<text x="{middle:.1f}" y="{y + 16:.1f}">{_escape(_short(box.title))}</text>'
-        f'<text class="detail" x="{middle:.1f}" y="{y + 30:.1f}">{_escape(_short(box.detail))}</text></g>'
+        f'<text x="{middle:.1f}" y="{y + 16:.1f}">{escape(_short(box.title))}</text>'
+        f'<text class="detail" x="{middle:.1f}" y="{y + 30:.1f}">{escape(_short(box.detail))}</text></g>'
     )
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 20 else f"{text[:19]}…"
-
-
-def _escape(text: str) -> str:
-    return html.escape(words.one_line(text))

@@ -1,21 +1,31 @@
-"""The content of a report, the same for every format."""
+"""The content of a report, the same for every format; a table is a list of rows, its heads first."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.conversion.verdicts import compiler, headline
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
 from edge_opt.report import words
+from edge_opt.report.folding import folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from edge_opt.conversion import ConversionResult
     from edge_opt.ir import Operator, Tensor
     from edge_opt.passes import SiteReport
-    from edge_opt.report.subject import Subject
+
+NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
+_LONGEST_EXAMPLE = 120
+_EXACT, _MORE = "bit for bit", "more"
+_BUCKETS = {"up to 1e-7": 1e-7, "up to 1e-6": 1e-6, "up to 1e-4": 1e-4}
+
+Table = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,12 @@ class Example:
     after: Sequence[Operator]
     name: Callable[[Tensor], str]
 
+    def lines(self, operators: Sequence[Operator]) -> list[str]:
+        """One of both versions in the text form, with one of several heads that are alike."""
+        lines = folded(operators, self.name)
+        hidden = len(lines) - _LONGEST_EXAMPLE
+        return lines if hidden <= 0 else [*lines[:_LONGEST_EXAMPLE], f"... {hidden} more ..."]
+
     def to_dict(self) -> dict[str, Any]:
         """Both versions in the text form."""
         return {
@@ -37,76 +53,77 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Sites that share pass, verdict and reason."""
-
-    pass_name: str
-    status: str
-    reason: str
-    sites: tuple[SiteReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What a conversion did, ready to be written down. `lint` are (severity, sentence) about the result."""
 
-    subject: Subject
+    result: ConversionResult
     version: str
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
 
     @property
-    def converted(self) -> int:
-        """Number of sites that were rewritten."""
-        return sum(site.status is Status.CONVERTED for site in self.subject.sites)
+    def title(self) -> str:
+        """The file's name, or what stands for it."""
+        return Path(self.result.input).name if self.result.input else "model in memory"
 
-    def verdicts(self) -> list[Verdict]:
-        """Sites in groups of equal verdict, the converted ones first."""
-        groups: dict[tuple[str, str, str], list[SiteReport]] = defaultdict(list)
-        for site in self.subject.sites:
-            groups[site.pass_name, str(site.status), site.reason].append(site)
-        found = [Verdict(*key, tuple(sites)) for key, sites in groups.items()]
-        return sorted(found, key=lambda verdict: verdict.status != Status.CONVERTED)
+    @property
+    def summary(self) -> str:
+        """What was done, and what to tell the vendor's compiler."""
+        return " ".join([headline(self.result), *compiler(self.result)])
+
+    def signatures(self) -> Table:
+        """Every entry point before and after."""
+        return [
+            ("signature", "blocks split", "operators", "largest tensor"),
+            *(
+                (
+                    found.name,
+                    f"{found.converted} of {found.blocks}",
+                    f"{found.operators_before} -> {found.operators_after}",
+                    f"{words.size(found.largest_tensor_before)} -> {words.size(found.largest_tensor_after)}",
+                )
+                for found in self.result.signatures
+            ),
+        ]
+
+    def whole(self) -> Table:
+        """How equal the whole models had to be, and how equal they are."""
+        rows = [(item.name, item.found_text(), str(item.allowance)) for item in self.result.whole]
+        return [("signature", "found", "demanded"), *rows]
+
+    def verdicts(self) -> list[tuple[str, Status, str, list[SiteReport]]]:
+        """Sites in groups of equal pass, verdict and reason, the converted ones first."""
+        groups: dict[tuple[str, Status, str], list[SiteReport]] = defaultdict(list)
+        for site in self.result.sites:
+            groups[site.pass_name, site.status, site.reason].append(site)
+        found = [(*key, sites) for key, sites in groups.items()]
+        return sorted(found, key=lambda group: group[1] is not Status.CONVERTED)
 
     def errors(self) -> list[tuple[str, int]]:
-        """How many proved sites differ by how much: (bucket, sites), exact ones first."""
-        buckets: dict[str, int] = dict.fromkeys(_BUCKETS, 0)
-        for site in self.subject.sites:
-            if site.proof is not None:
-                buckets[_bucket(site.proof.bitwise, site.proof.max_abs)] += 1
-        return [(bucket, count) for bucket, count in buckets.items() if count or bucket == _BUCKETS[0]]
+        """How many proved sites differ by how much: (bucket, sites), exact ones first; empty where nothing was run."""
+        proofs = [site.proof for site in self.result.sites if site.proof is not None]
+        found = Counter(_EXACT if proof.bitwise else _bucket(proof.max_abs) for proof in proofs)
+        listed = [(bucket, found[bucket]) for bucket in (_EXACT, *_BUCKETS, _MORE)]
+        return [entry for entry in listed if proofs and (entry[1] or entry[0] == _EXACT)]
 
     def distances(self) -> list[tuple[str, int]]:
         """Elements of the whole models' float outputs by distance in units in the last place, where there are any."""
-        counts: dict[str, int] = {}
-        for signature in self.subject.whole:
-            for bucket, count in signature.distances().items():
-                counts[bucket] = counts.get(bucket, 0) + count
+        counts: Counter[str] = Counter()
+        for signature in self.result.whole:
+            counts.update(signature.distances())
         return [(bucket, count) for bucket, count in counts.items() if count]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values: `convert --json`, and the summary, counts, histogram, lint and example."""
-        known = self.subject.to_dict()
-        blocks = {item.name: (item.blocks, item.converted) for item in self.subject.signatures}
-        for figures in known["signatures"]:
-            figures["blocks"], figures["blocks_converted"] = blocks[figures["name"]]
+        """The report as JSON values: `convert --json`, and the summary, histogram, lint and example."""
         return {
-            **known,
+            **self.result.to_dict(),
             "version": self.version,
-            "summary": words.summary(self.subject),
+            "summary": self.summary,
             "largest_differences": [{"bucket": bucket, "sites": count} for bucket, count in self.errors()],
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
             "example": None if self.example is None else self.example.to_dict(),
         }
 
 
-_BUCKETS = ("bit for bit", "up to 1e-7", "up to 1e-6", "up to 1e-4", "more")
-
-
-def _bucket(bitwise: bool, max_abs: float) -> str:
-    if bitwise:
-        return _BUCKETS[0]
-    for bucket, limit in zip(_BUCKETS[1:], (1e-7, 1e-6, 1e-4), strict=False):
-        if max_abs <= limit:
-            return bucket
-    return _BUCKETS[-1]
+def _bucket(max_abs: float) -> str:
+    return next((bucket for bucket, limit in _BUCKETS.items() if max_abs <= limit), _MORE)

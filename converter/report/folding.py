@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_opt.ir.text import operator_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from edge_opt.ir import Operator
+    from edge_opt.ir import Operator, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """`times` repetitions of `period` items, the first at `start`; no repetition where `times` is 0."""
 
     start: int = 0
@@ -23,6 +23,16 @@ class Stretch:
     def hidden(self) -> range:
         """Places of the items that are like others before them."""
         return range(self.start + self.period, self.start + self.period * self.times)
+
+
+def folded(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> list[str]:
+    """The operators in the text form, with the longest stretch that repeats itself shown once."""
+    lines = [operator_text(operator, name) for operator in operators]
+    stretch = longest_repeat([operator.name for operator in operators])
+    if not stretch.hidden:
+        return lines
+    note = f"... {stretch.times - 1} more like these {stretch.period} ..."
+    return [*lines[: stretch.hidden.start], note, *lines[stretch.hidden.stop :]]
 
 
 def hoisted(operators: Sequence[Operator]) -> list[Operator]:
@@ -39,26 +49,22 @@ def hoisted(operators: Sequence[Operator]) -> list[Operator]:
     return sorted(operators, key=lambda operator: id(operator) not in early)
 
 
-def longest_repeat(kinds: Sequence[str], at_least: int = 2) -> Stretch:
+def longest_repeat(kinds: Sequence[str], at_least: int = 4) -> Stretch:
     """The stretch of repetitions of `at_least` so many items that covers most."""
     best, covered = Stretch(), 0
     for period in range(at_least, len(kinds) // 2 + 1):
-        start = 0
-        while start + 2 * period <= len(kinds):
+        for start in range(len(kinds) - 2 * period + 1):
             times = _times(kinds, start, period)
             # Of equal ones the last: it ends where a head ends, an earlier one begins in the middle of one.
             longer = times * period > covered or (times * period == covered and best.period == period)
             if times > 1 and longer:
                 best, covered = Stretch(start, period, times), times * period
-            start += 1
     return best
 
 
 def _times(kinds: Sequence[str], start: int, period: int) -> int:
     """How often the `period` items at `start` come one after the other."""
-    times, length = 1, len(kinds)
-    while (begin := start + times * period) + period <= length:
-        if any(kinds[start + place] != kinds[begin + place] for place in range(period)):
-            break
+    times, first = 1, kinds[start : start + period]
+    while kinds[(begin := start + times * period) : begin + period] == first:
         times += 1
     return times

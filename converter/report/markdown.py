@@ -5,99 +5,68 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from edge_opt.ir.text import operator_text
+from edge_opt.conversion.verdicts import masked_rows, proof
 from edge_opt.report import words
-from edge_opt.report.folding import longest_repeat
+from edge_opt.report.document import NO_LINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from edge_opt.ir import Operator
     from edge_opt.report.document import Example, Report
 
-_LONGEST_EXAMPLE = 120
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
 def to_markdown(report: Report) -> str:
     """The whole report."""
+    lint = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint] or [NO_LINT]
     parts = [
-        f"# edge-opt: {_cell(words.title(report.subject))}",
-        words.summary(report.subject),
-        _signatures(report),
+        f"# edge-opt: {_cell(report.title)}",
+        report.summary,
+        "## Signatures",
+        _table(report.signatures()),
+        "## Sites",
         _sites(report),
-        _histogram(report),
+        "## What the proofs measured",
+        *_measured(report),
+        *_whole(report),
+        "## For the target",
+        "\n".join(lint),
+        *([] if report.example is None else _example(report.example)),
+        f"edge-opt {report.version}, {report.result.seconds:.1f} s.",
     ]
-    if report.subject.whole:
-        parts.append(_whole(report))
-    lines = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint] or [words.NO_LINT]
-    parts.append("## For the target\n\n" + "\n".join(lines))
-    if report.example is not None:
-        parts.append(_example(report.example))
-    parts.append(f"edge-opt {report.version}, {report.subject.seconds:.1f} s.")
     return "\n\n".join(parts) + "\n"
-
-
-def _signatures(report: Report) -> str:
-    rows = [
-        (
-            figures.name,
-            f"{figures.converted} of {figures.blocks}",
-            f"{figures.operators_before} -> {figures.operators_after}",
-            f"{words.size(figures.largest_tensor_before)} -> {words.size(figures.largest_tensor_after)}",
-        )
-        for figures in report.subject.signatures
-    ]
-    return "## Signatures\n\n" + _table(("signature", "blocks split", "operators", "largest tensor"), rows)
 
 
 def _sites(report: Report) -> str:
     rows = [
-        (site.pass_name, site.signature, str(site.index), str(site.status), site.reason or words.proof(site))
-        for site in report.subject.sites
+        (site.pass_name, site.signature, str(site.index), str(site.status), site.reason or proof(site))
+        for site in report.result.sites
     ]
-    if not rows:
-        return "## Sites\n\nNo pass found a place where it could apply."
-    return "## Sites\n\n" + _table(
-        ("pass", "signature", "site", "verdict", "why, or what the proof showed"), rows
-    )
+    head = ("pass", "signature", "site", "verdict", "why, or what the proof showed")
+    return _table([head, *rows]) if rows else "No pass found a place where it could apply."
 
 
-def _histogram(report: Report) -> str:
-    rows = [(bucket, str(count)) for bucket, count in report.errors()]
-    if not any(count for _, count in report.errors()):
-        return "## What the proofs measured\n\nNo region was run."
-    masked = words.masked_rows(report.subject)
-    table = _table(("largest difference", "sites"), rows)
-    return f"## What the proofs measured\n\n{table}" + (f"\n\n{masked}" if masked else "")
+def _measured(report: Report) -> list[str]:
+    counts = report.errors()
+    if not counts:
+        return ["No region was run."]
+    return [_counts(("largest difference", "sites"), counts), *masked_rows(report.result)]
 
 
-def _whole(report: Report) -> str:
-    rows = [(item.name, item.found_text(), item.demanded()) for item in report.subject.whole]
-    parts = [_table(("signature", "found", "demanded"), rows)]
-    counts = [(bucket, f"{count:,}") for bucket, count in report.distances()]
-    if counts:
-        parts.append(_table(("units in the last place", "elements of float outputs"), counts))
-    return "## The whole models, before and after\n\n" + "\n\n".join(parts)
+def _whole(report: Report) -> list[str]:
+    if not report.result.whole:
+        return []
+    counts = report.distances()
+    heads = ("units in the last place", "elements of float outputs")
+    title = "## The whole models, before and after"
+    return [title, _table(report.whole()), *([_counts(heads, counts)] if counts else [])]
 
 
-def _example(example: Example) -> str:
-    def text(operators: Sequence[Operator]) -> str:
-        return _fenced(_folded([operator_text(operator, example.name) for operator in operators], operators))
-
-    before, after = text(example.before), text(example.after)
-    return f"## One block of {_cell(example.signature)}\n\nBefore:\n\n{before}\n\nAfter:\n\n{after}"
-
-
-def _folded(lines: list[str], operators: Sequence[Operator]) -> list[str]:
-    stretch = longest_repeat([operator.name for operator in operators], at_least=4)
-    if stretch.hidden:
-        note = f"... {stretch.times - 1} more like these {stretch.period} ..."
-        lines = [*lines[: stretch.hidden.start], note, *lines[stretch.hidden.stop :]]
-    if len(lines) > _LONGEST_EXAMPLE:
-        lines = [*lines[:_LONGEST_EXAMPLE], f"... {len(lines) - _LONGEST_EXAMPLE} more ..."]
-    return lines
+def _example(example: Example) -> list[str]:
+    before, after = (_fenced(example.lines(version)) for version in (example.before, example.after))
+    return [f"## One block of {_cell(example.signature)}", "Before:", before, "After:", after]
 
 
 def _fenced(lines: Iterable[str]) -> str:
@@ -108,13 +77,13 @@ def _fenced(lines: Iterable[str]) -> str:
     return "\n".join([fence, *plain, fence])
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [_row(head), _row(["---"] * len(head)), *(_row([_cell(text) for text in row]) for row in rows)]
-    return "\n".join(lines)
+def _counts(heads: tuple[str, str], counts: Iterable[tuple[str, int]]) -> str:
+    return _table([heads, *((bucket, f"{count:,}") for bucket, count in counts)])
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(map(_cell, row))} |" for row in rows)
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
 
 
 def _cell(text: str) -> str:

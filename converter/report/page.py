@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING
 
+from edge_opt.conversion.verdicts import masked_rows, proof
 from edge_opt.passes import Status
 from edge_opt.report import words
 from edge_opt.report.diagram import can_draw, draw
+from edge_opt.report.document import NO_LINT
 from edge_opt.report.style import STYLE
+from edge_opt.report.words import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from edge_opt.report.document import Example, Report, Verdict
+    from edge_opt.ir import Operator
+    from edge_opt.passes import SiteReport
+    from edge_opt.report.document import Example, Report
 
 _MOST_DRAWN = 160
-
-
-def escape(text: str) -> str:
-    """For HTML: names come from the model, so they may hold anything."""
-    return html.escape(words.one_line(text))
+_NO_SITES = "<p>No pass found a place where it could apply.</p>"
 
 
 def to_html(report: Report) -> str:
     """The whole page."""
-    name = escape(words.title(report.subject))
-    done = escape(words.summary(report.subject))
+    name = escape(report.title)
     body = [
-        f"<header><p class=kicker>edge-opt report</p><h1>{name}</h1><p>{done}</p></header>",
+        f"<header><p class=kicker>edge-opt report</p><h1>{name}</h1><p>{escape(report.summary)}</p></header>",
         _cards(report),
-        _section("Signatures", _signatures(report)),
-        _section("Verdicts", "".join(_verdict(verdict) for verdict in report.verdicts()) or _NO_SITES),
-        _section("What the proofs measured", _histogram(report)),
+        _section("Signatures", _table(report.signatures())),
+        _section("Verdicts", "".join(_verdict(*verdict) for verdict in report.verdicts()) or _NO_SITES),
+        _section("What the proofs measured", _measured(report)),
     ]
-    if report.subject.whole:
+    if report.result.whole:
         body.append(_section("The whole models, before and after", _whole(report)))
-    body.append(_section(f"Lint for {report.subject.target}", _lint(report)))
+    body.append(_section(f"Lint for {report.result.target}", _lint(report)))
     if report.example is not None:
         body.append(_section("One block, before and after", _example(report.example)))
-    body.append(f"<footer>edge-opt {escape(report.version)}, {report.subject.seconds:.1f} s</footer>")
+    body.append(f"<footer>edge-opt {escape(report.version)}, {report.result.seconds:.1f} s</footer>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -49,70 +48,44 @@ def to_html(report: Report) -> str:
     )
 
 
-_NO_SITES = "<p>No pass found a place where it could apply.</p>"
-
-
 def _section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
 def _cards(report: Report) -> str:
-    figures = report.subject.signatures
-    before = sum(item.operators_before for item in figures)
-    after = sum(item.operators_after for item in figures)
-    proofs = [site.proof for site in report.subject.sites if site.proof is not None]
-    exact = sum(proof.bitwise for proof in proofs)
+    found = report.result.signatures
+    before, after = sum(f.operators_before for f in found), sum(f.operators_after for f in found)
+    proofs = [site.proof for site in report.result.sites if site.proof is not None]
     cards = [
-        ("blocks split", f"{sum(f.converted for f in figures)} of {sum(f.blocks for f in figures)}"),
-        ("proved bit for bit", f"{exact} of {len(proofs)}"),
+        ("blocks split", f"{sum(f.converted for f in found)} of {sum(f.blocks for f in found)}"),
+        ("proved bit for bit", f"{sum(proof.bitwise for proof in proofs)} of {len(proofs)}"),
         ("operators", f"{before} → {after}"),
-        ("target", report.subject.target),
+        ("target", report.result.target),
     ]
     items = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in cards)
     return f"<dl class=cards>{items}</dl>"
 
 
-def _signatures(report: Report) -> str:
+def _verdict(name: str, status: Status, reason: str, sites: Sequence[SiteReport]) -> str:
     rows = [
-        (
-            figures.name,
-            f"{figures.converted} of {figures.blocks}",
-            f"{figures.operators_before} → {figures.operators_after}",
-            f"{words.size(figures.largest_tensor_before)} → {words.size(figures.largest_tensor_after)}",
-        )
-        for figures in report.subject.signatures
+        (site.signature, str(site.index), str(site.heads or ""), proof(site), words.shortened(site.operator))
+        for site in sites
     ]
-    return _table(("signature", "blocks split", "operators", "largest tensor"), rows)
-
-
-def _verdict(verdict: Verdict) -> str:
-    rows = [
-        (
-            site.signature,
-            str(site.index),
-            str(site.heads or ""),
-            words.proof(site),
-            words.shortened(site.operator),
-        )
-        for site in verdict.sites
-    ]
-    count = f"{len(rows)} site{'s' if len(rows) != 1 else ''}"
-    reason = f": {escape(verdict.reason)}" if verdict.reason else ""
-    kind = "good" if verdict.status == Status.CONVERTED else "left"
-    tag = f"<span class='tag {kind}'>{escape(verdict.status)}</span>"
-    head = f"{tag} {escape(verdict.pass_name)}, {count}{reason}"
-    table = _table(("signature", "site", "heads", "proof", "tensor"), rows)
+    kind = "good" if status is Status.CONVERTED else "left"
+    head = f"<span class='tag {kind}'>{escape(status)}</span> {escape(name)}, {_many(len(sites), 'site')}"
+    head += f": {escape(reason)}" if reason else ""
+    table = _table([("signature", "site", "heads", "proof", "tensor"), *rows])
     return f"<details><summary>{head}</summary>{table}</details>"
 
 
-def _histogram(report: Report) -> str:
+def _measured(report: Report) -> str:
     counts = report.errors()
-    if not any(count for _, count in counts):
+    if not counts:
         return "<p>No region was run.</p>"
-    masked = words.masked_rows(report.subject)
+    masked = "".join(f"<p>{escape(text)}</p>" for text in masked_rows(report.result))
     return (
         "<p>Largest difference between a region before and after, over all its outputs and kernels that ran; "
-        f"number of sites.</p>{_bars(counts)}" + (f"<p>{escape(masked)}</p>" if masked else "")
+        f"number of sites.</p>{_bars(counts)}{masked}"
     )
 
 
@@ -127,19 +100,14 @@ def _bars(counts: Sequence[tuple[str, int]]) -> str:
 
 
 def _whole(report: Report) -> str:
-    rows = [(item.name, item.found_text(), item.demanded()) for item in report.subject.whole]
-    parts = [_table(("signature", "found", "demanded"), rows, kind="wide")]
-    counts = report.distances()
-    if counts:
-        parts.append(
-            "<p>Elements of all float outputs, by distance in units in the last place.</p>" + _bars(counts)
-        )
-    return "".join(parts)
+    table, counts = _table(report.whole(), kind="wide"), report.distances()
+    lead = "<p>Elements of all float outputs, by distance in units in the last place.</p>"
+    return f"{table}{lead}{_bars(counts)}" if counts else table
 
 
 def _lint(report: Report) -> str:
     if not report.lint:
-        return f"<p>{words.NO_LINT}</p>"
+        return f"<p>{NO_LINT}</p>"
     items = "".join(
         f"<li><span class='tag {escape(severity)}'>{escape(severity)}</span> {escape(message)}</li>"
         for severity, message in report.lint
@@ -148,22 +116,27 @@ def _lint(report: Report) -> str:
 
 
 def _example(example: Example) -> str:
-    if not can_draw():
-        return "<p>Install <code>edge-opt[report]</code> for the picture.</p>"
-    pictures = []
-    for word, operators in (("before", example.before), ("after", example.after)):
-        label = f"{len(operators)} operator{'s' if len(operators) != 1 else ''} {word}"
-        if len(operators) > _MOST_DRAWN:
-            pictures.append(f"<p>{label}: too many to draw.</p>")
-            continue
-        svg = draw(operators, example.name, f"The block {word}: {label}")
-        pictures.append(
-            f"<figure><figcaption>{escape(label)}</figcaption><div class=scroll>{svg}</div></figure>"
-        )
-    return f"<p>The first block of <code>{escape(example.signature)}</code>.</p>" + "".join(pictures)
+    both = _figure(example, "before", example.before) + _figure(example, "after", example.after)
+    return f"<p>The first block of <code>{escape(example.signature)}</code>.</p>{both}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "scroll") -> str:
+def _figure(example: Example, word: str, operators: Sequence[Operator]) -> str:
+    """The operators as a picture; as a list where there is no library that lays one out, or they are too many."""
+    label = f"{_many(len(operators), 'operator')} {word}"
+    if can_draw() and len(operators) <= _MOST_DRAWN:
+        shown = draw(operators, example.name, f"The block {word}: {label}")
+    else:
+        listed = "\n".join(map(escape, example.lines(operators)))
+        shown = f"<pre>{listed}</pre>"
+    return f"<figure><figcaption>{escape(label)}</figcaption><div class=scroll>{shown}</div></figure>"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
+    head, *body = rows
     cells = "".join(f"<th scope=col>{escape(text)}</th>" for text in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
     return f"<div class={kind}><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.report.strict_json import strict
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import UsageError
+from edge_opt.schema.strict_json import strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_opt import convert
+from edge_opt.conversion.verdicts import proof as proof_words
 from edge_opt.inspection import example_rewrite
 from edge_opt.ir import load
 from edge_opt.ir.text import operator_text, parse
 from edge_opt.passes import Status
 from edge_opt.report.diagram import draw
-from edge_opt.report.words import proof as proof_words
 from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
