@@ -1,6 +1,10 @@
 """The errors that a user can cause; a message is one sentence: what, where, expected, actual, what to do."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
+
+_MOST_NAMED = 40
 
 
 class EdgeOptError(Exception):
@@ -34,3 +38,17 @@ class OutputError(EdgeOptError):
     """The output could not be written; nothing was left behind."""
 
     exit_code: ClassVar[int] = 5
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the nearest one that does, or else what there is."""
+    names = list(known)
+    close = get_close_matches(name, names, 1)
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    there = ", ".join(names[:_MOST_NAMED] + more) or "none"
+    return f"did you mean '{close[0]}'?" if close else f"there are: {there}"
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that does not exist."""
+    return UsageError(f"{kind} '{name}' does not exist, {did_you_mean(name, known)}")

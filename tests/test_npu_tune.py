@@ -147,7 +147,7 @@ def test_several_layers_can_be_cut_out() -> None:
 
 
 def test_a_signature_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match="signature 'prefil' does not exist, there are: prefill_8, decode"):
+    with pytest.raises(UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"):
         cut_layers(load(DEMO), "prefil")
 
 

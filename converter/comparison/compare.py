@@ -31,7 +31,7 @@ from edge_opt.proof.protocol import Array, Arrays
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
-from edge_opt.schema.errors import EdgeOptError, UsageError
+from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
 
 Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
 Progress = Callable[[str, int, int], None]
@@ -113,7 +113,7 @@ def _name(given: ModelLike, source: Source) -> str:
 
 def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
     if backend not in get_args(Backend):
-        raise UsageError(f"unknown backend '{backend}', expected one of {', '.join(get_args(Backend))}")
+        raise unknown("backend", backend, get_args(Backend))
     if runs < 1:
         raise UsageError(f"runs is {runs}, expected at least 1")
     for name, value in (("atol", atol), ("rtol", rtol)):
@@ -135,9 +135,9 @@ def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
         chosen = [chosen]
     if chosen is not None and not chosen:
         raise UsageError(f"no signature is chosen, there is {', '.join(available)}")
-    unknown = [name for name in chosen or () if name not in available]
-    if unknown:
-        raise UsageError(f"no signature '{unknown[0]}', there is {', '.join(available)}")
+    for name in chosen or ():
+        if name not in available:
+            raise unknown("signature", name, available)
     return list(available if chosen is None else dict.fromkeys(chosen))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
@@ -14,7 +13,7 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
 from edge_opt.schema.atomic import resolve_target
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -119,14 +118,6 @@ def check_verify(verify: str, source: object) -> None:
         raise unknown("verification", verify, get_args(Verify))
     if verify == "full" and isinstance(source, Model):
         raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist, with the nearest one that does."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
-    return UsageError(f"{kind} '{name}' does not exist, {hint}")
 
 
 def choose_passes(passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str]) -> list[Pass]:

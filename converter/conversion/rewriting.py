@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.conversion.choices import unknown
 from edge_opt.conversion.container import Container, Part, SingleModel
 from edge_opt.conversion.result import ConversionResult, SignatureSummary
 from edge_opt.ir import Constants
@@ -13,7 +12,7 @@ from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from edge_opt.conversion.choices import Progress

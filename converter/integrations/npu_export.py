@@ -10,7 +10,6 @@ stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=do
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 from copy import deepcopy
@@ -26,7 +25,7 @@ from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.gain import Gain, gain
 from edge_opt.npu.hexagon import find_sdk, judged_by
 from edge_opt.npu.profiling import profile
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
@@ -244,9 +243,9 @@ def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:
         return target if isinstance(target, Target) else load_target(target)
     vendor = cfg.backend.strip().lower()
     if vendor not in TARGETS:
-        close = difflib.get_close_matches(vendor, TARGETS, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(TARGETS)}"
-        raise UsageError(f"there is no target for the vendor '{cfg.backend}', {hint}")
+        raise UsageError(
+            f"there is no target for the vendor '{cfg.backend}', {did_you_mean(vendor, TARGETS)}"
+        )
     return load_target(TARGETS[vendor])
 
 

@@ -5,7 +5,6 @@ No phone takes part and nothing is kept but the figures. The libraries are never
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from edge_opt.npu.figures import SpillFigures, TimeEstimate
 from edge_opt.npu.floor import read_floor
 from edge_opt.npu.hexagon_log import Compiled, first_complaint, library_version, read_log
 from edge_opt.npu.probe import KNOWN_INTERFACES, LIBRARY, Heard, build_probe, read_heard
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,7 +209,7 @@ def run_compiler(
         heard = read_heard(log.read_text(errors="replace") if log.exists() else "")
     if done.returncode and run is None:
         if _UNKNOWN_CHIP in done.stderr:
-            raise _unknown_chip(chip)
+            raise UsageError(f"the Hexagon compiler knows no chip '{chip}', {did_you_mean(chip, CHIPS)}")
         reason = first_complaint(done.stdout, done.stderr) or ended(done.returncode)
         raise CompilerFailedError(
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
@@ -243,12 +242,6 @@ def _carried_out(
         finally:
             _running.discard(process)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
-
-
-def _unknown_chip(chip: str) -> UsageError:
-    close = difflib.get_close_matches(chip, CHIPS, 1)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are, among others: {', '.join(sorted(CHIPS))}"
-    return UsageError(f"the Hexagon compiler knows no chip '{chip}', {hint}")
 
 
 def ended(code: int) -> str:

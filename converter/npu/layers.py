@@ -13,7 +13,7 @@ from edge_opt.attention.logits import logits_bytes
 from edge_opt.ir import Model, Signature
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import reads
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -44,7 +44,7 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
     """
     found = {name: _blocks(graph) for name, graph in model.entry_points()}
     if signature is not None and signature not in found:
-        raise UsageError(f"signature '{signature}' does not exist, there are: {', '.join(found)}")
+        raise unknown("signature", signature, found)
     wanted = [signature] if signature is not None else list(found)
     chosen = max(wanted, key=lambda name: max(map(logits_bytes, found[name]), default=0))
     if not found[chosen]:

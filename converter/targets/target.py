@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.attention.form import AS_FOUND, FORMS
 from edge_opt.attention.logits import logits_bytes
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
@@ -168,9 +167,7 @@ def load_target(name: str) -> Target:
         text = (resources.files(__package__) / f"{name}.toml").read_text(encoding="utf-8")
         return _parse(text, name)
     if not name.endswith(".toml"):
-        close = difflib.get_close_matches(name, target_names(), 1)
-        hint = f", did you mean '{close[0]}'?" if close else f"; there are: {', '.join(target_names())}"
-        raise UsageError(f"target '{name}' does not exist{hint}")
+        raise unknown("target", name, target_names())
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -213,18 +210,17 @@ def _parse(text: str, source: str) -> Target:
     known = [entry.name for entry in fields(Target)]
     for key, value in data.items():
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
-            raise UsageError(f"target file {source}: '{key}' is unknown, {hint}")
+            raise UsageError(f"target file {source}: '{key}' is unknown, {did_you_mean(key, known)}")
         expected = _misfit(key, value)
         if expected is not None:
             raise UsageError(f"target file {source}: '{key}' must be {expected}, found {value!r}")
     for key in _OPERATOR_LISTS:
         for name in data.get(key, ()):
             if name not in ENUMS["BuiltinOperator"]:
-                close = difflib.get_close_matches(name, ENUMS["BuiltinOperator"], 1)
-                hint = f", did you mean '{close[0]}'?" if close else ": see `edge-opt inspect` for names"
-                raise UsageError(f"target file {source}: '{name}' in '{key}' is no operator of TFLite{hint}")
+                hint = did_you_mean(name, ENUMS["BuiltinOperator"])
+                raise UsageError(
+                    f"target file {source}: '{name}' in '{key}' is no operator of TFLite, {hint}"
+                )
     for key in ("name", "summary"):
         if key not in data:
             raise UsageError(f"target file {source}: '{key}' must be there, as text")
