@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import generation_models as models
@@ -16,6 +18,7 @@ from edge_opt.comparison.filling import FilledCaches, Filler
 from edge_opt.proof.caches import growing_axis
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.inputs import InputPlan, Stored, generate
+from edge_opt.proof.plain import from_plain
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import TensorInfo
 
@@ -159,7 +162,7 @@ def test_a_quantized_counterpart_reads_the_same_real_numbers(tmp_path: Path) -> 
     stored = Stored(str(path), 6, real)
     made = InputPlan(coded, "", 0, "cache", stored=stored)
     assert generate(made).tolist() == [5, -1, 11]
-    assert InputPlan.from_json(made.to_json()) == made
+    assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """What an input is, by its name, and that the inputs of one signature fit together."""
 
 import hashlib
+import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from edge_opt.proof import noise
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, Role, generate, pair, plan, role_of
+from edge_opt.proof.plain import from_plain
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Array = np.ndarray
@@ -258,4 +261,4 @@ def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
 
 def test_a_plan_survives_the_way_to_the_worker() -> None:
     for made in plan(split_cache(), seed=5, kind="large"):
-        assert InputPlan.from_json(made.to_json()) == made
+        assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from edge_opt.ir import Model, load
 from edge_opt.proof import metrics, noise
 from edge_opt.proof.errors import GoldenError
 from edge_opt.proof.inputs import plan
+from edge_opt.proof.plain import from_plain
 from edge_opt.proof.protocol import Array, Arrays
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
@@ -170,8 +171,7 @@ def _record_signature(
             entries.append({"key": key, **_statistics(array, info)})
         outputs.append({"name": info.name, "runs": entries})
     return {
-        **signature.to_json(),
-        "outputs": [info.to_json() for info in signature.outputs],
+        **asdict(signature),
         "results": outputs,
     }
 
@@ -184,7 +184,7 @@ def _check_signature(
     meta: Mapping[str, Any],
     arrays: Arrays,
 ) -> SignatureComparison:
-    golden = SignatureInfo.from_json({key: value for key, value in entry.items() if key != "results"})
+    golden = from_plain(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
     actual = described.get(golden.name)
     if actual is None:
         return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {source.name}")

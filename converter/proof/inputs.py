@@ -8,9 +8,9 @@ float tensor and to its quantized counterpart.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,11 +62,6 @@ class Stored:
     offset: int
     info: TensorInfo
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(fields["path"], fields["offset"], TensorInfo.from_json(fields["info"]))
-
     def array(self) -> NDArray[Any]:
         """The array, mapped."""
         return np.memmap(self.path, np.dtype(self.info.dtype), "r", self.offset, self.info.shape)
@@ -99,23 +94,6 @@ class InputPlan:
     source: TensorInfo | None = None
     spread: float = 1.0
     stored: Stored | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        return cls(
-            **{
-                **fields,
-                "info": TensorInfo.from_json(fields["info"]),
-                "source": TensorInfo.from_json(fields["source"]) if fields["source"] else None,
-                "masked_rows": tuple(fields["masked_rows"]),
-                "stored": Stored.from_json(fields["stored"]) if fields["stored"] else None,
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

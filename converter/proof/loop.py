@@ -7,8 +7,7 @@ keeps open, the parent only plans it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,11 +30,6 @@ class Call:
     model: str
     signature: SignatureInfo
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(fields["model"], SignatureInfo.from_json(fields["signature"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -51,17 +45,6 @@ class Loop:
     count: int
     logits: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        steps = {name: tuple(Call.from_json(call) for call in fields[name]) for name in ("prefill", "decode")}
-        prompt = tuple(tuple(row) for row in fields["prompt"])
-        return cls(**{**fields, **steps, "prompt": prompt})
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -69,15 +52,6 @@ class Chunk:
 
     start: int
     plans: tuple[InputPlan, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        return cls(fields["start"], tuple(InputPlan.from_json(plan) for plan in fields["plans"]))
 
     def give(self, info: TensorInfo) -> Array:
         """What was planned for an input."""

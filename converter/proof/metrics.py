@@ -6,14 +6,15 @@ by any kernel, +0 and -0 on the other hand differ. Quantized integers are compar
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.proof.tensors import TensorInfo
+from edge_opt.schema.strict_json import strict
 
 _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024
@@ -72,11 +73,9 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON values; a figure that is not a finite number (no noise at all) is null."""
-        figures: dict[str, Any] = {"bitwise": self.bitwise, "equal": self.equal}
-        for field in fields(self):
-            figures[field.name] = _json(getattr(self, field.name))
-        figures["max_rel"] = _json(self.max_rel)
-        figures["ulps"] = dict(self.ulps) if self.ulps is not None else None
+        ulps = None if self.ulps is None else dict(self.ulps)
+        judged = {"bitwise": self.bitwise, "equal": self.equal}
+        figures: dict[str, Any] = strict({**judged, **asdict(self), "max_rel": self.max_rel, "ulps": ulps})
         return figures
 
 
@@ -135,19 +134,6 @@ def merge(one: Difference, other: Difference) -> Difference:
         kl=None if one.kl is None or other.kl is None else max(one.kl, other.kl),
         top1=None if one.top1 is None or other.top1 is None else min(one.top1, other.top1),
         top5=None if one.top5 is None or other.top5 is None else min(one.top5, other.top5),
-    )
-
-
-def from_plain(plain: Mapping[str, Any]) -> Difference:
-    """The inverse of `dataclasses.asdict`, after a way through JSON."""
-    ulps = plain["ulps"]
-    return Difference(
-        **{
-            **plain,
-            "worst": None if plain["worst"] is None else tuple(plain["worst"]),
-            "worst_values": None if plain["worst_values"] is None else tuple(plain["worst_values"]),
-            "ulps": None if ulps is None else tuple((name, count) for name, count in ulps),
-        }
     )
 
 
@@ -349,11 +335,3 @@ def _added(
         return None
     more = dict(other)
     return tuple((name, count + more[name]) for name, count in one)
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

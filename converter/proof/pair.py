@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.proof import metrics
+from edge_opt.proof import metrics, plain
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, generate, plan
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.telling import Telling
@@ -176,27 +176,27 @@ def to_plain(proof: Outcome) -> dict[str, Any]:
     return {**asdict(proof), "outputs": {k: [asdict(p) for p in v] for k, v in proof.outputs.items()}}
 
 
-def from_plain(plain: Mapping[str, Any]) -> Outcome:
+def from_plain(fields: Mapping[str, Any]) -> Outcome:
     """The inverse of `to_plain`."""
     outputs = {
         kernels: tuple(
             OutputProof(
                 proof["output"],
-                metrics.from_plain(proof["open_rows"]),
-                metrics.from_plain(proof["masked_rows"]) if proof["masked_rows"] else None,
+                plain.from_plain(Difference, proof["open_rows"]),
+                plain.from_plain(Difference | None, proof["masked_rows"]),
                 proof["saturated"],
                 proof["short"],
             )
             for proof in proofs
         )
-        for kernels, proofs in plain["outputs"].items()
+        for kernels, proofs in fields["outputs"].items()
     }
-    spread = plain["spread"]
+    spread = fields["spread"]
     return Outcome(
         outputs,
-        None if spread is None else tuple(map(metrics.from_plain, spread)),
-        plain["mismatch"],
-        plain["untold"],
+        None if spread is None else tuple(plain.from_plain(Difference, each) for each in spread),
+        fields["mismatch"],
+        fields["untold"],
     )
 
 

@@ -31,6 +31,7 @@ from edge_opt.proof.errors import (
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind
 from edge_opt.proof.loop import Call, Chunk, Loop
 from edge_opt.proof.pair import Outcome
+from edge_opt.proof.plain import from_plain
 from edge_opt.proof.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
 from edge_opt.proof.protocol import Arrays, FrameError, Header
 from edge_opt.proof.tensors import Kernels, SignatureInfo
@@ -101,7 +102,7 @@ class Worker:
     def describe(self, model: Model) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
         reply, _ = self._ask({"operation": "describe"}, model, {}, f"model {name_of(model)}")
-        return tuple(SignatureInfo.from_json(fields) for fields in reply["signatures"])
+        return tuple(from_plain(SignatureInfo, fields) for fields in reply["signatures"])
 
     def run(
         self, model: Model, signature: str | None, inputs: Mapping[str, Array], kernels: Kernels = "xnnpack"
@@ -135,7 +136,7 @@ class Worker:
         kernels: Kernels = "xnnpack",
     ) -> list[Arrays]:
         """The same for inputs that the worker generates itself, one sequence of plans per run."""
-        listed = [{"plans": {made.info.name: made.to_json() for made in run}} for run in plans]
+        listed = [{"plans": {made.info.name: asdict(made) for made in run}} for run in plans]
         return self._run(model, signature, listed, {}, kernels)
 
     def generate(
@@ -152,7 +153,7 @@ class Worker:
             header = {
                 "operation": "generate",
                 "kernels": kernels,
-                "loop": loop.to_json(),
+                "loop": asdict(loop),
                 "others": {name: other.header["path"] for name, other in sent.items()},
             }
             where = f"model {name_of(model)}, generating {loop.count} tokens on {kernels} kernels"
@@ -169,7 +170,7 @@ class Worker:
     ) -> list[Arrays]:
         """The caches after each run of a prefill signature, whose inputs the worker generates itself."""
         call = asdict(Call("main", signature))
-        listed = [[chunk.to_json() for chunk in chunks] for chunks in runs]
+        listed = [list(map(asdict, chunks)) for chunks in runs]
         header = {"operation": "fill", "kernels": kernels, "call": call, "runs": listed}
         where = f"model {name_of(model)}, signature '{signature.name}', {kernels} kernels"
         _, results = self._ask(header, model, {}, where)

@@ -1,8 +1,7 @@
 """What the runtime says of a model's inputs and outputs, as plain data; must not load the runtime."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 Kernels = Literal["xnnpack", "reference", "optimized", "tensorflow"]
 """Which kernels run: XNNPACK, the reference kernels, the optimized kernels without XNNPACK, TensorFlow's own."""
@@ -41,17 +40,6 @@ class TensorInfo:
         """Scales, zero points and axis, to be compared as one."""
         return self.scales, self.zero_points, self.axis if len(self.scales) > 1 else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        sequences = ("shape", "declared", "scales", "zero_points")
-        values: dict[str, Any] = {**fields, **{key: tuple(fields[key]) for key in sequences}}
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class SignatureInfo:
@@ -61,21 +49,3 @@ class SignatureInfo:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     positional: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        return cls(
-            name=fields["name"],
-            inputs=_infos(fields["inputs"]),
-            outputs=_infos(fields["outputs"]),
-            positional=fields["positional"],
-        )
-
-
-def _infos(items: Sequence[Mapping[str, Any]]) -> tuple[TensorInfo, ...]:
-    return tuple(TensorInfo.from_json(item) for item in items)

@@ -12,12 +12,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from edge_opt.proof import inputs, loop, pair
+from edge_opt.proof.plain import from_plain
 from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, read_frame
 from edge_opt.proof.tensors import MAIN
 
@@ -73,7 +75,7 @@ def _answer(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
 
 def _describe(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     found = native.describe(_model(header, arrays))
-    return {"signatures": [signature.to_json() for signature in found]}, {}
+    return {"signatures": [asdict(signature) for signature in found]}, {}
 
 
 def _run(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
@@ -89,7 +91,7 @@ def _make(given: Header, arrays: Arrays) -> Arrays:
     """One input set: arrays that came with the request, or plans to be carried out now."""
     if "plans" in given:
         return {
-            name: inputs.generate(inputs.InputPlan.from_json(plan)) for name, plan in given["plans"].items()
+            name: inputs.generate(from_plain(inputs.InputPlan, plan)) for name, plan in given["plans"].items()
         }
     return {name: arrays[key] for name, key in given["arrays"].items()}
 
@@ -97,7 +99,7 @@ def _make(given: Header, arrays: Arrays) -> Arrays:
 def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     request = pair.ProofRequest(
         kernels=tuple(header["kernels"]),
-        hints=tuple(_hint(hint) for hint in header["hints"]),
+        hints=tuple(from_plain(inputs.InputHint | None, hint) for hint in header["hints"]),
         seed=header["seed"],
         runs=header["runs"],
         kind=header["kind"],
@@ -132,7 +134,7 @@ def _generate(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
         where = f"{call.model} model, signature '{call.signature.name}'"
         return _of(where, native, lambda: sessions[call.model].run(call.signature.name, inputs))
 
-    tokens, logits = loop.run(loop.Loop.from_json(header["loop"]), invoke)
+    tokens, logits = loop.run(from_plain(loop.Loop, header["loop"]), invoke)
     return {"tokens": tokens}, {"logits": logits}
 
 
@@ -140,9 +142,9 @@ def _fill_caches(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     session = native.Session(_model(header, arrays), header["kernels"])
     results: Arrays = {}
     for number, listed in enumerate(header["runs"]):
-        chunks = [loop.Chunk.from_json(fields) for fields in listed]
+        chunks = [from_plain(loop.Chunk, fields) for fields in listed]
         filled = loop.fill(
-            loop.Call.from_json(header["call"]),
+            from_plain(loop.Call, header["call"]),
             chunks,
             lambda call, values: session.run(call.signature.name, values),
         )
@@ -155,12 +157,6 @@ def _of(which: str, native: ModuleType, do: Callable[[], Any]) -> Any:
         return do()
     except native.RefusedError as error:
         raise native.RefusedError(f"{which}: {error}") from error
-
-
-def _hint(fields: Header | None) -> inputs.InputHint | None:
-    if fields is None:
-        return None
-    return inputs.InputHint(**{**fields, "masked_rows": tuple(fields["masked_rows"])})
 
 
 def _model(header: Header, arrays: Arrays) -> Path | bytes:
