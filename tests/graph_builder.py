@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.attention.labelling import constant_reader
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor
 from edge_opt.ir.operators import options_table
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import infer_operator
+from edge_opt.shapes.values import constants_of
 
 # The runtime has no version 1 of these.
 _VERSIONS = {"BROADCAST_TO": 2}
@@ -83,7 +83,7 @@ class GraphBuilder:
             made,
             None if table is None else new_table(table, **options),
         )
-        derived = infer_operator(operator, [t.shape for t in inputs], constant_reader(operator))
+        derived = infer_operator(operator, [t.shape for t in inputs], constants_of(operator))
         for tensor, own in zip(made, derived, strict=True):
             wanted = shape if own is None else own
             assert wanted is not None, f"{name}: give the shape"

@@ -138,19 +138,19 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "constant too short": (
         setting("buffers[1].data", np.zeros(8, np.uint8)),
-        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer 1 holds 8",
+        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds 8",
     ),
     "constant too long": (
         setting("buffers[1].data", np.zeros(13, np.uint8)),
-        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer 1 holds 13",
+        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds 13",
     ),
     "constant without bytes": (
         setting("buffers[1].data", np.zeros(0, np.uint8)),
-        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer 1 holds 0",
+        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds 0",
     ),
     "packed constant": (
         setting(TENSOR(1, "type"), tfl.TensorType.INT4),
-        "tensor 1 'w': INT4[3] needs 2 bytes, its buffer 1 holds 12",
+        "tensor 1 'w': INT4[3] needs 2 bytes, its buffer holds 12",
     ),
     "negative size": (
         setting(TENSOR(3, "shape"), int32s(2, -3)),

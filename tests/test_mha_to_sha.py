@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 
-from edge_opt.ir import Model, to_bytes
+from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Status
+from edge_opt.shapes import derive
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 GOLDEN = [
@@ -222,3 +223,26 @@ def test_the_models_own_batch_is_no_head() -> None:
     )
     (report,) = convert(model, "split")
     assert (report.heads, report.reason) == (1, "already single-head")
+
+
+@pytest.mark.parametrize("kind", ["STABLEHLO_TANH", "LOCAL_RESPONSE_NORMALIZATION"])
+def test_an_operator_whose_shape_nobody_derives_stays_as_it_is(kind: str) -> None:
+    """The runtime has no kernel for the first, and language models do not hold the second."""
+    model = parse(f"""
+    subgraph main (%x: float32[1,2,4,8], %k: float32[1,2,6,8], %v: float32[1,2,8,6]) {{
+      %q: float32[1,2,4,8] = {kind}(%x)
+      %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[1,2,4,6] = SOFTMAX(%l) {{beta: 1.0}}
+      %h: float32[1,2,4,8] = BATCH_MATMUL(%p, %v) {{adj_y: true}}
+      %t: float32[1,4,2,8] = TRANSPOSE(%h, int32{{0, 2, 1, 3}})
+      %m: float32[1,4,16] = RESHAPE(%t, int32{{1, 4, 16}}) {{new_shape: [1, 4, 16]}}
+      %n: float32[1,4,16] = {kind}(%m)
+      return %n
+    }}""")
+    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
+    text = to_text(model)
+    assert f"%q: float32[1,2,4,8] = {kind}(%x)" in text
+    assert f"%n: float32[1,4,16] = {kind}(%m)" in text
+    report = derive(load(to_bytes(model)))
+    assert report.disagreements == ()
+    assert report.unknown == 2

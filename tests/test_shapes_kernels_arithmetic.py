@@ -43,12 +43,6 @@ def test_unary_operators_that_change_the_type_keep_the_shape(name: str, source: 
     check(name, [source], options, [result], accepted=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 3, 4), (2, 3)])
-def test_local_response_normalization_takes_rank_4(shape: Shape) -> None:
-    options = ("LocalResponseNormalizationOptions", {"radius": 1})
-    check("LOCAL_RESPONSE_NORMALIZATION", [T(shape)], options, accepted=len(shape) == 4)
-
-
 BINARY = [
     ("ADD", "AddOptions", "FLOAT32", "FLOAT32"), ("SUB", "SubOptions", "FLOAT32", "FLOAT32"),
     ("MUL", "MulOptions", "FLOAT32", "FLOAT32"), ("DIV", "DivOptions", "FLOAT32", "FLOAT32"),

@@ -192,18 +192,6 @@ def test_broadcast_args(left: int, right: int) -> None:
 def test_reversals_keep_the_shape() -> None:
     check("REVERSE_V2", [T((2, 3)), const([1])], ("ReverseV2Options", {}), accepted=True)
     check("REVERSE_V2", [T((2, 3)), const([0, 1, 0])], ("ReverseV2Options", {}), accepted=False)
-    options = ("ReverseSequenceOptions", {"seqDim": 1, "batchDim": 0})
-    check("REVERSE_SEQUENCE", [T((2, 3)), const([1, 3])], options, accepted=True)
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 3), ()])
-def test_matrix_diag(shape: Shape) -> None:
-    check("MATRIX_DIAG", [T(shape)], None, accepted=shape != ())
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 3), (3,)])
-def test_matrix_set_diag(shape: Shape) -> None:
-    check("MATRIX_SET_DIAG", [T(shape), T(shape[:-1])], None, accepted=len(shape) > 1)
 
 
 @pytest.mark.parametrize("dtype", ["INT32", "INT64"])
@@ -311,14 +299,6 @@ def test_mirror_pad(mode: int, paddings: list[list[int]], accepted: tuple[bool, 
     check("MIRROR_PAD", [T((2, 3)), const(paddings)], options, accepted=accepted[mode])
 
 
-@pytest.mark.parametrize(
-    ("shape", "factors"), [((3, 2), [2, 1]), ((1, 4), [3, 3]), ((0, 2), [2, 2]), ((0, 2), [1, 2])]
-)
-def test_dilate(shape: Shape, factors: list[int]) -> None:
-    accepted = shape[0] > 0 or factors[0] == 1
-    check("DILATE", [T(shape), const(factors), const(0.0, "FLOAT32")], None, accepted=accepted)
-
-
 @pytest.mark.parametrize(("shape", "block", "accepted"), [
     ((1, 4, 6, 3), 2, True), ((1, 4, 6, 3), 1, True), ((1, 4, 5, 3), 2, False), ((4, 6, 3), 2, False),
     ((1, 4, 6, 3), 0, False),
@@ -332,26 +312,6 @@ def test_space_to_depth(shape: Shape, block: int, accepted: bool) -> None:
 ])  # fmt: skip
 def test_depth_to_space(shape: Shape, block: int, accepted: bool) -> None:
     check("DEPTH_TO_SPACE", [T(shape)], ("DepthToSpaceOptions", {"blockSize": block}), accepted=accepted)
-
-
-@pytest.mark.parametrize(("shape", "blocks", "paddings", "accepted"), [
-    ((2, 4, 6, 3), [2, 3], [[0, 0], [0, 0]], True), ((1, 3, 6, 3), [2, 2], [[1, 0], [1, 1]], True),
-    ((2, 4, 3), [2], [[0, 0]], True), ((1, 3, 6, 3), [2, 2], [[0, 0], [0, 0]], False),
-    ((1, 4, 6, 3), [2], [[0, 0]], False),
-])  # fmt: skip
-def test_space_to_batch(shape: Shape, blocks: list[int], paddings: list[list[int]], accepted: bool) -> None:
-    inputs = [T(shape), const(blocks), const(paddings)]
-    check("SPACE_TO_BATCH_ND", inputs, ("SpaceToBatchNDOptions", {}), accepted=accepted)
-
-
-@pytest.mark.parametrize(("shape", "blocks", "crops", "accepted"), [
-    ((8, 2, 3, 3), [2, 2], [[0, 0], [0, 0]], True), ((4, 2, 3, 3), [2, 2], [[1, 0], [0, 2]], True),
-    ((4, 2, 3), [2], [[0, 1]], True), ((3, 2, 3, 3), [2, 2], [[0, 0], [0, 0]], False),
-    ((4, 2, 3, 3), [2, 2], [[-1, 0], [0, 0]], False),
-])  # fmt: skip
-def test_batch_to_space(shape: Shape, blocks: list[int], crops: list[list[int]], accepted: bool) -> None:
-    inputs = [T(shape), const(blocks), const(crops)]
-    check("BATCH_TO_SPACE_ND", inputs, ("BatchToSpaceNDOptions", {}), accepted=accepted)
 
 
 @pytest.mark.parametrize(("name", "table"), [

@@ -53,7 +53,6 @@ def test_a_result_of_another_type_than_the_kernel_writes_is_found(
     ("SCATTER_ND", [const([[0]]), T((1,)), const([2])], (2,), ("ScatterNdOptions", {})),
     ("ONE_HOT", [const([0, 1]), const(2), const(1.0, "FLOAT32"), const(0.0, "FLOAT32")], (2, 2),
      ("OneHotOptions", {"axis": -1})),
-    ("SPARSE_TO_DENSE", [const([0]), const([2]), T((1,)), const(0.0, "FLOAT32")], (2,), ("SparseToDenseOptions", {})),
 ])  # fmt: skip
 def test_the_type_comes_from_the_operand_that_holds_the_values(
     name: str, inputs: list[T | None], shape: tuple[int, ...], options: Options

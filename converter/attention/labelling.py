@@ -8,12 +8,10 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import RULES, is_product, operand_factors
 from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Mapping
 
     from edge_opt.attention.factors import Factored
     from edge_opt.attention.rule import Operands, Rule
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 DEEPEST = 60
 """Operators that a label is followed through at most; real blocks have under thirty."""
-
-_LARGEST_STEERING = 1 << 12
 
 
 class OperandFactors:
@@ -70,7 +66,7 @@ def _shapes_disagree(operator: Operator) -> Refusal | None:
     if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
         return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
     try:
-        derived = infer_operator(operator, [_shape(t) for t in operator.inputs], constant_reader(operator))
+        derived = infer_operator(operator, [_shape(t) for t in operator.inputs], constants_of(operator))
     except ShapeError as error:
         return Refusal(f"the recorded shapes do not fit: {error}", operator)
     for shape, output in zip(derived, operator.outputs, strict=False):
@@ -85,18 +81,6 @@ def _shapes_disagree(operator: Operator) -> Refusal | None:
 
 def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
     return None if tensor is None else tensor.shape
-
-
-def constant_reader(operator: Operator) -> Callable[[int], NDArray[np.generic] | None]:
-    """Values of an operator's small constant inputs, for shape rules."""
-
-    def constant(index: int) -> NDArray[np.generic] | None:
-        tensor = operator.inputs[index]
-        if tensor is None or not tensor.has_numbers:
-            return None
-        return tensor.array() if tensor.elements <= _LARGEST_STEERING else None
-
-    return constant
 
 
 class Labelling:

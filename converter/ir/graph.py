@@ -114,6 +114,15 @@ class Tensor:
         return self.is_constant and self.dtype.numpy is not None and not self.is_sparse
 
     @property
+    def wrong_size(self) -> str | None:
+        """Why the bytes of a constant do not fill its shape; None where they do, or nobody can say."""
+        expected = self.dtype.byte_size(self.elements) if self.is_constant and not self.is_sparse else None
+        actual = None if self.buffer is None or self.buffer.data is None else self.buffer.data.length
+        if expected in (None, actual):
+            return None
+        return f"{self.dtype.name}{list(self.shape)} needs {expected} bytes, its buffer holds {actual}"
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         count = 1

@@ -124,7 +124,8 @@ class _SubgraphReader:
             is_variable=table.get("is_variable"),
             table=table,
         )
-        self._check_bytes(tensor, where)
+        if tensor.wrong_size is not None:
+            raise self._fail(f"{where}: {tensor.wrong_size}")
         self._check_quantization(tensor, where)
         return tensor
 
@@ -141,19 +142,6 @@ class _SubgraphReader:
         if any(size < least for size in shape) or math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
             raise self._fail(f"{where}: shape {list(shape)} is not one that memory can hold")
         return shape
-
-    def _check_bytes(self, tensor: Tensor, where: str) -> None:
-        if not tensor.is_constant or tensor.is_sparse:
-            return
-        assert tensor.table is not None
-        assert tensor.buffer is not None
-        assert tensor.buffer.data is not None
-        expected, actual = tensor.dtype.byte_size(tensor.elements), tensor.buffer.data.length
-        if expected is not None and expected != actual:
-            raise self._fail(
-                f"{where}: {tensor.dtype.name}{list(tensor.shape)} needs {expected} bytes, "
-                f"its buffer {tensor.table.get('buffer')} holds {actual}"
-            )
 
     def _check_quantization(self, tensor: Tensor, where: str) -> None:
         parameters = tensor.quantization

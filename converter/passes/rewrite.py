@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
-from edge_opt.attention.labelling import OperandFactors, constant_reader
+from edge_opt.attention.labelling import OperandFactors
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.ir.region import reads
 from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Fact, recorded_shape
+from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -169,11 +170,11 @@ def shape_violation(operators: Iterable[Operator], calls: Model | None = None) -
 
     `calls`: the model whose subgraphs the operators call; these are looked through, too.
     """
-    enter = None if calls is None else partial(_enter, calls)
+    enter = (lambda *_: None) if calls is None else partial(_enter, calls)
     for operator in operators:
         shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
         try:
-            derived = infer_operator(operator, shapes, constant_reader(operator), enter)
+            derived = infer_operator(operator, shapes, constants_of(operator), enter)
         except ShapeError as error:
             return str(error)
         for shape, tensor in zip(derived, operator.outputs, strict=True):

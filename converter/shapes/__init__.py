@@ -7,7 +7,7 @@ from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.inference import derive, infer_shapes
 from edge_opt.shapes.matmul import matmul
 from edge_opt.shapes.report import Disagreement, ShapeReport
-from edge_opt.shapes.single import infer_operator
+from edge_opt.shapes.rules import infer_operator
 
 __all__ = [
     "CoverageRow",

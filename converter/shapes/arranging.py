@@ -28,7 +28,7 @@ def transpose(call: Call) -> Results:
         raise ShapeError(
             f"the permutation has {len(permutation)} axes: expected one for each axis of {call.described(0)}"
         )
-    axes = [None if axis is None else call.axis(axis, len(shape), call.described(0)) for axis in permutation]
+    axes = [None if axis is None else call.axis_of(0, axis) for axis in permutation]
     known = [axis for axis in axes if axis is not None]
     if len(set(known)) != len(known):
         raise ShapeError(f"the permutation {known} names an axis of {call.described(0)} twice")
@@ -41,7 +41,7 @@ def concatenation(call: Call) -> Results:
 
     Source: TFLite, concatenation.cc, Prepare.
     """
-    return [join(call, int(call.option("axis", 0)))]
+    return [join(call, call.number("axis"))]
 
 
 def join(call: Call, axis: int) -> Shape | None:
@@ -90,7 +90,7 @@ def pack(call: Call) -> Results:
 
     Source: TFLite, pack.cc, Prepare.
     """
-    count = int(call.option("values_count", 0))
+    count = call.number("values_count")
     if count != len(call.shapes):
         raise ShapeError(f"it has {len(call.shapes)} inputs: expected {count}, its values_count")
     first = next((index for index, shape in enumerate(call.shapes) if shape is not None), None)
@@ -100,7 +100,7 @@ def pack(call: Call) -> Results:
     for index, shape in enumerate(call.shapes):
         if shape is not None:
             _merge_beside(call, dims, first, index, None)
-    axis = call.axis(int(call.option("axis", 0)), len(dims) + 1, f"the result of {call.described(first)}")
+    axis = call.axis(call.number("axis"), len(dims) + 1, f"the result of {call.described(first)}")
     return [(*dims[:axis], count, *dims[axis:])]
 
 
@@ -110,13 +110,13 @@ def unpack(call: Call) -> Results:
 
     Source: TFLite, unpack.cc, Prepare.
     """
-    count = int(call.option("num", 0))
+    count = call.number("num")
     if count != len(call.op.outputs):
         raise ShapeError(f"it has {len(call.op.outputs)} outputs: expected {count}, its num")
     shape = call.shapes[0]
     if shape is None:
         return [None] * count
-    axis = call.axis(int(call.option("axis", 0)), len(shape), call.described(0))
+    axis = call.axis_of(0)
     if 0 in shape:
         raise ShapeError(f"{call.described(0)} has no elements to unpack")
     if not may_be_equal(shape[axis], count):
@@ -138,7 +138,7 @@ def split(call: Call) -> Results:
         return [None] * count
     if axis is None:
         return [(DYNAMIC,) * len(shape)] * count
-    axis = call.axis(axis, len(shape), call.described(1))
+    axis = call.axis_of(1, axis)
     size = shape[axis]
     if count == 0 or (size >= 0 and size % count):
         raise ShapeError(f"axis {axis} of {call.described(1)} has size {size}: it has no {count} equal parts")
@@ -147,7 +147,7 @@ def split(call: Call) -> Results:
 
 
 def _checked_split_count(call: Call) -> int:
-    count = int(call.option("num_splits", 0))
+    count = call.number("num_splits")
     if count != len(call.op.outputs):
         raise ShapeError(f"it has {len(call.op.outputs)} outputs: expected {count}, its num_splits")
     return count
@@ -168,7 +168,7 @@ def split_v(call: Call) -> Results:
         return [None] * count
     if axis is None:
         return [(DYNAMIC,) * len(shape)] * count
-    axis = call.axis(axis, len(shape), call.described(0))
+    axis = call.axis_of(0, axis)
     parts = _split_sizes(call, shape[axis], [None] * count if sizes is None else sizes, axis)
     return [(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
 
@@ -266,50 +266,4 @@ def reverse(call: Call) -> Results:
     shape, axes = call.require_rank(0, 0, _MAX_REVERSE_RANK), call.require_rank(1, 1)
     if shape is not None and axes is not None and axes[0] > len(shape):
         raise ShapeError(f"{call.described(1)} lists more axes than {call.described(0)} has")
-    return [shape]
-
-
-@rule("REVERSE_SEQUENCE", inputs=2)
-def reverse_sequence(call: Call) -> Results:
-    """The result has the shape of the input; input 1 has a length for each index of `batch_dim`.
-
-    Source: TFLite, reverse_sequence.cc, Prepare and ReverseSequenceImpl.
-    """
-    shape, lengths = call.shapes[0], call.require_rank(1, 1)
-    if shape is None:
-        return [None]
-    batch, sequence = (int(call.option(name, 0)) for name in ("batch_dim", "seq_dim"))
-    for axis in (batch, sequence):
-        call.axis(axis, len(shape), call.described(0))
-    if lengths is not None and not may_be_equal(lengths[0], shape[batch]):
-        raise ShapeError(
-            f"{call.described(1)} must have {shape[batch]} lengths, one for each index of axis {batch} of "
-            f"{call.label(0)}"
-        )
-    return [shape]
-
-
-@rule("MATRIX_DIAG", inputs=1)
-def matrix_diag(call: Call) -> Results:
-    """The last axis becomes the diagonal of a square: `[..., n]` gives `[..., n, n]`.
-
-    Source: TFLite, matrix_diag.cc, Prepare.
-    """
-    shape = call.shapes[0]
-    if shape is None:
-        return [None]
-    if not shape:
-        raise ShapeError(f"{call.described(0)} is a scalar: expected rank 1 or more")
-    return [(*shape, shape[-1])]
-
-
-@rule("MATRIX_SET_DIAG", inputs=2)
-def matrix_set_diag(call: Call) -> Results:
-    """The result has the shape of input 0, of rank 2 or more; input 1 is its new diagonal.
-
-    Source: TFLite, matrix_set_diag.cc, Prepare.
-    """
-    shape = call.shapes[0]
-    if shape is not None and len(shape) < 2:
-        raise ShapeError(f"{call.described(0)} has rank {len(shape)}: expected rank 2 or more")
     return [shape]

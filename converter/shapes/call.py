@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
 from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, as_shape, normalize_axis, shape_text
 from edge_opt.shapes.errors import ShapeError
+
+if TYPE_CHECKING:
+    from edge_opt.ir import Operator, Tensor
 
 Array: TypeAlias = NDArray[Any]
 Constant: TypeAlias = Callable[[int], Array | None]
@@ -21,72 +24,11 @@ Results: TypeAlias = Sequence[Shape | None]
 _MOST_UNKNOWN_ELEMENTS = 64
 
 
-class Options(Protocol):
-    """The options table of an operator."""
-
-    def get(self, name: str) -> Any:
-        """Return the field's value, or the schema's default."""
-        ...
-
-
-class TensorLike(Protocol):
-    """What shape rules read of a tensor."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the file."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The recorded shape."""
-        ...
-
-    @property
-    def shape_signature(self) -> tuple[int, ...] | None:
-        """The recorded shape with -1 for dynamic dimensions, None where the file has none."""
-        ...
-
-    @property
-    def has_rank(self) -> bool:
-        """False where not even the number of dimensions is recorded."""
-        ...
-
-    @property
-    def dtype(self) -> int:
-        """Its TensorType."""
-        ...
-
-
-def recorded_shape(tensor: TensorLike) -> Shape | None:
+def recorded_shape(tensor: Tensor) -> Shape | None:
     """The shape that the file records, -1 for dynamic dimensions, None for an unranked tensor."""
     if tensor.shape_signature:
         return tensor.shape_signature
     return tensor.shape if tensor.has_rank else None
-
-
-class OperatorLike(Protocol):
-    """What shape rules read of an operator; `edge_opt.ir.Operator` is one."""
-
-    @property
-    def name(self) -> str:
-        """The schema's name of the operator, e.g. BATCH_MATMUL."""
-        ...
-
-    @property
-    def inputs(self) -> Sequence[TensorLike | None]:
-        """What it reads; None where an optional input is left out."""
-        ...
-
-    @property
-    def outputs(self) -> Sequence[TensorLike]:
-        """What it defines."""
-        ...
-
-    @property
-    def options(self) -> Options | None:
-        """Its options, None where the file has none."""
-        ...
 
 
 class Fact(NamedTuple):
@@ -100,18 +42,6 @@ Enter: TypeAlias = Callable[[int, Sequence[Shape | None], Sequence[Array | None]
 """Derives the outputs of a subgraph from the shapes and known values of its inputs; None where it cannot."""
 
 
-def _enter_nothing(
-    index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
-) -> Sequence[Fact] | None:
-    del index, shapes, values
-    return None
-
-
-def _assigned_nothing(index: int) -> Shape | None:
-    del index
-    return None
-
-
 class Call:
     """One operator with the shapes of its inputs.
 
@@ -122,11 +52,11 @@ class Call:
 
     def __init__(
         self,
-        op: OperatorLike,
+        op: Operator,
         shapes: Sequence[Shape | None],
         constant: Constant,
-        enter: Enter = _enter_nothing,
-        assigned: Callable[[int], Shape | None] = _assigned_nothing,
+        enter: Enter = lambda *_: None,
+        assigned: Callable[[int], Shape | None] = lambda _: None,
     ) -> None:
         self.op = op
         self.name = op.name
@@ -153,6 +83,10 @@ class Call:
     def flag(self, name: str) -> bool:
         """Return a boolean option, False where the operator has no options."""
         return bool(self.option(name, False))
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Return a whole number given as an option."""
+        return int(self.option(name, default))
 
     def has(self, index: int) -> bool:
         """Whether input `index` is there; an optional one may be left out, or cut off."""
@@ -274,13 +208,18 @@ class Call:
             raise ShapeError(f"axis {axis} lies outside {what}: expected -{rank} to {rank - 1}")
         return normal
 
+    def axis_of(self, index: int, axis: int | None = None) -> int:
+        """As `axis`, of input `index`; by default the one that the option `axis` names."""
+        rank = len(self.shapes[index] or ())
+        return self.axis(self.number("axis") if axis is None else axis, rank, self.described(index))
+
 
 def as_dimension(element: Element) -> int:
     """Return the dimension that an element of a shape operand stands for."""
     return DYNAMIC if element is None else element
 
 
-def checked_shapes(op: OperatorLike, shapes: Sequence[Shape | None]) -> list[Shape | None]:
+def checked_shapes(op: Operator, shapes: Sequence[Shape | None]) -> list[Shape | None]:
     """Return the shapes as tuples of whole numbers, one for each input.
 
     Raises:

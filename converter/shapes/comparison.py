@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.broadcast import misfit
 from edge_opt.shapes.call import recorded_shape
 from edge_opt.shapes.dtypes import wrong_types
@@ -90,12 +89,8 @@ class Findings:
         if op in self._typed:
             return
         self._typed.add(op)
-        for wrong in wrong_types(op):
-            tensor = op.outputs[wrong.output]
-            self._report(place, tensor, (tensor.dtype.name, wrong.expected.name), wrong.reason)
-        for finding in wrong_quantization(op):
-            words = (_words(finding.recorded), _words(finding.expected))
-            self._report(place, op.outputs[finding.output], words, finding.reason)
+        for wrong in (*wrong_types(op), *wrong_quantization(op)):
+            self._report(place, op.outputs[wrong.output], (wrong.recorded, wrong.expected), wrong.reason)
 
     def constant(self, subgraph: Subgraph, tensor: Tensor, reason: str) -> None:
         """Take up a constant whose bytes do not fill its shape."""
@@ -127,18 +122,3 @@ class Findings:
 
 def _states_rank(tensor: Tensor) -> bool:
     return tensor.table is not None and bool(tensor.table.get("has_rank"))
-
-
-def _words(parameters: object | None) -> str:
-    return "no parameters" if parameters is None else str(parameters)
-
-
-def constant_misfit(tensor: Tensor) -> str | None:
-    """Say why a constant's bytes do not fill its shape; None where they do, or nothing can be said."""
-    data = None if tensor.buffer is None else tensor.buffer.data
-    if data is None or tensor.is_sparse or tensor.dtype == DType.STRING:
-        return None
-    needed = tensor.dtype.byte_size(tensor.elements)
-    if needed is None or data.length == needed:
-        return None
-    return f"its buffer holds {data.length} bytes, its shape needs {needed}"

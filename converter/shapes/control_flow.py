@@ -41,7 +41,7 @@ def composite_facts(call: Call) -> Sequence[Fact] | None:
     return _run(call, int(call.option(name, 0)), call.shapes, values)
 
 
-@rule("STABLEHLO_COMPOSITE", "CALL", inputs=(0, None), optional=(0, *_ANY), outputs=None)
+@rule("STABLEHLO_COMPOSITE CALL", inputs=(0, None), optional=(0, *_ANY), outputs=None)
 def composite(call: Call) -> Results:
     """The results are those of the subgraph (a composite's decomposition), entered with the inputs.
 
@@ -58,7 +58,7 @@ def if_(call: Call) -> Results:
     Source: TFLite, if.cc, Prepare.
     """
     call.require_single(0)
-    branches = [int(call.option(f"{name}_subgraph_index", 0)) for name in ("then", "else")]
+    branches = [call.number(f"{name}_subgraph_index") for name in ("then", "else")]
     chosen = call.value(0)
     results = _branches(call, branches)
     if chosen is None or chosen.size != 1:
@@ -95,7 +95,7 @@ def _common(branches: Sequence[Results | None], count: int) -> Results:
     return shapes or [None] * count
 
 
-@rule("WHILE", "STABLEHLO_WHILE", inputs=(1, None), outputs=None)
+@rule("WHILE", inputs=(1, None), outputs=None)
 def while_(call: Call) -> Results:
     """The results have the shapes that the loop keeps: a size that the body changes is -1.
 
@@ -104,7 +104,7 @@ def while_(call: Call) -> Results:
 
     Source: TFLite, while.cc, Prepare_impl.
     """
-    condition, body = (int(call.option(f"{name}_subgraph_index", 0)) for name in ("cond", "body"))
+    condition, body = (call.number(f"{name}_subgraph_index") for name in ("cond", "body"))
     count = len(call.shapes)
     if len(call.op.outputs) != count:
         raise ShapeError(f"it has {len(call.op.outputs)} outputs: expected {count}, one for each input")
@@ -127,7 +127,7 @@ def call_once(call: Call) -> Results:
 
     Source: TFLite, call_once.cc, Prepare.
     """
-    _run(call, int(call.option("init_subgraph_index", 0)), [], [])
+    _run(call, call.number("init_subgraph_index"), [], [])
     return []
 
 

@@ -5,34 +5,25 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.shapes import registry
-from edge_opt.shapes.rules import LOADED
-
-assert LOADED
+from edge_opt.shapes import rules
 
 Status = Literal["rule", "data-dependent", "not covered"]
 
 _PAGE = """# Shape rules
 
 `edge-opt shapes FILE` derives every tensor of a model again, from its graph inputs and constants, and lists where the
-file says another thing. This page lists, for every builtin operator of the schema, where its rule comes from. It is
-written by `edge-opt shapes --coverage`, from the rules themselves.
-
-- **rule**: the shapes of the results follow from the shapes of the inputs, the options, and the values of operands
-  that are constant or can be computed from constants and known shapes. A size that is not known is dynamic (-1).
-- **data-dependent**: a result's size follows from the data; -1 is derived for it, or nothing where not even the rank
-  is known.
-- **not covered**: nothing is derived; readers of the results use the recorded shapes.
+file says another thing. This page is written by `edge-opt shapes --coverage`, from the rules themselves: the shapes of
+the results follow from the shapes of the inputs, the options, and the values of operands that are constant or can be
+computed from constants and known shapes. A size that is not known is dynamic (-1).
 
 """
-
 
 _WHY_NOT = {
     "CONCAT_EMBEDDINGS": "no kernel defines it",
     "CUSTOM": "its kernel is the user's own",
     "DELEGATE": "made by the runtime, never stored",
     "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
-    "STABLEHLO_CUSTOM_CALL": "its callee is the user's own",
+    "STABLEHLO_CUSTOM_CALL": "its kernel is the user's own",
 }
 
 
@@ -51,10 +42,12 @@ def coverage() -> list[CoverageRow]:
 
 
 def _row(name: str, code: int) -> CoverageRow:
-    entry = registry.find(name)
+    entry = rules.find(name)
     if entry is None:
-        return CoverageRow(name, code, "not covered", _WHY_NOT.get(name, "no rule yet"))
-    return CoverageRow(name, code, "data-dependent" if entry.data_dependent else "rule", entry.source)
+        stablehlo = name.startswith("STABLEHLO_")
+        known = "the runtime has no kernel for it" if stablehlo else "no language model is known to hold it"
+        return CoverageRow(name, code, "not covered", _WHY_NOT.get(name, known))
+    return CoverageRow(name, code, "data-dependent" if entry.data_dependent else "rule", entry.words[1])
 
 
 def coverage_counts() -> dict[Status, int]:
@@ -67,11 +60,19 @@ def coverage_counts() -> dict[Status, int]:
 
 def coverage_page() -> str:
     """The documentation page, Markdown."""
+    derived: dict[tuple[str, str], list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for row in coverage():
+        entry = rules.find(row.operator)
+        named = missing.setdefault(row.source, []) if entry is None else derived.setdefault(entry.words, [])
+        named.append(row.operator)
+    lines = [f"| {', '.join(names)} | {' | '.join(words)} |" for words, names in derived.items()]
+    reasons = [f"- {', '.join(names)}: {why}." for why, names in missing.items()]
     counts = ", ".join(f"{count} {status}" for status, count in coverage_counts().items())
-    lines = [f"| {row.operator} | {row.code} | {row.status} | {row.source} |" for row in coverage()]
-    table = [
-        "| operator | code | status | source of the rule, or why there is none |",
-        "| --- | --- | --- | --- |",
-        *lines,
-    ]
-    return f"{_PAGE}{len(lines)} operators: {counts}.\n\n" + "\n".join(table) + "\n"
+    table = ["| operators | what is derived | source of the rule |", "| --- | --- | --- |", *lines]
+    rest = "Of other operators nothing is derived, and readers of their results use the recorded shapes:"
+    return (
+        f"{_PAGE}{len(coverage())} operators: {counts}.\n\n"
+        + "\n".join([*table, "", rest, "", *reasons])
+        + "\n"
+    )

@@ -5,22 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from edge_opt.ir.dtypes import DType
+from edge_opt.shapes.report import WrongResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_opt.shapes.call import OperatorLike
+    from edge_opt.ir import Operator
 
 Source: TypeAlias = int | DType | str | None
 """Where a result's type comes from: input i, a type, the option of that name, or nothing that fixes it."""
-
-
-class Finding(NamedTuple):
-    """A result whose type is not what the operator writes."""
-
-    output: int
-    expected: DType
-    reason: str
 
 
 class TypeRule(NamedTuple):
@@ -32,59 +25,38 @@ class TypeRule(NamedTuple):
 
 _ALL = tuple(range(256))
 
-_UNARY = (
-    "ABS", "CEIL", "COS", "CUMSUM", "ELU", "EXP", "FAKE_QUANT", "FLOOR", "GELU", "HARD_SWISH", "L2_NORMALIZATION",
-    "LEAKY_RELU", "LOCAL_RESPONSE_NORMALIZATION", "LOG", "LOGICAL_NOT", "LOG_SOFTMAX", "NEG", "RELU", "RELU6",
-    "RELU_0_TO_1", "RELU_N1_TO_1", "ROUND", "RSQRT", "SIGN", "SIN", "SQRT", "SQUARE", "ZEROS_LIKE", "LOGISTIC",
-    "TANH", "L2_POOL_2D",
-)  # fmt: skip
-_MOVING = (
-    "AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONV_2D", "CONV_3D", "DENSIFY", "DEPTHWISE_CONV_2D",
-    "DEPTH_TO_SPACE", "DILATE", "EXPAND_DIMS", "GATHER", "GATHER_ND", "MATRIX_DIAG", "MATRIX_SET_DIAG",
-    "MAX_POOL_2D", "MIRROR_PAD", "PAD", "RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR",
-    "REVERSE_SEQUENCE", "REVERSE_V2", "SEGMENT_SUM", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SQUEEZE",
-    "STRIDED_SLICE", "TILE", "TRANSPOSE", "PRELU", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN",
-    "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_SUM", "STABLEHLO_RESHAPE", "STABLEHLO_TRANSPOSE",
-    "STABLEHLO_SLICE", "STABLEHLO_DYNAMIC_SLICE", "STABLEHLO_BROADCAST_IN_DIM",
-)  # fmt: skip
-_REDUCING = ("MEAN", "REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "SUM")
-_BINARY = (
-    "ADD", "ATAN2", "BITWISE_XOR", "DIV", "FLOOR_DIV", "FLOOR_MOD", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM",
-    "MINIMUM", "MUL", "POW", "RIGHT_SHIFT", "SQUARED_DIFFERENCE", "SUB", "BROADCAST_ARGS",
-    "DYNAMIC_UPDATE_SLICE", "STABLEHLO_ADD", "STABLEHLO_AND", "STABLEHLO_DIVIDE", "STABLEHLO_MAXIMUM",
-    "STABLEHLO_MINIMUM", "STABLEHLO_MULTIPLY", "STABLEHLO_OR", "STABLEHLO_POWER", "STABLEHLO_REMAINDER",
-    "STABLEHLO_SHIFT_LEFT", "STABLEHLO_SUBTRACT", "STABLEHLO_PAD", "STABLEHLO_DYNAMIC_UPDATE_SLICE",
-)  # fmt: skip
-_COMPARING = ("EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "NOT_EQUAL", "STABLEHLO_COMPARE")
-
-_RULES: dict[str, TypeRule] = {
-    **dict.fromkeys((*_UNARY, *_MOVING, *_REDUCING), TypeRule((0,))),
-    **dict.fromkeys(_BINARY, TypeRule((0,), (0, 1))),
-    **dict.fromkeys(_COMPARING, TypeRule((DType.BOOL,), (0, 1))),
-    **dict.fromkeys(("CONCATENATION", "PACK", "ADD_N", "STABLEHLO_CONCATENATE"), TypeRule((0,), _ALL)),
-    **dict.fromkeys(("SELECT", "SELECT_V2", "STABLEHLO_SELECT"), TypeRule((1,), (1, 2))),
-    "ARG_MAX": TypeRule(("output_type",)),
-    "ARG_MIN": TypeRule(("output_type",)),
-    "BUCKETIZE": TypeRule((DType.INT32,)),
-    "DEQUANTIZE": TypeRule((DType.FLOAT32,)),
-    "FILL": TypeRule((1,)),
-    "HASHTABLE": TypeRule((DType.RESOURCE,)),
-    "HASHTABLE_SIZE": TypeRule((DType.INT64,)),
-    "NON_MAX_SUPPRESSION_V4": TypeRule((DType.INT32, DType.INT32)),
-    "NON_MAX_SUPPRESSION_V5": TypeRule((DType.INT32, DType.FLOAT32, DType.INT32)),
-    "ONE_HOT": TypeRule((2,), (2, 3)),
-    "PADV2": TypeRule((0,), (0, 2)),
+_BY_NAMES: dict[str, TypeRule] = {
+    (
+        "ABS AVERAGE_POOL_2D BROADCAST_TO CEIL CONV_2D CONV_3D COS CUMSUM DENSIFY DEPTHWISE_CONV_2D DEPTH_TO_SPACE "
+        "ELU EXP EXPAND_DIMS FAKE_QUANT FLOOR GATHER GATHER_ND GELU HARD_SWISH L2_NORMALIZATION L2_POOL_2D "
+        "LEAKY_RELU LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX MAX_POOL_2D MEAN MIRROR_PAD NEG PAD PRELU REDUCE_ALL "
+        "REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 RESHAPE RESIZE_BILINEAR "
+        "RESIZE_NEAREST_NEIGHBOR REVERSE_V2 ROUND RSQRT SIGN SIN SLICE SPACE_TO_DEPTH SQRT SQUARE SQUEEZE "
+        "STRIDED_SLICE SUM TANH TILE TRANSPOSE UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
+        "UNSORTED_SEGMENT_SUM ZEROS_LIKE"
+    ): TypeRule((0,)),
+    (
+        "ADD ATAN2 BITWISE_XOR BROADCAST_ARGS DIV DYNAMIC_UPDATE_SLICE FLOOR_DIV FLOOR_MOD LOGICAL_AND LOGICAL_OR "
+        "MAXIMUM MINIMUM MUL POW RIGHT_SHIFT SQUARED_DIFFERENCE STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM "
+        "STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_PAD STABLEHLO_SHIFT_LEFT SUB"
+    ): TypeRule((0,), (0, 1)),
     "RANGE": TypeRule((0,), (0, 1, 2)),
-    "RANK": TypeRule((DType.INT32,)),
-    "RFFT2D": TypeRule((DType.COMPLEX64,)),
-    "SCATTER_ND": TypeRule((1,)),
-    "SHAPE": TypeRule(("out_type",)),
-    "SPARSE_TO_DENSE": TypeRule((2,), (2, 3)),
+    "PADV2": TypeRule((0,), (0, 2)),
+    "ADD_N CONCATENATION PACK": TypeRule((0,), _ALL),
     "TOPK_V2": TypeRule((0, None)),
+    "FILL SCATTER_ND": TypeRule((1,)),
+    "SELECT SELECT_V2": TypeRule((1,), (1, 2)),
     "TRANSPOSE_CONV": TypeRule((2,)),
-    "UNIQUE": TypeRule((0, "idx_out_type")),
+    "ONE_HOT": TypeRule((2,), (2, 3)),
+    "ARG_MAX ARG_MIN": TypeRule(("output_type",)),
+    "SHAPE": TypeRule(("out_type",)),
+    "EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL NOT_EQUAL": TypeRule((DType.BOOL,), (0, 1)),
+    "RFFT2D": TypeRule((DType.COMPLEX64,)),
+    "DEQUANTIZE": TypeRule((DType.FLOAT32,)),
+    "BUCKETIZE RANK": TypeRule((DType.INT32,)),
     "WHERE": TypeRule((DType.INT64,)),
 }
+_RULES = {name: rule for names, rule in _BY_NAMES.items() for name in names.split()}
 _SPREADING = {"SPLIT": 1, "SPLIT_V": 0, "UNPACK": 0}
 _TYPES = frozenset(DType)
 _PRODUCTS = ("BATCH_MATMUL", "FULLY_CONNECTED")
@@ -93,7 +65,7 @@ _WIDER_PRODUCTS = frozenset(
 )
 
 
-def wrong_types(op: OperatorLike) -> Iterator[Finding]:
+def wrong_types(op: Operator) -> Iterator[WrongResult]:
     """Every result of the operator whose recorded type is not the one that its kernel writes.
 
     Source: TFLite, each kernel's Prepare: `output->type = ...`, or TF_LITE_ENSURE_TYPES_EQ on inputs and output.
@@ -103,12 +75,13 @@ def wrong_types(op: OperatorLike) -> Iterator[Finding]:
         return
     for output, source in enumerate(rule.results[: len(op.outputs)]):
         expected, reason = _expected(op, source)
-        if expected is not None and op.outputs[output].dtype != expected:
-            yield Finding(output, expected, reason)
+        recorded = op.outputs[output].dtype
+        if expected is not None and recorded != expected:
+            yield WrongResult(output, expected.name, recorded.name, reason)
     yield from _unlike_inputs(op, rule)
 
 
-def _rule_of(op: OperatorLike) -> TypeRule | None:
+def _rule_of(op: Operator) -> TypeRule | None:
     spread = _SPREADING.get(op.name)
     if spread is not None:
         return TypeRule((spread,) * len(op.outputs))
@@ -117,13 +90,13 @@ def _rule_of(op: OperatorLike) -> TypeRule | None:
     return _RULES.get(op.name)
 
 
-def _is_wider_product(op: OperatorLike) -> bool:
+def _is_wider_product(op: Operator) -> bool:
     """Whether the kernel writes a wider type than it reads; int16 to int8 and back it accepts, and computes garbage."""
     source = op.inputs[0]
     return source is None or (source.dtype, op.outputs[0].dtype) in _WIDER_PRODUCTS
 
 
-def _expected(op: OperatorLike, source: Source) -> tuple[DType | None, str]:
+def _expected(op: Operator, source: Source) -> tuple[DType | None, str]:
     if isinstance(source, DType):
         return source, f"{op.name} writes {source.name}"
     if isinstance(source, str):
@@ -131,10 +104,10 @@ def _expected(op: OperatorLike, source: Source) -> tuple[DType | None, str]:
     tensor = op.inputs[source] if source is not None and source < len(op.inputs) else None
     if tensor is None:
         return None, ""
-    return DType(tensor.dtype), f"it has the type of tensor '{tensor.name}'"
+    return tensor.dtype, f"it has the type of tensor '{tensor.name}'"
 
 
-def _chosen(op: OperatorLike, option: str) -> DType | None:
+def _chosen(op: Operator, option: str) -> DType | None:
     """The type that an option names; None where it names no type, or the options are another operator's."""
     try:
         chosen = None if op.options is None else op.options.get(option)
@@ -143,12 +116,11 @@ def _chosen(op: OperatorLike, option: str) -> DType | None:
     return DType(chosen) if chosen in _TYPES else None
 
 
-def _unlike_inputs(op: OperatorLike, rule: TypeRule) -> Iterator[Finding]:
+def _unlike_inputs(op: Operator, rule: TypeRule) -> Iterator[WrongResult]:
     present = [op.inputs[index] for index in rule.alike if index < len(op.inputs)]
     tensors = [tensor for tensor in present if tensor is not None]
     other = next((tensor for tensor in tensors if tensor.dtype != tensors[0].dtype), None)
     if other is not None and op.outputs:
-        first, second = DType(tensors[0].dtype), DType(other.dtype)
-        names = f"tensor '{tensors[0].name}' is {first.name}, tensor '{other.name}' is {second.name}"
-        reason = f"{names}: expected one type"
-        yield Finding(0, first, reason)
+        first = tensors[0]
+        names = f"tensor '{first.name}' is {first.dtype.name}, tensor '{other.name}' is {other.dtype.name}"
+        yield WrongResult(0, first.dtype.name, op.outputs[0].dtype.name, f"{names}: expected one type")

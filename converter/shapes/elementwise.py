@@ -28,12 +28,11 @@ def merge_equal(call: Call, first: int, second: int) -> Shape | None:
 
 
 @rule(
-    "ABS", "CAST", "CEIL", "COMPLEX_ABS", "COS", "DEQUANTIZE", "ELU", "EXP", "FAKE_QUANT", "FLOOR", "GELU",
-    "HARD_SWISH", "IMAG", "LEAKY_RELU", "LOG", "LOGICAL_NOT", "LOGISTIC", "LOG_SOFTMAX", "NEG", "QUANTIZE",
-    "REAL", "RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "ROUND", "RSQRT", "SIGN", "SIN", "SQRT", "SQUARE",
-    "TANH", "ZEROS_LIKE",
+    "ABS BUCKETIZE CAST CEIL COMPLEX_ABS COS DENSIFY DEQUANTIZE ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH IMAG "
+    "LEAKY_RELU LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX NEG QUANTIZE REAL RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND "
+    "RSQRT SIGN SIN SQRT SQUARE TANH ZEROS_LIKE",
     inputs=1,
-)  # fmt: skip
+)
 def same_shape(call: Call) -> Results:
     """The result has the shape of the input.
 
@@ -42,7 +41,7 @@ def same_shape(call: Call) -> Results:
     return [call.shapes[0]]
 
 
-@rule("SOFTMAX", "L2_NORMALIZATION", inputs=1)
+@rule("SOFTMAX L2_NORMALIZATION", inputs=1)
 def per_row(call: Call) -> Results:
     """The result has the shape of the input, which is no scalar: each row of the last axis is its own.
 
@@ -53,21 +52,11 @@ def per_row(call: Call) -> Results:
     return [call.shapes[0]]
 
 
-@rule("LOCAL_RESPONSE_NORMALIZATION", inputs=1)
-def local_response_normalization(call: Call) -> Results:
-    """The result has the shape of the input, `[batch, height, width, depth]`.
-
-    Source: TFLite, local_response_norm.cc, Prepare.
-    """
-    return [call.require_rank(0, 4)]
-
-
 @rule(
-    "ADD", "BITWISE_XOR", "DIV", "EQUAL", "FLOOR_DIV", "FLOOR_MOD", "GREATER", "GREATER_EQUAL", "LESS",
-    "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM", "MINIMUM", "MUL", "NOT_EQUAL", "POW", "RIGHT_SHIFT",
-    "SQUARED_DIFFERENCE", "SUB",
+    "ADD BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR "
+    "MAXIMUM MINIMUM MUL NOT_EQUAL POW RIGHT_SHIFT SQUARED_DIFFERENCE SUB",
     inputs=2,
-)  # fmt: skip
+)
 def binary(call: Call) -> Results:
     """The two operands broadcast.
 

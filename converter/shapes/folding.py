@@ -130,17 +130,17 @@ def _concatenate(call: Call, shapes: Results) -> Sequence[Array | None] | None:
         return None
     if all(value.ndim == 0 for value in values):
         return [np.stack(values)]
-    return [np.concatenate(values, axis=int(call.option("axis", 0)))]
+    return [np.concatenate(values, axis=call.number("axis"))]
 
 
 def _pack(call: Call, shapes: Results) -> Sequence[Array | None] | None:
     del shapes
     values = _all_known(call)
-    return None if values is None else [np.stack(values, axis=int(call.option("axis", 0)))]
+    return None if values is None else [np.stack(values, axis=call.number("axis"))]
 
 
 def _unpack(call: Call, shapes: Results) -> Sequence[Array | None] | None:
-    value, axis = call.known(0), int(call.option("axis", 0))
+    value, axis = call.known(0), call.number("axis")
     return None if value is None else [value.take(index, axis) for index in range(len(shapes))]
 
 
@@ -174,7 +174,7 @@ def _strided_slice(call: Call, shapes: Results) -> Sequence[Array | None] | None
 
 def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
     def masked(name: str) -> bool:
-        return bool(int(call.option(f"{name}_mask", 0)) >> place & 1)
+        return bool(call.number(f"{name}_mask") >> place & 1)
 
     if masked("ellipsis"):
         return Ellipsis
@@ -188,8 +188,8 @@ def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
 
 def _gather(call: Call, shapes: Results) -> Sequence[Array | None] | None:
     del shapes
-    value, indices, axis = call.known(0), call.value(1), int(call.option("axis", 0))
-    if value is None or indices is None or int(call.option("batch_dims", 0)):
+    value, indices, axis = call.known(0), call.value(1), call.number("axis")
+    if value is None or indices is None or call.number("batch_dims"):
         return None
     size = value.shape[axis]
     if indices.size and not (indices.min() >= 0 and indices.max() < size):
@@ -236,7 +236,7 @@ def _broadcast_args(call: Call, shapes: Results) -> Sequence[Array | None] | Non
 
 def _elementwise(call: Call, shapes: Results) -> Sequence[Array | None] | None:
     del shapes
-    if call.name in _MAY_ACTIVATE and int(call.option("fused_activation_function", 0)):
+    if call.name in _MAY_ACTIVATE and call.number("fused_activation_function"):
         return None
     values = _all_known(call)
     return None if values is None else [arithmetic.elementwise(call.name, values)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from edge_opt.shapes.call import as_dimension
 from edge_opt.shapes.dimension import DYNAMIC, Dim
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
@@ -37,41 +36,15 @@ def rank(call: Call) -> Results:
 
 
 @rule("FILL", inputs=2)
+@rule("RANDOM_UNIFORM RANDOM_STANDARD_NORMAL", inputs=1)
 def fill(call: Call) -> Results:
-    """The result has the shape that input 0 spells out; input 1 is a scalar.
+    """The result has the shape that input 0 spells out; what a FILL is filled with is a scalar.
 
-    Source: TFLite, fill.cc, ResizeOutput.
+    Source: TFLite, fill.cc, ResizeOutput; random_ops.cc, Prepare.
     """
-    call.require_rank(1, 0)
+    if call.has(1):
+        call.require_rank(1, 0)
     return [call.sizes(0)]
-
-
-@rule("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", inputs=1)
-def random(call: Call) -> Results:
-    """The result has the shape that input 0 spells out.
-
-    Source: TFLite, random_ops.cc, Prepare.
-    """
-    return [call.sizes(0)]
-
-
-@rule("MULTINOMIAL", inputs=2)
-def multinomial(call: Call) -> Results:
-    """Logits `[b, c]` give `[b, n]` samples, n from input 1.
-
-    Source: TFLite, random_ops.cc, PrepareMultinomial.
-    """
-    logits, count = call.require_rank(0, 2), call.scalar(1)
-    return [(DYNAMIC if logits is None else logits[0], as_dimension(count))]
-
-
-@rule("BUCKETIZE", inputs=1)
-def bucketize(call: Call) -> Results:
-    """The result has the shape of the input.
-
-    Source: TFLite, bucketize.cc, Prepare.
-    """
-    return [call.shapes[0]]
 
 
 @rule("RANGE", inputs=3)
@@ -139,55 +112,3 @@ def where(call: Call) -> Results:
     shape, value = call.shapes[0], call.value(0)
     count = DYNAMIC if value is None else int((value != 0).sum())
     return [(count, DYNAMIC if shape is None else len(shape))]
-
-
-@rule("UNIQUE", inputs=1, outputs=2, data_dependent=True)
-def unique(call: Call) -> Results:
-    """The distinct elements of a vector, and for each element which of them it is.
-
-    Source: TFLite, unique.cc, Prepare.
-    """
-    shape = call.require_rank(0, 1)
-    return [(DYNAMIC,), (DYNAMIC,) if shape is None else shape]
-
-
-@rule("SKIP_GRAM", inputs=1, data_dependent=True)
-def skip_gram(call: Call) -> Results:
-    """A vector of strings, as many as the text has skip-grams.
-
-    Source: TFLite, skip_gram.cc, Eval.
-    """
-    del call
-    return [(DYNAMIC,)]
-
-
-@rule("NON_MAX_SUPPRESSION_V4", inputs=5, outputs=2)
-def non_max_suppression_v4(call: Call) -> Results:
-    """Indices of the boxes kept, padded to the most that input 2 allows, and how many they are.
-
-    Source: TFLite, non_max_suppression.cc, Prepare.
-    """
-    return [_kept_boxes(call), ()]
-
-
-@rule("NON_MAX_SUPPRESSION_V5", inputs=6, outputs=3)
-def non_max_suppression_v5(call: Call) -> Results:
-    """Indices and scores of the boxes kept, padded to the most that input 2 allows, and how many they are.
-
-    Source: TFLite, non_max_suppression.cc, Prepare.
-    """
-    return [_kept_boxes(call), _kept_boxes(call), ()]
-
-
-def _kept_boxes(call: Call) -> tuple[int]:
-    boxes, scores = call.require_rank(0, 2), call.require_rank(1, 1)
-    if boxes is not None and boxes[1] not in (4, DYNAMIC):
-        raise ShapeError(f"{call.described(0)} must have four numbers for each box")
-    if (
-        boxes is not None
-        and scores is not None
-        and DYNAMIC not in (boxes[0], scores[0])
-        and boxes[0] != scores[0]
-    ):
-        raise ShapeError(f"{call.described(1)} must have a score for each box of {call.described(0)}")
-    return (as_dimension(call.scalar(2)),)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from edge_opt.shapes import registry
+from edge_opt.ir.references import subgraph_indices
+from edge_opt.shapes import rules
 from edge_opt.shapes.broadcast import misfit
 from edge_opt.shapes.call import Call, Fact
-from edge_opt.shapes.comparison import Findings, constant_misfit
+from edge_opt.shapes.comparison import Findings
 from edge_opt.shapes.dimension import Dim, as_shape, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.folding import fold
-from edge_opt.shapes.rules import LOADED
-from edge_opt.shapes.values import ConstantValues
+from edge_opt.shapes.values import small_value
 from edge_opt.shapes.variables import Variables
 
 if TYPE_CHECKING:
@@ -27,25 +27,11 @@ if TYPE_CHECKING:
     from edge_opt.shapes.dimension import Shape
     from edge_opt.shapes.report import Disagreement, ShapeReport
 
-assert LOADED
-
 _DEEPEST = 64
 """Subgraphs inside subgraphs: more than the reader lets through, fewer than a Python stack holds."""
 
 _MOST_ENTRIES = 64
 """Ways to enter one subgraph: a file may call each from two places of the one before, with other values each time."""
-
-_CALLEES = (
-    "body_subgraph_index",
-    "branch_subgraph_indices",
-    "comparator_subgraph_index",
-    "cond_subgraph_index",
-    "decomposition_subgraph_index",
-    "else_subgraph_index",
-    "init_subgraph_index",
-    "then_subgraph_index",
-    "update_computation_subgraph_index",
-)
 
 
 def infer_shapes(model: Model) -> list[Disagreement]:
@@ -82,7 +68,7 @@ class _Derivation:
         self._resize = resize
         self._placeholders = placeholders
         self._findings = Findings(model, placeholders=placeholders)
-        self._constants = ConstantValues()
+        self._constants: dict[Tensor, Array | None] = {}
         self._variables = Variables(model)
         self._entered: dict[object, Sequence[Fact]] = {}
         self._entries: Counter[int] = Counter()
@@ -120,9 +106,8 @@ class _Derivation:
 
     def _check_constants(self, subgraph: Subgraph) -> None:
         for tensor in subgraph.tensors:
-            reason = constant_misfit(tensor) if tensor.is_constant else None
-            if reason is not None:
-                self._findings.constant(subgraph, tensor, reason)
+            if tensor.wrong_size is not None:
+                self._findings.constant(subgraph, tensor, tensor.wrong_size)
 
     def _walk(self, subgraph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
         """Derive every operator of the subgraph; `facts` has its inputs and takes up everything else."""
@@ -135,14 +120,16 @@ class _Derivation:
         fact = facts.get(tensor)
         if fact is None:
             shape = tensor.shape if tensor.is_constant else self._findings.recorded(tensor)
-            fact = facts[tensor] = Fact(shape, self._constants.value(tensor))
+            if tensor not in self._constants:
+                self._constants[tensor] = small_value(tensor)
+            fact = facts[tensor] = Fact(shape, self._constants[tensor])
         return fact
 
     def _derive_operator(
         self, subgraph: Subgraph, position: int, op: Operator, facts: dict[Tensor, Fact]
     ) -> None:
         inputs = [Fact(None) if tensor is None else self._fact(tensor, facts) for tensor in op.inputs]
-        entry = registry.find(op.name)
+        entry = rules.find(op.name)
         place = (subgraph, position, op)
         if entry is None:
             self._take_recorded(op, facts)
@@ -156,7 +143,7 @@ class _Derivation:
             lambda index: self._variables.shape(op.inputs[index]),
         )
         try:
-            shapes = registry.apply(entry, call)
+            shapes = rules.apply(entry, call)
             values = fold(call, shapes)
         except ShapeError as error:
             self._findings.refused(place, error)
@@ -239,19 +226,9 @@ def _value_key(value: Array | None) -> object:
 
 def called_subgraphs(model: Model) -> set[int]:
     """The subgraphs that operators enter or refer to."""
-    called: set[int] = set()
-    for subgraph in model.subgraphs:
-        for op in subgraph.operators:
-            if op.options is None:
-                continue
-            present = op.options.fields
-            for name in _CALLEES:
-                if name in present:
-                    called.update(_indices(present[name]))
-            if "subgraph" in present:
-                called.add(int(present["subgraph"]))
-    return called
-
-
-def _indices(value: object) -> list[int]:
-    return [value] if isinstance(value, int) else [int(index) for index in value]  # type: ignore[attr-defined]
+    return {
+        index
+        for subgraph in model.subgraphs
+        for op in subgraph.operators
+        for index in subgraph_indices(op.options)
+    }

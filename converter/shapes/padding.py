@@ -1,4 +1,4 @@
-"""Rules of operators that pad, dilate, resize or move between space, depth and batch."""
+"""Rules of operators that pad, resize, or move numbers between space and depth."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def mirror_pad(call: Call) -> Results:
     if pairs is None:
         return [(DYNAMIC,) * len(shape)]
     _check_not_negative(call, 1, pairs)
-    reflects = int(call.option("mode", 0)) == 0
+    reflects = call.number("mode") == 0
     for axis, (size, pair) in enumerate(zip(shape, pairs, strict=True)):
         most = size - 1 if reflects else size
         if size >= 0 and any(number is not None and number > most for number in pair):
@@ -83,34 +83,6 @@ def mirror_pad(call: Call) -> Results:
                 f"axis {axis} of {call.described(0)} cannot be mirrored by {pair}: expected {most} at most"
             )
     return [_padded(shape, pairs)]
-
-
-@rule("DILATE", inputs=3)
-def dilate(call: Call) -> Results:
-    """`d - 1` elements go in between every two of an axis, d from input 1: n becomes `(n - 1) * d + 1`.
-
-    Source: TFLite, dilate.cc, DilateDim.
-    """
-    shape, factors = call.shapes[0], call.elements(1)
-    if shape is None:
-        return [None]
-    if not shape:
-        raise ShapeError(f"{call.described(0)} is a scalar: expected rank 1 or more")
-    if factors is None:
-        return [(DYNAMIC,) * len(shape)]
-    if len(factors) != len(shape):
-        raise ShapeError(
-            f"{call.label(1)} has {len(factors)} numbers: expected one per axis of {call.described(0)}"
-        )
-    return [tuple(_dilated(call, size, factor) for size, factor in zip(shape, factors, strict=True))]
-
-
-def _dilated(call: Call, size: int, factor: Element) -> int:
-    if factor == 1 or size == 1:
-        return size
-    if size == 0 and factor is not None:
-        raise ShapeError(f"{call.described(0)} has no elements to dilate")
-    return DYNAMIC if factor is None or factor < 0 or size < 0 else (size - 1) * factor + 1
 
 
 @rule("SPACE_TO_DEPTH", inputs=1)
@@ -143,7 +115,7 @@ def depth_to_space(call: Call) -> Results:
 
 
 def _block_size(call: Call) -> int:
-    block = int(call.option("block_size", 0))
+    block = call.number("block_size")
     if block <= 0:
         raise ShapeError(f"its block_size is {block}: expected 1 or more")
     return block
@@ -165,82 +137,7 @@ def _multiply(size: int, factor: int) -> int:
     return size if factor == 1 else DYNAMIC if size < 0 else size * factor
 
 
-def _blocks(call: Call, shape: Shape) -> tuple[list[Element], list[tuple[Element, Element]]] | None:
-    """Block sizes and pairs of paddings or crops, for each axis between the first and the last."""
-    count = len(shape) - 2
-    blocks, pairs = call.elements(1), _pairs(call, 2, count)
-    call.require_rank(1, 1)
-    if blocks is None or pairs is None:
-        return None
-    if len(blocks) != count:
-        raise ShapeError(
-            f"{call.label(1)} has {len(blocks)} numbers: expected {count}, one for each inner axis"
-        )
-    if any(block is not None and block <= 0 and not isinstance(block, Dim) for block in blocks):
-        raise ShapeError(f"{call.label(1)} has a block size below 1: {blocks}")
-    return blocks, pairs
-
-
-@rule("SPACE_TO_BATCH_ND", inputs=3)
-def space_to_batch(call: Call) -> Results:
-    """Inner axes are padded (input 2), divided by their block size (input 1), and the batch grows by it.
-
-    Source: TFLite, space_to_batch_nd.cc, ResizeOutputTensor.
-    """
-    shape = call.require_rank(0, 3, 4)
-    given = None if shape is None else _blocks(call, shape)
-    if shape is None or given is None:
-        return [None if shape is None else (*(DYNAMIC,) * (len(shape) - 1), shape[-1])]
-    batch, inner = shape[0], []
-    for axis, (block, pair) in enumerate(zip(*given, strict=True), start=1):
-        padded = add_sizes((shape[axis], *map(as_dimension, pair)))
-        if padded >= 0 and block is not None and block > 0 and padded % block:
-            raise ShapeError(
-                f"axis {axis} of {call.described(0)}, padded to {padded}, is no multiple of its block {block}"
-            )
-        inner.append(DYNAMIC if block is None or block < 0 else _divide(padded, block))
-        batch = DYNAMIC if block is None or block < 0 else _multiply(batch, block)
-    return [(batch, *inner, shape[-1])]
-
-
-@rule("BATCH_TO_SPACE_ND", inputs=3)
-def batch_to_space(call: Call) -> Results:
-    """Block sizes (input 1) divide the batch and multiply the inner axes, which lose their crops (input 2).
-
-    Source: TFLite, batch_to_space_nd.cc, ResizeOutputTensor.
-    """
-    shape = call.require_rank(0, 3, 4)
-    given = None if shape is None else _blocks(call, shape)
-    if shape is None or given is None:
-        return [None if shape is None else (*(DYNAMIC,) * (len(shape) - 1), shape[-1])]
-    _check_not_negative(call, 2, given[1])
-    batch, inner = shape[0], []
-    for axis, (block, pair) in enumerate(zip(*given, strict=True), start=1):
-        if block is None or block < 0:
-            batch = DYNAMIC
-            inner.append(DYNAMIC)
-            continue
-        if batch >= 0 and batch % block:
-            raise ShapeError(f"the batch of {call.described(0)} is no multiple of the block sizes {given[0]}")
-        batch = _divide(batch, block)
-        inner.append(_cropped(call, axis, _multiply(shape[axis], block), pair))
-    return [(batch, *inner, shape[-1])]
-
-
-def _cropped(call: Call, axis: int, size: int, pair: tuple[Element, Element]) -> int:
-    if pair == (0, 0):
-        return size
-    crops = [as_dimension(crop) for crop in pair]
-    if size < 0 or min(crops) < 0:
-        return DYNAMIC
-    if sum(crops) > size:
-        raise ShapeError(
-            f"the crops {pair} take more than axis {axis} of {call.described(0)} will have: {size}"
-        )
-    return size - sum(crops)
-
-
-@rule("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", inputs=2)
+@rule("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", inputs=2)
 def resize(call: Call) -> Results:
     """`[b, h, w, c]` takes the height and width that input 1, `[2]`, gives.
 

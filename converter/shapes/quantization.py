@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_opt.ir.dtypes import DType
+from edge_opt.shapes.report import WrongResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,15 +26,6 @@ class Parameters(NamedTuple):
         return f"scale {self.scale:.9g}, zero point {self.zero_point}"
 
 
-class Finding(NamedTuple):
-    """A result whose parameters are not what the operator writes; None stands for no parameters."""
-
-    output: int
-    expected: Parameters | None
-    recorded: Parameters | None
-    reason: str
-
-
 _FIXED: dict[tuple[str, DType], Parameters] = {
     ("SOFTMAX", DType.INT8): Parameters(1 / 256, -128),
     ("SOFTMAX", DType.UINT8): Parameters(1 / 256, 0),
@@ -51,38 +43,28 @@ _FIXED: dict[tuple[str, DType], Parameters] = {
 
 _SOFTMAX_TOLERANCE = 1e-3
 
+_ARRANGING = (
+    "BROADCAST_TO DEPTH_TO_SPACE EXPAND_DIMS GATHER GATHER_ND MAX_POOL_2D MIRROR_PAD PAD REDUCE_MAX REDUCE_MIN "
+    "RESHAPE RESIZE_NEAREST_NEIGHBOR REVERSE_V2 SLICE SPACE_TO_DEPTH SPLIT_V SQUEEZE STRIDED_SLICE TILE TOPK_V2 "
+    "TRANSPOSE UNPACK"
+)
 _COPYING: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(
-        (
-            "BATCH_TO_SPACE_ND", "BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "GATHER_ND",
-            "MAX_POOL_2D", "MIRROR_PAD", "PAD", "REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "RESIZE_NEAREST_NEIGHBOR",
-            "REVERSE_SEQUENCE", "REVERSE_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT_V", "SQUEEZE",
-            "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE", "UNPACK",
-        ),
-        (0,),
-    ),
-    "SPLIT": (1,),
-    "FILL": (1,),
+    **dict.fromkeys(_ARRANGING.split(), (0,)),
+    **dict.fromkeys(("SPLIT", "FILL"), (1,)),
+    **dict.fromkeys(("DYNAMIC_UPDATE_SLICE", "MAXIMUM", "MINIMUM"), (0, 1)),
+    **dict.fromkeys(("SELECT", "SELECT_V2"), (1, 2)),
+    **dict.fromkeys(("CONCATENATION", "PACK"), None),
     "PADV2": (0, 2),
-    "SELECT": (1, 2),
-    "SELECT_V2": (1, 2),
-    "DYNAMIC_UPDATE_SLICE": (0, 1),
-    "MAXIMUM": (0, 1),
-    "MINIMUM": (0, 1),
-    "CONCATENATION": None,
-    "PACK": None,
-}  # fmt: skip
+}
 """Inputs whose stored numbers the results hold as they are (None: all of them).
 
 Source: TFLite, the kernels named: they copy, or compare, stored numbers; concatenation.cc, pack.cc, unpack.cc and
 expand_dims.cc demand equal parameters in Prepare."""
 
-_SYMMETRIC_INT16 = frozenset(
-    {
-        "ADD", "BATCH_MATMUL", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D", "EXP", "FULLY_CONNECTED",
-        "LEAKY_RELU", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "RELU", "SUB", "SUM", "TRANSPOSE_CONV",
-    }
-)  # fmt: skip
+_SYMMETRIC_INT16 = (
+    "ADD BATCH_MATMUL CONCATENATION CONV_2D DEPTHWISE_CONV_2D EXP FULLY_CONNECTED LEAKY_RELU MEAN REDUCE_MAX "
+    "REDUCE_MIN RELU SUB SUM TRANSPOSE_CONV"
+)
 """Kernels that refuse an int16 result whose zero point is not 0.
 
 Source: TFLite, the Prepare of each, TF_LITE_ENSURE_EQ(output->params.zero_point, 0)."""
@@ -91,7 +73,7 @@ _FIRST_RESULT_ONLY = frozenset({"TOPK_V2"})
 _RESCALING = frozenset({("CONCATENATION", DType.UINT8)})
 
 
-def wrong_quantization(op: Operator) -> Iterator[Finding]:
+def wrong_quantization(op: Operator) -> Iterator[WrongResult]:
     """Every result of the operator whose recorded parameters are not those that its kernel gives it.
 
     Parameters per axis are not compared: only weights have them, and constants are nobody's result.
@@ -102,7 +84,7 @@ def wrong_quantization(op: Operator) -> Iterator[Finding]:
     fixed = _FIXED.get((op.name, dtype))
     if fixed is not None:
         yield from _check_fixed(op, fixed)
-    if op.name in _SYMMETRIC_INT16 and dtype == DType.INT16:
+    if op.name in _SYMMETRIC_INT16.split() and dtype == DType.INT16:
         yield from _check_symmetric(op)
     if op.name in _COPYING and (op.name, dtype) not in _RESCALING:
         yield from _check_copied(op)
@@ -114,25 +96,25 @@ def _parameters(quantization: Quantization | None) -> Parameters | None:
     return Parameters(float(quantization.scale[0]), int(quantization.zero_point[0]))
 
 
-def _check_fixed(op: Operator, expected: Parameters) -> Iterator[Finding]:
+def _check_fixed(op: Operator, expected: Parameters) -> Iterator[WrongResult]:
     result, source = op.outputs[0], op.inputs[0]
     if source is None or source.dtype != result.dtype:
         return
     recorded = _parameters(result.quantization)
     tolerance = _SOFTMAX_TOLERANCE if op.name == "SOFTMAX" else _ROUNDING
     if recorded is None or not _alike(recorded, expected, tolerance):
-        yield Finding(0, expected, recorded, f"{op.name} always writes {result.dtype.name} with these")
+        yield _wrong(0, expected, recorded, f"{op.name} always writes {result.dtype.name} with these")
 
 
-def _check_symmetric(op: Operator) -> Iterator[Finding]:
+def _check_symmetric(op: Operator) -> Iterator[WrongResult]:
     recorded = _parameters(op.outputs[0].quantization)
     if recorded is not None and recorded.zero_point != 0:
-        yield Finding(
-            0, Parameters(recorded.scale, 0), recorded, f"{op.name} writes INT16 with zero point 0 only"
+        yield _wrong(
+            0, recorded._replace(zero_point=0), recorded, f"{op.name} writes INT16 with zero point 0 only"
         )
 
 
-def _check_copied(op: Operator) -> Iterator[Finding]:
+def _check_copied(op: Operator) -> Iterator[WrongResult]:
     listed = _COPYING[op.name]
     sources = (
         op.inputs if listed is None else [op.inputs[index] for index in listed if index < len(op.inputs)]
@@ -146,16 +128,21 @@ def _check_copied(op: Operator) -> Iterator[Finding]:
                 break
 
 
-def _compare(op: Operator, output: int, source: Tensor, result: Tensor) -> Finding | None:
+def _compare(op: Operator, output: int, source: Tensor, result: Tensor) -> WrongResult | None:
     per_axis = any(t.quantization is not None and t.quantization.is_per_axis for t in (source, result))
     if source.dtype != result.dtype or per_axis:
         return None
     expected, recorded = _parameters(source.quantization), _parameters(result.quantization)
     if expected == recorded or (expected is not None and recorded is not None and _alike(expected, recorded)):
         return None
-    return Finding(
+    return _wrong(
         output, expected, recorded, f"{op.name} copies the stored numbers of tensor '{source.name}'"
     )
+
+
+def _wrong(output: int, expected: Parameters | None, recorded: Parameters | None, reason: str) -> WrongResult:
+    named, found = (str(stated or "no parameters") for stated in (expected, recorded))
+    return WrongResult(output, named, found, reason)
 
 
 def _alike(left: Parameters, right: Parameters, tolerance: float = _ROUNDING) -> bool:

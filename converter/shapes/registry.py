@@ -22,17 +22,19 @@ class RuleEntry(NamedTuple):
     data_dependent: bool
 
     @property
-    def source(self) -> str:
-        """Where the rule comes from: the `Source:` line of its docstring."""
-        match = re.search(r"Source: (.+?)(?:\n\s*\n|\Z)", self.rule.__doc__ or "", re.DOTALL)
-        return " ".join(match[1].split()).rstrip(".") if match else ""
+    def words(self) -> tuple[str, str]:
+        """What the rule says, and where it comes from: the first line of its docstring, and what follows `Source:`."""
+        text = self.rule.__doc__ or ""
+        match = re.search(r"Source: (.+?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+        return text.partition("\n")[0], " ".join(match[1].split()).rstrip(".") if match else ""
 
 
 _TABLE: dict[str, RuleEntry] = {}
 
 
 def rule(
-    *names: str,
+    names: str,
+    *,
     inputs: int | tuple[int, int | None],
     outputs: int | None = 1,
     optional: tuple[int, ...] = (),
@@ -41,7 +43,7 @@ def rule(
     """Enter a rule for the named operators.
 
     Args:
-        names: the schema's names of the operators.
+        names: the schema's names of the operators, one after the other.
         inputs: how many inputs they take, or (fewest, most) with None for no limit.
         outputs: how many outputs they have, None for any number.
         optional: inputs that may be left out.
@@ -50,7 +52,7 @@ def rule(
     span = inputs if isinstance(inputs, tuple) else (inputs, inputs)
 
     def enter(function: Rule) -> Rule:
-        for name in names:
+        for name in names.split():
             assert name not in _TABLE, f"{name} has two rules"
             _TABLE[name] = RuleEntry(function, span, frozenset(optional), outputs, data_dependent)
         return function

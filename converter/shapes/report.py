@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edge_opt.shapes.dimension import DYNAMIC, shape_text
 
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 
 Stated: TypeAlias = "Shape | str | None"
 """A shape, a type or quantization parameters in words, or None where there are none."""
+
+
+class WrongResult(NamedTuple):
+    """Output `output` of an operator, of which the file says another thing than the kernel does, both in words."""
+
+    output: int
+    expected: str
+    recorded: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def squeeze(call: Call) -> Results:
     listed = [int(axis) for axis in call.option("squeeze_dims", ())]
     if not listed:
         return [None if min(shape, default=1) < 0 else tuple(dim for dim in shape if dim != 1)]
-    dropped = {call.axis(axis, len(shape), call.described(0)) for axis in listed}
+    dropped = {call.axis_of(0, axis) for axis in listed}
     for axis in dropped:
         if shape[axis] >= 0 and shape[axis] != 1:
             raise ShapeError(

@@ -1,35 +1,62 @@
-"""Loads every file that enters rules into the table; holds nothing else."""
+"""All rules, and what one of them says of one operator. It must not walk a graph."""
 
-from edge_opt.shapes import (
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the table
     arranging,
     contraction,
     control_flow,
     elementwise,
     generating,
-    lookup,
     padding,
-    recurrent,
     reduction,
     reshaping,
     slicing,
     stablehlo,
-    stablehlo_products,
     windows,
 )
+from edge_opt.shapes.call import Call, checked_shapes
+from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.registry import apply, entries, find
 
-LOADED = (
-    arranging,
-    contraction,
-    control_flow,
-    elementwise,
-    generating,
-    lookup,
-    padding,
-    recurrent,
-    reduction,
-    reshaping,
-    slicing,
-    stablehlo,
-    stablehlo_products,
-    windows,
-)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_opt.ir import Operator
+    from edge_opt.shapes.call import Constant, Enter, Results
+    from edge_opt.shapes.dimension import Shape
+
+__all__ = ["apply", "entries", "find", "infer_operator"]
+
+
+def infer_operator(
+    op: Operator,
+    input_shapes: Sequence[Shape | None],
+    constant: Constant = lambda _: None,
+    enter: Enter = lambda *_: None,
+) -> Results:
+    """Infer the shapes of an operator's results.
+
+    Args:
+        op: the operator; only its name, options and the names and dtypes of its tensors are read, recorded
+            shapes are not.
+        input_shapes: one for each input, -1 (or a `Dim`) a dynamic dimension, None for an unranked tensor and
+            for an optional input that is left out.
+        constant: gives the value of input i where it is known (the shape operand of a RESHAPE), else None.
+        enter: derives the outputs of a subgraph, for control flow and composites; without it those are None.
+
+    Returns:
+        One shape for each output, None where not even the rank is known (and for operators without a rule).
+
+    Raises:
+        ShapeError: the inputs cannot go together; names the operator, tensors, axes and sizes.
+    """
+    entry = find(op.name)
+    if entry is None:
+        return [None] * len(op.outputs)
+    try:
+        return apply(entry, Call(op, checked_shapes(op, input_shapes), constant, enter))
+    except ShapeError as error:
+        raise error.at(op.name) from None

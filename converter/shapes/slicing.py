@@ -1,11 +1,11 @@
-"""Rules of operators that take a part of a tensor, or put one in: slices, gathers, lookups, updates."""
+"""Rules of operators that take a part of a tensor, or put one in: slices, gathers, scatters, lookups, updates."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_opt.shapes.call import Call, Element, Results, as_dimension
-from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, may_be_equal
+from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, may_be_equal, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
 
@@ -198,8 +198,8 @@ def gather(call: Call) -> Results:
     shape, indices = call.shapes[0], call.shapes[1]
     if shape is None or indices is None:
         return [None]
-    axis = call.axis(int(call.option("axis", 0)), len(shape), call.described(0))
-    batch = int(call.option("batch_dims", 0))
+    axis = call.axis_of(0)
+    batch = call.number("batch_dims")
     batch = batch + len(indices) if batch < 0 else batch
     if not 0 <= batch <= min(axis, len(indices)):
         raise ShapeError(
@@ -227,6 +227,29 @@ def gather_nd(call: Call) -> Results:
             f"the rows of {call.described(1)} have more numbers than {call.described(0)} has axes"
         )
     return [(*indices[:-1], *shape[indices[-1] :])]
+
+
+@rule("SCATTER_ND", inputs=3)
+def scatter_nd(call: Call) -> Results:
+    """The result has the shape that input 2 spells out; each row of the indices places a slice.
+
+    Source: TFLite, scatter_nd.cc, CheckShapes and ResizeOutputTensor.
+    """
+    indices, updates, result = call.shapes[0], call.shapes[1], call.sizes(2)
+    if result is None or indices is None or updates is None:
+        return [result]
+    if not indices or not updates:
+        raise ShapeError(f"{call.described(0)} and {call.described(1)} must have rank 1 or more")
+    outer, depth = indices[:-1], indices[-1]
+    if depth < 0:
+        return [result]
+    expected = (*outer, *result[depth:])
+    if depth > len(result) or len(updates) != len(expected) or not all(map(may_be_equal, updates, expected)):
+        raise ShapeError(
+            f"the updates {call.described(1)} must have the shape {shape_text(expected)}: a slice of "
+            f"{shape_text(result)} for each row of {call.described(0)}"
+        )
+    return [result]
 
 
 @rule("DYNAMIC_UPDATE_SLICE", inputs=3)

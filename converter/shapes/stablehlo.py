@@ -1,11 +1,10 @@
-"""Rules of the StableHLO operators that work element by element, or move and cut axes."""
+"""Rules of the StableHLO operators that the runtime has a kernel for; the others keep their recorded shapes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from edge_opt.shapes.arranging import join
-from edge_opt.shapes.dimension import DYNAMIC, element_count, may_be_equal, shape_text
+from edge_opt.shapes.dimension import DYNAMIC, shape_text
 from edge_opt.shapes.elementwise import merge_equal
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
@@ -13,6 +12,8 @@ from edge_opt.shapes.registry import rule
 if TYPE_CHECKING:
     from edge_opt.shapes.call import Call, Results
     from edge_opt.shapes.dimension import Shape
+
+_MAX_WINDOW_RANK = 6
 
 
 def numbers(call: Call, name: str, count: int | None = None) -> list[int]:
@@ -30,25 +31,9 @@ def numbers(call: Call, name: str, count: int | None = None) -> list[int]:
 
 
 @rule(
-    "STABLEHLO_ABS", "STABLEHLO_CBRT", "STABLEHLO_CONVERT", "STABLEHLO_COSINE", "STABLEHLO_EXPONENTIAL",
-    "STABLEHLO_FLOOR", "STABLEHLO_LOG", "STABLEHLO_LOGISTIC", "STABLEHLO_NEGATE", "STABLEHLO_RSQRT",
-    "STABLEHLO_TANH",
-    inputs=1,
-)  # fmt: skip
-def unary(call: Call) -> Results:
-    """The result has the shape of the input.
-
-    Source: StableHLO specification, elementwise operations.
-    """
-    return [call.shapes[0]]
-
-
-@rule(
-    "STABLEHLO_ADD", "STABLEHLO_AND", "STABLEHLO_COMPARE", "STABLEHLO_DIVIDE", "STABLEHLO_MAXIMUM",
-    "STABLEHLO_MINIMUM", "STABLEHLO_MULTIPLY", "STABLEHLO_OR", "STABLEHLO_POWER", "STABLEHLO_REMAINDER",
-    "STABLEHLO_SHIFT_LEFT", "STABLEHLO_SUBTRACT",
+    "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_SHIFT_LEFT",
     inputs=2,
-)  # fmt: skip
+)
 def binary(call: Call) -> Results:
     """Both operands have one shape, the result's; nothing broadcasts.
 
@@ -58,91 +43,6 @@ def binary(call: Call) -> Results:
     return [merge_equal(call, 0, 1)]
 
 
-@rule("STABLEHLO_CLAMP", inputs=3)
-def clamp(call: Call) -> Results:
-    """The result has the shape of the operand (input 1); each bound is a scalar or has that shape too.
-
-    Source: StableHLO specification, clamp.
-    """
-    for index in (0, 2):
-        if call.shapes[index] != ():
-            merge_equal(call, index, 1)
-    return [call.shapes[1]]
-
-
-@rule("STABLEHLO_SELECT", inputs=3)
-def select(call: Call) -> Results:
-    """Both choices have one shape, the result's; the condition is a scalar or has that shape too.
-
-    Source: StableHLO specification, select.
-    """
-    if call.shapes[0] != ():
-        merge_equal(call, 0, 1)
-    return [merge_equal(call, 1, 2)]
-
-
-@rule("STABLEHLO_SORT", inputs=(1, None), outputs=None)
-def sort(call: Call) -> Results:
-    """All operands have one shape, which the results have too.
-
-    Source: StableHLO specification, sort.
-    """
-    if len(call.op.outputs) != len(call.shapes):
-        raise ShapeError(
-            f"it has {len(call.op.outputs)} outputs: expected {len(call.shapes)}, one for each input"
-        )
-    for index in range(1, len(call.shapes)):
-        merge_equal(call, 0, index)
-    return list(call.shapes)
-
-
-@rule("STABLEHLO_RESHAPE", inputs=1)
-def reshape(call: Call) -> Results:
-    """The result has its recorded shape, which has as many elements as the input: nothing else states it.
-
-    Source: StableHLO specification, reshape.
-    """
-    shape, result = call.shapes[0], call.recorded(0)
-    if shape is None or result is None:
-        return [result]
-    given, wanted = element_count(shape), element_count(result)
-    if given >= 0 and wanted >= 0 and given != wanted:
-        raise ShapeError(
-            f"{call.described(0)} cannot become {shape_text(result)}: the numbers of elements differ"
-        )
-    return [result]
-
-
-@rule("STABLEHLO_BROADCAST_IN_DIM", inputs=1)
-def broadcast_in_dim(call: Call) -> Results:
-    """The result has its recorded shape; input axis i is its axis `broadcast_dimensions[i]`, or has size 1.
-
-    Source: StableHLO specification, broadcast_in_dim.
-    """
-    shape, result = call.shapes[0], call.recorded(0)
-    if shape is None or result is None:
-        return [result]
-    for axis, target in enumerate(numbers(call, "broadcast_dimensions", len(shape))):
-        target = call.axis(target, len(result), f"the result {shape_text(result)}")  # noqa: PLW2901
-        if shape[axis] != 1 and not may_be_equal(shape[axis], result[target]):
-            raise ShapeError(
-                f"axis {axis} of {call.described(0)} does not fit axis {target} of {shape_text(result)}"
-            )
-    return [result]
-
-
-@rule("STABLEHLO_IOTA", inputs=0)
-def iota(call: Call) -> Results:
-    """The result has its recorded shape: nothing else states it.
-
-    Source: StableHLO specification, iota.
-    """
-    result = call.recorded(0)
-    if result is not None:
-        call.axis(int(call.option("iota_dimension", 0)), len(result), f"the result {shape_text(result)}")
-    return [result]
-
-
 @rule("STABLEHLO_RNG_BIT_GENERATOR", inputs=1, outputs=2)
 def rng_bit_generator(call: Call) -> Results:
     """The new state has the old one's shape; the bits have their recorded shape: nothing else states it.
@@ -150,77 +50,6 @@ def rng_bit_generator(call: Call) -> Results:
     Source: StableHLO specification, rng_bit_generator; TFLite, rng_bit_generator.cc, Prepare.
     """
     return [call.require_rank(0, 1), call.recorded(1)]
-
-
-@rule("STABLEHLO_CONCATENATE", inputs=(1, None))
-def concatenate(call: Call) -> Results:
-    """The sizes along `dimension` add up; all other axes are equal.
-
-    Source: StableHLO specification, concatenate.
-    """
-    return [join(call, int(call.option("dimension", 0)))]
-
-
-@rule("STABLEHLO_TRANSPOSE", inputs=1)
-def transpose(call: Call) -> Results:
-    """Axis i of the result is axis `permutation[i]` of the input.
-
-    Source: StableHLO specification, transpose.
-    """
-    shape = call.shapes[0]
-    if shape is None:
-        return [None]
-    permutation = numbers(call, "permutation", len(shape))
-    if sorted(permutation) != list(range(len(shape))):
-        raise ShapeError(f"its permutation {permutation} does not name each axis of {call.described(0)} once")
-    return [tuple(shape[axis] for axis in permutation)]
-
-
-@rule("STABLEHLO_SLICE", inputs=1)
-def slice_(call: Call) -> Results:
-    """Axis by axis from `start_indices` to `limit_indices` by `strides`.
-
-    Source: StableHLO specification, slice.
-    """
-    shape = call.shapes[0]
-    if shape is None:
-        return [None]
-    names = ("start_indices", "limit_indices", "strides")
-    triples = zip(*(numbers(call, name, len(shape)) for name in names), strict=True)
-    dims = []
-    for axis, (start, limit, stride) in enumerate(triples):
-        if not 0 <= start <= limit or (0 <= shape[axis] < limit) or stride < 1:
-            raise ShapeError(f"the slice {start}:{limit}:{stride} leaves axis {axis} of {call.described(0)}")
-        dims.append(-(-(limit - start) // stride))
-    return [tuple(dims)]
-
-
-@rule("STABLEHLO_DYNAMIC_SLICE", inputs=(1, None))
-def dynamic_slice(call: Call) -> Results:
-    """The result has the shape `slice_sizes`; a scalar for each axis says where it starts.
-
-    Source: StableHLO specification, dynamic_slice.
-    """
-    shape = call.shapes[0]
-    sizes = numbers(call, "slice_sizes", None if shape is None else len(shape))
-    if shape is not None and any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
-        raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.described(0)}")
-    return [tuple(sizes)]
-
-
-@rule("STABLEHLO_DYNAMIC_UPDATE_SLICE", inputs=(2, None))
-def dynamic_update_slice(call: Call) -> Results:
-    """The result has the shape of the operand; the update (input 1) fits into it.
-
-    Source: StableHLO specification, dynamic_update_slice.
-    """
-    shape, update = call.shapes[0], call.shapes[1]
-    if shape is None or update is None:
-        return [shape]
-    fits = len(shape) == len(update) and not any(0 <= a < b for a, b in zip(shape, update, strict=True))
-    if not fits:
-        raise ShapeError(f"the update {call.described(1)} does not fit into {call.described(0)}")
-    return [shape]
 
 
 @rule("STABLEHLO_PAD", inputs=2)
@@ -253,21 +82,95 @@ def _padded(call: Call, axis: int, size: int, triple: tuple[int, int, int]) -> i
     return result
 
 
-@rule("STABLEHLO_REDUCE", inputs=(2, None), outputs=None)
-def reduce(call: Call) -> Results:
-    """The axes in `dimensions` are folded; the first half of the inputs are operands, the second their start.
+class _Slide(NamedTuple):
+    """How a window slides along one axis."""
 
-    Source: StableHLO specification, reduce.
+    stride: int
+    base: int
+    dilation: int
+    low: int
+    high: int
+
+
+def _slide(size: int, window: int, slide: _Slide) -> int:
+    """The number of places of a window: `floor((padded - reach) / stride) + 1`, 0 where it does not fit."""
+    stride, base, dilation, low, high = slide
+    if min(stride, base, dilation) < 1:
+        raise ShapeError(f"stride {stride} and dilations {base} and {dilation} must be 1 or more")
+    if size < 0 or window < 0:
+        return size if (window, stride, base, low, high) == (1, 1, 1, 0, 0) else DYNAMIC
+    padded = low + (0 if size == 0 else (size - 1) * base + 1) + high
+    reach = (window - 1) * dilation + 1 if window else 0
+    return 0 if padded == 0 or reach > padded else (padded - reach) // stride + 1
+
+
+@rule("STABLEHLO_REDUCE_WINDOW", inputs=(2, None), outputs=None)
+def reduce_window(call: Call) -> Results:
+    """A window slides over every axis, dilated and padded by the options.
+
+    Source: StableHLO specification, reduce_window; TFLite, stablehlo_reduce_window.cc, StablehloData::Setup.
     """
     count = len(call.op.outputs)
     if len(call.shapes) != 2 * count:
         raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count}, two for each output")
-    results: list[Shape | None] = []
-    for index in range(count):
-        shape = call.shapes[index]
-        if shape is None:
-            results.append(None)
-            continue
-        folded = {call.axis(axis, len(shape), call.described(index)) for axis in numbers(call, "dimensions")}
-        results.append(tuple(dim for axis, dim in enumerate(shape) if axis not in folded))
-    return results
+    return [_reduced(call, call.shapes[index]) for index in range(count)]
+
+
+def _reduced(call: Call, shape: Shape | None) -> Shape | None:
+    if shape is None:
+        return None
+    rank = len(shape)
+    if not 0 < rank <= _MAX_WINDOW_RANK:
+        raise ShapeError(f"{call.described(0)} has rank {rank}: expected rank 1 to {_MAX_WINDOW_RANK}")
+    windows = numbers(call, "window_dimensions", rank)
+    padding = numbers(call, "padding") or [0] * (2 * rank)
+    strides, base, dilations = (
+        numbers(call, name) or [1] * rank for name in ("window_strides", "base_dilations", "window_dilations")
+    )
+    if len(padding) != 2 * rank or any(len(values) != rank for values in (strides, base, dilations)):
+        raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.described(0)}")
+    if min(windows) < 1:
+        raise ShapeError(f"its window_dimensions {windows} must be 1 or more each")
+    slides = map(_Slide, strides, base, dilations, padding[::2], padding[1::2])
+    return tuple(map(_slide, shape, windows, slides))
+
+
+@rule("STABLEHLO_GATHER", inputs=2)
+def gather(call: Call) -> Results:
+    """The indices' axes, less the vector axis, with the slice's axes at `offset_dims`.
+
+    Source: StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape.
+    """
+    shape, indices = call.shapes
+    sizes = numbers(call, "slice_sizes", None if shape is None else len(shape))
+    collapsed, offsets = numbers(call, "collapsed_slice_dims"), numbers(call, "offset_dims")
+    window = [size for axis, size in enumerate(sizes) if axis not in collapsed]
+    if len(window) != len(offsets):
+        raise ShapeError(
+            f"its slice {sizes} less {collapsed} has {len(window)} axes: expected those of {offsets}"
+        )
+    if shape is not None and any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
+        raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.described(0)}")
+    if indices is None:
+        return [None]
+    vector = call.number("index_vector_dim")
+    if not 0 <= vector <= len(indices):
+        raise ShapeError(f"its index_vector_dim {vector} lies outside {call.described(1)}")
+    batch = [dim for axis, dim in enumerate(indices) if axis != vector]
+    rank = len(batch) + len(window)
+    if any(not 0 <= axis < rank for axis in offsets) or len(set(offsets)) != len(offsets):
+        raise ShapeError(f"its offset_dims {offsets} must name axes of the result, of rank {rank}")
+    slices, places = iter(window), iter(batch)
+    return [tuple(next(slices) if axis in offsets else next(places) for axis in range(rank))]
+
+
+@rule("STABLEHLO_SCATTER", inputs=(3, None), outputs=None)
+def scatter(call: Call) -> Results:
+    """The results have the shapes of the operands: the first inputs, before the indices and the updates.
+
+    Source: StableHLO specification, scatter; TFLite, stablehlo_scatter.cc, Prepare.
+    """
+    count = len(call.op.outputs)
+    if len(call.shapes) != 2 * count + 1:
+        raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count + 1} for {count} outputs")
+    return list(call.shapes[:count])

@@ -5,30 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_opt.ir import Tensor
-    from edge_opt.shapes.call import Array
+    from edge_opt.ir import Operator, Tensor
+    from edge_opt.shapes.call import Array, Constant
 
 _MOST_BYTES = 1 << 16
 
 
-class ConstantValues:
-    """Reads each constant once."""
-
-    def __init__(self) -> None:
-        self._read: dict[Tensor, Array | None] = {}
-
-    def value(self, tensor: Tensor) -> Array | None:
-        """The constant's numbers; None for other tensors, large ones, and types that numpy does not have."""
-        if tensor not in self._read:
-            self._read[tensor] = _read(tensor) if tensor.has_numbers else None
-        return self._read[tensor]
-
-
-def _read(tensor: Tensor) -> Array | None:
-    data = tensor.buffer.data if tensor.buffer is not None else None
-    dtype = tensor.dtype.numpy
-    assert data is not None
-    assert dtype is not None
-    if data.length > _MOST_BYTES or data.length != tensor.elements * dtype.itemsize:
+def small_value(tensor: Tensor | None) -> Array | None:
+    """The constant's numbers; None for other tensors, large ones, and types that numpy does not have."""
+    if tensor is None or not tensor.has_numbers or tensor.wrong_size is not None:
         return None
-    return tensor.array()
+    assert tensor.buffer is not None
+    assert tensor.buffer.data is not None
+    return tensor.array() if tensor.buffer.data.length <= _MOST_BYTES else None
+
+
+def constants_of(operator: Operator) -> Constant:
+    """Gives the values of the operator's small constant inputs."""
+    return lambda index: small_value(operator.inputs[index])

@@ -36,7 +36,7 @@ def _window_count(call: Call, axis: int, size: int, window: _Window) -> int:
     stride = window.stride
     if stride <= 0 or window.dilation <= 0 or window.size == 0:
         raise ShapeError(f"size, stride and dilation of the window {tuple(window)} must be 1 or more each")
-    padding = int(call.option("padding", _SAME))
+    padding = call.number("padding")
     if padding not in (_SAME, _VALID):
         raise ShapeError(f"its padding is {padding}: expected SAME (0) or VALID (1)")
     reach = (window.size - 1) * window.dilation + 1
@@ -49,11 +49,7 @@ def _window_count(call: Call, axis: int, size: int, window: _Window) -> int:
     return max((size + stride - reach) // stride, 0)
 
 
-def _strides(call: Call, *names: str) -> list[int]:
-    return [int(call.option(name, 0)) for name in names]
-
-
-@rule("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D", inputs=1)
+@rule("AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D", inputs=1)
 def pool(call: Call) -> Results:
     """`[b, h, w, c]` keeps batch and channels; a window slides over height and width.
 
@@ -62,16 +58,17 @@ def pool(call: Call) -> Results:
     shape = call.require_rank(0, 4)
     if shape is None:
         return [(DYNAMIC,) * 4]
-    strides = _strides(call, "stride_h", "stride_w")
-    windows = _strides(call, "filter_height", "filter_width")
-    return [(shape[0], *_slide(call, shape[1:3], windows, strides, (1, 1)), shape[3])]
+    windows = (call.number("filter_height"), call.number("filter_width"))
+    return [(shape[0], *_slide(call, shape, windows, dilated=False), shape[3])]
 
 
-def _slide(
-    call: Call, sizes: Sequence[int], windows: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> list[int]:
-    pairs = zip(sizes, map(_Window, windows, strides, dilations), strict=True)
-    return [_window_count(call, axis, size, window) for axis, (size, window) in enumerate(pairs, start=1)]
+def _slide(call: Call, shape: Shape, sizes: Sequence[int], *, dilated: bool = True) -> list[int]:
+    """The places of a window of these sizes along the axes behind the first: height and width, or depth too."""
+    windows = [
+        _Window(size, call.number(f"stride_{axis}"), call.number(f"dilation_{axis}_factor") if dilated else 1)
+        for axis, size in zip("dhw"[-len(sizes) :], sizes, strict=True)
+    ]
+    return [_window_count(call, axis, shape[axis], window) for axis, window in enumerate(windows, start=1)]
 
 
 def _check_filled(call: Call, *indices: int) -> None:
@@ -100,9 +97,7 @@ def convolution(call: Call) -> Results:
     _check_filled(call, 0, 1)
     _check_groups(call, shape, filters)
     _check_bias(call, 2, filters[0])
-    strides = _strides(call, "stride_h", "stride_w")
-    dilations = _strides(call, "dilation_h_factor", "dilation_w_factor")
-    return [(shape[0], *_slide(call, shape[1:3], filters[1:3], strides, dilations), filters[0])]
+    return [(shape[0], *_slide(call, shape, filters[1:3]), filters[0])]
 
 
 def _check_groups(call: Call, shape: Shape, filters: Shape) -> None:
@@ -131,9 +126,7 @@ def depthwise_convolution(call: Call) -> Results:
             f"the filters {call.described(1)} must be one, with a multiple of the channels of {call.label(0)}"
         )
     _check_bias(call, 2, filters[3])
-    strides = _strides(call, "stride_h", "stride_w")
-    dilations = _strides(call, "dilation_h_factor", "dilation_w_factor")
-    return [(shape[0], *_slide(call, shape[1:3], filters[1:3], strides, dilations), filters[3])]
+    return [(shape[0], *_slide(call, shape, filters[1:3]), filters[3])]
 
 
 @rule("CONV_3D", inputs=(2, 3), optional=(2,))
@@ -151,9 +144,7 @@ def convolution_3d(call: Call) -> Results:
             f"the channels of {call.described(0)} differ from those of the filters {call.described(1)}"
         )
     _check_bias(call, 2, filters[4])
-    strides = _strides(call, "stride_d", "stride_h", "stride_w")
-    dilations = _strides(call, "dilation_d_factor", "dilation_h_factor", "dilation_w_factor")
-    return [(shape[0], *_slide(call, shape[1:4], filters[:3], strides, dilations), filters[4])]
+    return [(shape[0], *_slide(call, shape, filters[:3]), filters[4])]
 
 
 @rule("TRANSPOSE_CONV", inputs=(3, 4), optional=(3,))
@@ -174,33 +165,3 @@ def transposed_convolution(call: Call) -> Results:
         )
     _check_bias(call, 3, filters[0])
     return [result or (DYNAMIC,) * 4]
-
-
-@rule("CONV_3D_TRANSPOSE", inputs=(3, 4), optional=(3,))
-def transposed_convolution_3d(call: Call) -> Results:
-    """The result has the shape that input 0 spells out; input 1 are filters `[fd, fh, fw, o, i]`.
-
-    Source: TFLite, conv3d_transpose.cc, Prepare and ResizeOutputAndTemporaryTensors.
-    """
-    result, filters, shape = call.sizes(0), call.require_rank(1, 5), call.require_rank(2, 5)
-    if result is None or filters is None or shape is None:
-        return [result or (DYNAMIC,) * 5]
-    if len(result) != 5 or not may_be_equal(result[0], shape[0]) or not may_be_equal(result[4], filters[3]):
-        raise ShapeError(
-            f"{call.label(0)} spells out {shape_text(result)}: expected the batch of {call.described(2)} and "
-            f"the channels of {call.described(1)}"
-        )
-    if not may_be_equal(shape[4], filters[4]):
-        raise ShapeError(
-            f"the channels of {call.described(2)} differ from those of the filters {call.described(1)}"
-        )
-    _check_bias(call, 3, filters[3])
-    strides = _strides(call, "stride_d", "stride_h", "stride_w")
-    dilations = _strides(call, "dilation_d_factor", "dilation_h_factor", "dilation_w_factor")
-    back = _slide(call, result[1:4], filters[:3], strides, dilations)
-    if not all(map(may_be_equal, back, shape[1:4])):
-        raise ShapeError(
-            f"a convolution of {shape_text(result)} would give {back}: expected axes 1 to 3 of "
-            f"{call.described(2)}"
-        )
-    return [result]
