@@ -1,54 +1,29 @@
 """`edge-opt compare`: prints how far two models' outputs are apart."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
-from edge_opt.comparison.compare import Backend
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
+
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Compare
 
 _OPERATORS_SHOWN = 16  # at either end of a region
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of the command."""
-
-    a: Path
-    b: Path
-    backend: str
-    runs: int
-    seed: int
-    atol: float
-    rtol: float
-    hostile: bool
-    generate: int | None
-    embedder: Path | None
-    auxiliary: Path | None
-
-
-def run(request: Request, *, as_json: bool) -> int:
+def run(asked: "Compare") -> int:
     """Compare; 1 where the models are not equal within the tolerances."""
+    if asked.on == "npu":
+        from edge_opt.cli.compare_npu import run as run_on_npu  # noqa: PLC0415  the CPU needs nothing of it
+
+        return run_on_npu(asked)
     with bar() as progress:
-        report = compare_models(
-            request.a,
-            request.b,
-            backend=cast("Backend", request.backend),
-            runs=request.runs,
-            seed=request.seed,
-            atol=request.atol,
-            rtol=request.rtol,
-            hostile=request.hostile,
-            generate=request.generate,
-            embedder=request.embedder,
-            auxiliary=request.auxiliary,
-            progress=progress,
-        )
-    if as_json:
+        options = asked.options("a", "b", "on", *asked.ON_NPU, "as_json")
+        report = compare_models(asked.a, asked.b, **options, progress=progress)
+    if asked.as_json:
         output.say_json(report.to_dict())
     else:
         show(report)

@@ -1,45 +1,21 @@
 """`edge-opt compare --on npu`: prints how far two models are apart as a Hexagon NPU computes them."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
-from edge_opt.npu.comparing import LEAST_DB, SECONDS, NpuComparison, NpuSignature, compare_on_npu
+from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
+
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Compare
 
 
-def run(
-    a: Path,
-    b: Path,
-    *,
-    sdk: Path | None,
-    soc: str | None,
-    flags: Sequence[str] | None,
-    layers: int | None,
-    seed: int,
-    atol: float,
-    rtol: float,
-    least_db: float | None,
-    seconds: float | None,
-    as_json: bool,
-) -> int:
+def run(asked: "Compare") -> int:
     """Compare in the compiler's emulator; 1 where something is not as demanded, or did not run."""
     with bar() as progress:
-        report = compare_on_npu(
-            a,
-            b,
-            sdk=sdk,
-            chip=soc,
-            flags=flags,
-            layers=layers,
-            seed=seed,
-            atol=atol,
-            rtol=rtol,
-            least_db=LEAST_DB if least_db is None else least_db,
-            seconds=SECONDS if seconds is None else seconds or None,
-            progress=progress,
-        )
-    if as_json:
+        options = asked.options("a", "b", "on", *asked.ON_CPU, "seconds", "as_json")
+        report = compare_on_npu(asked.a, asked.b, **options, seconds=asked.seconds or None, progress=progress)
+    if asked.as_json:
         output.say_json(report.to_dict())
     else:
         _show(report)

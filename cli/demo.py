@@ -3,6 +3,7 @@
 import tempfile
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import compare, output
 from edge_opt.cli import convert as converting
@@ -14,18 +15,21 @@ from edge_opt.ir import load
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import OutputError
 
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Demo
+
 MODELS = {
     "demo_gemma3.tflite": "float32",
     "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights",
 }
 
 
-def run(folder: Path | None, *, force: bool) -> int:
+def run(asked: "Demo") -> int:
     """Both models, one after the other; 1 where one computes something else after the conversion."""
-    if folder is not None:
-        return _run(_made(folder), force=force, kept=True)
+    if asked.folder is not None:
+        return _run(_made(asked.folder), force=asked.overwrite, kept=True)
     with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
-        return _run(Path(scratch), force=force, kept=False)
+        return _run(Path(scratch), force=asked.overwrite, kept=False)
 
 
 def _made(folder: Path) -> Path:

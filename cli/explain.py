@@ -1,6 +1,6 @@
 """`edge-opt explain`: prints the verdict on every site."""
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.cli.inspect import describe
@@ -8,12 +8,15 @@ from edge_opt.inspection import Explanation
 from edge_opt.inspection import explain as explain_model
 from edge_opt.passes import Status
 
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Explain
 
-def run(file: Path, *, as_json: bool) -> int:
+
+def run(asked: "Explain") -> int:
     """Explain one model; nothing is run or written."""
-    found = explain_model(file)
-    if as_json:
-        output.say_json({"file": str(file), "sites": [explanation.to_dict() for explanation in found]})
+    found = explain_model(asked.file)
+    if asked.as_json:
+        output.say_json({"file": str(asked.file), "sites": [explanation.to_dict() for explanation in found]})
         return 0
     if not found:
         output.say("No site: the model holds nothing that a pass could apply to.")

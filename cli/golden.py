@@ -1,21 +1,24 @@
 """`edge-opt golden`: records a model's outputs, and checks them."""
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.cli.compare import show
 from edge_opt.comparison import golden
 
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Check, Record
 
-def record(model: Path, target: Path, *, force: bool) -> int:
+
+def record(asked: "Record") -> int:
     """Run the model and write its outputs."""
-    written = golden.record(model, target, overwrite=force)
+    written = golden.record(asked.model, asked.output, overwrite=asked.overwrite)
     output.say(f"{written}: {output.size(written.stat().st_size)}, check with `edge-opt golden check`")
     return 0
 
 
-def check(model: Path, recorded: Path) -> int:
+def check(asked: "Check") -> int:
     """Run the model again; 1 where it no longer computes what was recorded."""
-    report = golden.check(model, recorded)
+    report = golden.check(asked.model, asked.golden)
     show(report)
     return 0 if report.equal else 1

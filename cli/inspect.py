@@ -1,48 +1,42 @@
 """`edge-opt inspect`: prints what the library finds in a model."""
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output, streams
 from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
 from edge_opt.inspection.overlay import node_data, write_node_data
 from edge_opt.schema.atomic import resolve_target
 
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Inspect
+
 _OPERATORS_NAMED = 12
 
 
-@dataclass(frozen=True, slots=True)
-class NodeData:
-    """Where an overlay for Model Explorer goes, and for which converted model it is, if for one."""
-
-    output: Path
-    converted: Path | None
-    force: bool
-
-
-def run(file: Path, target: str | None, overlay: NodeData | None, *, as_json: bool) -> int:
+def run(asked: "Inspect") -> int:
     """Look at one model; findings of the lint do not change the exit code."""
-    found = inspect(file, target=target)
-    if overlay is not None:
-        _write_overlay(file, target, overlay)
-    if as_json:
+    found = inspect(asked.file, target=asked.target)
+    if asked.node_data is not None:
+        _write_overlay(asked, asked.node_data)
+    if asked.as_json:
         output.say_json(found.to_dict())
     else:
         _show(found)
     return 0
 
 
-def _write_overlay(file: Path, target: str | None, overlay: NodeData) -> None:
+def _write_overlay(asked: "Inspect", path: Path) -> None:
     inputs = tuple(
         (status.st_dev, status.st_ino)
-        for path in (file, overlay.converted)
-        if path is not None and path.exists()
-        for status in (path.stat(),)
+        for file in (asked.file, asked.converted)
+        if file is not None and file.exists()
+        for status in (file.stat(),)
     )
-    resolve_target(overlay.output, overwrite=overlay.force, inputs=inputs)
-    data = node_data(file, overlay.converted, target=target or "generic")
-    write_node_data(data, overlay.output, overwrite=overlay.force)
+    resolve_target(path, overwrite=asked.overwrite, inputs=inputs)
+    data = node_data(asked.file, asked.converted, target=asked.target or "generic")
+    write_node_data(data, path, overwrite=asked.overwrite)
 
 
 def _show(found: Inspection) -> None:

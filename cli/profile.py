@@ -3,9 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, SpillFigures, profile
+
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Profile as ProfileCommand
 
 _SPILL_HEADS = (
     "NPU operators",
@@ -23,22 +27,14 @@ _SPILL_HEADS = (
 _VELA_HEADS = ("NPU operators", "cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")
 
 
-def run(
-    models: Sequence[Path],
-    target: str,
-    *,
-    sdk: Path | None,
-    chip: str | None,
-    flags: Sequence[str] | None,
-    seconds: float | None,
-    as_json: bool,
-) -> int:
+def run(asked: "ProfileCommand") -> int:
     """Compile each model; what a compiler refuses is in the table and does not change the exit code."""
+    options = asked.options("models", "seconds", "as_json")
     profiles = []
-    for path in models:
-        output.complain(f"compiling {path} for {target}")
-        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags, seconds=seconds))
-    if as_json:
+    for path in asked.models:
+        output.complain(f"compiling {path} for {asked.target}")
+        profiles.append(profile(path, **options, seconds=asked.seconds or None))
+    if asked.as_json:
         output.say_json({"profiles": [entry.to_dict() for entry in profiles]})
     else:
         _show(profiles)

@@ -1,17 +1,22 @@
 """`edge-opt shapes`: prints where derived shapes disagree with a file, and which operators have a rule."""
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.conversion.container import open_container
 from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
 
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Shapes
 
-def run(file: Path, *, as_json: bool) -> int:
+
+def run(asked: "Shapes") -> int:
     """Derive every shape again (of a bundle: its prefill/decode model); 1 where one disagrees."""
-    report = derive(open_container(file).parts[0].model)
-    if as_json:
-        output.say_json({"file": str(file), **report.to_dict()})
+    if asked.file is None:
+        return _coverage(as_json=asked.as_json)
+    report = derive(open_container(asked.file).parts[0].model)
+    if asked.as_json:
+        output.say_json({"file": str(asked.file), **report.to_dict()})
     else:
         for disagreement in report.disagreements:
             output.say(str(disagreement))
@@ -23,7 +28,7 @@ def run(file: Path, *, as_json: bool) -> int:
     return 1 if report.disagreements else 0
 
 
-def run_coverage(*, as_json: bool) -> int:
+def _coverage(*, as_json: bool) -> int:
     """The table of rules, as the documentation has it."""
     if as_json:
         rows = [row._asdict() for row in coverage()]

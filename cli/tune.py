@@ -1,12 +1,16 @@
 """`edge-opt tune`: prints what the compiler makes of one block in every form, and writes the best down."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.cli.profile import time_cells
 from edge_opt.cli.progress import bar
 from edge_opt.npu import SpillFigures, Trial, Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
+
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Tune
 
 _SPILL_HEADS = (
     "time ms",
@@ -22,45 +26,21 @@ _SPILL_HEADS = (
 _VELA_HEADS = ("cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")
 
 
-def run(
-    model: Path,
-    target: str,
-    destination: Path | None,
-    *,
-    signature: str | None,
-    blocks: int | None,
-    sdk: Path | None,
-    chip: str | None,
-    seconds: float,
-    jobs: int | None,
-    fresh: bool,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+def run(asked: "Tune") -> int:
     """Try every form; one that the compiler refuses is in the table and does not change the exit code."""
-    if destination is not None:
+    if asked.output is not None:
         # Looked at before the work, which takes minutes.
-        resolve_target(destination, overwrite=force)
-    with bar(wanted=not quiet) as progress:
-        found = tune(
-            model,
-            target,
-            signature=signature,
-            blocks=blocks,
-            sdk=sdk,
-            chip=chip,
-            seconds=seconds or None,
-            jobs=jobs,
-            fresh=fresh,
-            progress=progress,
-        )
-    if destination is not None:
-        write_target(tuned_target(found), destination, overwrite=force)
-    if as_json:
-        output.say_json({**found.to_dict(), "written": None if destination is None else str(destination)})
-    elif not quiet:
-        _show(found, destination)
+        resolve_target(asked.output, overwrite=asked.overwrite)
+    with bar(wanted=not asked.quiet) as progress:
+        options = asked.options("model", "output", "seconds", "overwrite", "as_json", "quiet")
+        found = tune(asked.model, **options, seconds=asked.seconds or None, progress=progress)
+    if asked.output is not None:
+        write_target(tuned_target(found), asked.output, overwrite=asked.overwrite)
+    if asked.as_json:
+        written = None if asked.output is None else str(asked.output)
+        output.say_json({**found.to_dict(), "written": written})
+    elif not asked.quiet:
+        _show(found, asked.output)
     return 0
 
 

@@ -6,17 +6,22 @@ import os
 import pty
 import subprocess
 import sys
+from importlib import import_module
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, get_args
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 
 from edge_opt.cli import app, inspect
-from edge_opt.comparison.compare import Backend
-from edge_opt.conversion import Verify
+from edge_opt.cli.declare import Command
+from edge_opt.comparison.compare import Backend, compare
+from edge_opt.conversion import Verify, convert
 from edge_opt.conversion.container import Sections
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
+from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.search import tune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +86,26 @@ def test_options_with_fixed_values_name_those_of_the_library() -> None:
     assert set(app.VERIFY) == set(get_args(Verify))
     assert set(app.SECTIONS) == set(get_args(Sections))
     assert set(app.BACKENDS) == set(get_args(Backend))
+
+
+@pytest.mark.parametrize("declared", Command.__subclasses__(), ids=lambda declared: declared.__name__)
+def test_what_a_command_runs_exists_and_takes_what_was_asked(declared: type[Command]) -> None:
+    module, name = declared.run.split(":")
+    function = getattr(import_module(f"edge_opt.cli.{module}"), name)
+    (asked,) = signature(function).parameters.values()
+    assert asked.annotation.removesuffix("Command") == declared.__name__
+
+
+def test_the_defaults_of_the_command_line_are_those_of_the_library() -> None:
+    for declared, function in (
+        (app.Convert, convert),
+        (app.Compare, compare),
+        (app.Compare, compare_on_npu),
+        (app.Tune, tune),
+    ):
+        for name, parameter in signature(function).parameters.items():
+            if parameter.default not in (None, Parameter.empty) and hasattr(declared, name):
+                assert getattr(declared, name) == parameter.default, name
 
 
 def test_version_is_that_of_the_package(capsys: Captured) -> None:

@@ -53,7 +53,7 @@ class Imposter(MulToSquare):
 
 def test_a_model_is_saved_by_its_own_method(tmp_path: Path) -> None:
     model = edge_opt.load(DEMO)
-    assert model.save(tmp_path / "copy.tflite").size == (tmp_path / "copy.tflite").stat().st_size
+    model.save(tmp_path / "copy.tflite")
     assert edge_opt.compare(DEMO, tmp_path / "copy.tflite").bitwise
     with pytest.raises(edge_opt.UsageError, match="exists"):
         model.save(tmp_path / "copy.tflite")

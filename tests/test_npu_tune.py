@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -317,6 +318,27 @@ def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> Non
 
 
 # Interruptions
+
+
+def test_a_compiler_that_starts_while_a_search_is_interrupted_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pretend(tmp_path, monkeypatch, "import time; time.sleep(600)")
+    interrupted = Event()
+
+    def late(*arguments: Any, **options: Any) -> Profile:
+        interrupted.wait()
+        time.sleep(0.2)
+        return profile(*arguments, **options)
+
+    def interrupt(stage: str, *_: int) -> None:
+        if stage == "compiling":
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned({}, sdk=sdk, compiler=late, jobs=2, progress=interrupt)
+    assert not _running
 
 
 def test_a_search_that_is_interrupted_leaves_no_compiler_running(

@@ -32,7 +32,7 @@ class ConvertOptions(TypedDict, total=False):
 
     target: str | Target | None
     passes: str | Pass | Iterable[str | Pass] | None
-    skip: str | Iterable[str]
+    skip: str | Iterable[str] | None
     signatures: str | Iterable[str] | None
     verify: Verify
     proof_seconds: float | None
@@ -120,13 +120,15 @@ def check_verify(verify: str, source: object) -> None:
         raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
 
 
-def choose_passes(passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str]) -> list[Pass]:
+def choose_passes(
+    passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str] | None
+) -> list[Pass]:
     """The passes to run, in the order in which they run.
 
     Raises:
         UsageError: there is no such pass, or two have one name.
     """
-    skipped = _listed(skip)
+    skipped = _listed(skip or ())
     asked = list(PASSES) if passes is None else _listed(passes)
     own = [entry for entry in asked if isinstance(entry, Pass)]
     wanted = [entry for entry in asked if not isinstance(entry, Pass)]

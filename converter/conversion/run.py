@@ -59,7 +59,7 @@ def convert(
     *,
     target: str | Target | None = None,
     passes: str | Pass | Iterable[str | Pass] | None = None,
-    skip: str | Iterable[str] = (),
+    skip: str | Iterable[str] | None = None,
     signatures: str | Iterable[str] | None = None,
     verify: Verify = "regions",
     proof_seconds: float | None = None,

@@ -9,6 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.ir import load, save
@@ -160,7 +161,12 @@ def _own_executor(jobs: int) -> Iterator[Executor]:
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
-            end_compilers()
+            # Not once: a thread may be about to start its compiler just now.
+            waiting = Thread(target=executor.shutdown)
+            waiting.start()
+            while waiting.is_alive():
+                end_compilers()
+                waiting.join(0.05)
             raise
 
 
