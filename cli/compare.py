@@ -61,12 +61,12 @@ def _located(found: FirstDifference) -> list[str]:
     what = found.figures.sentence().split(": ", 1)[-1]
     lines = [f"First difference: signature '{found.signature}', tensor {found.short_name}: {what}"]
     lines += [f"  {found.reason}"] if found.reason else []
-    lines += [f"  equal before it: {', '.join(found.equal) or 'nothing'}"]
+    lines += [f"  equal before it: {', '.join(found.equal_before) or 'nothing'}"]
     lines += [f"  constant with other numbers: '{output.shortened(name)}'" for name in found.constants]
     for side, operators in (("a", found.operators_a), ("b", found.operators_b)):
         lines.append(f"  in {side}:")
         lines += [f"    {line}" for line in _ends(operators)]
-    shown = (found.short_name, *found.equal)
+    shown = (found.short_name, *found.equal_before)
     lines += [f"  {name} is '{output.shortened(found.names[name])}'" for name in shown if name in found.names]
     return lines
 

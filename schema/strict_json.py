@@ -6,12 +6,16 @@ import math
 from typing import Any
 
 
-def strict(value: Any) -> Any:
-    """The value with None for every number that is not finite, in dicts, lists and tuples too."""
+def strict(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with None for every number that is not finite, and lists for tuples, in dicts and lists too."""
+    return {key: _strict(value) for key, value in values.items()}
+
+
+def _strict(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
+        return strict(value)
     if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
+        return [_strict(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -78,7 +78,7 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int, worker: 
     graph.set_input(merge, 1, first)
     found = located(path, model, worker)
     assert found.signature == "decode"
-    assert f"kv_cache_k_{block}" in "".join(found.equal)
+    assert f"kv_cache_k_{block}" in "".join(found.equal_before)
     assert sum("SOFTMAX" in line for line in found.operators_a) == 1
     assert sum("SOFTMAX" in line for line in found.operators_b) == 4
     assert found.names[found.short_name] == found.tensor
@@ -96,7 +96,7 @@ def test_a_mask_of_another_layer_is_among_what_the_region_reads(worker: Worker) 
     (other,) = (tensor for tensor in masks.values() if tensor is not add.input(1))
     graph.set_input(add, 1, other)
     found = located(DEMO, model, worker)
-    assert {"%mask_local", "%mask_global"} <= set(found.equal)
+    assert {"%mask_local", "%mask_global"} <= set(found.equal_before)
     assert len({line for line in found.operators_a if "%mask_global" in line or "%mask_local" in line}) == 1
     assert any("%mask_global" in line for line in found.operators_b)
     assert any("%mask_local" in line for line in found.operators_b)
@@ -110,8 +110,12 @@ def test_it_takes_a_logarithmic_number_of_runs(wrong: int, worker: Worker) -> No
     counted.describe = worker.describe  # type: ignore[method-assign]
     found = located(chain(200), chain(200, wrong), counted)
     assert found.tensor == ("y" if wrong == 199 else f"t{wrong + 1}")
-    assert found.operators_a == (f"{found.short_name}: float32[1,8] = ADD({found.equal[0]}, float32(1.0))",)
-    assert found.operators_b == (f"{found.short_name}: float32[1,8] = ADD({found.equal[0]}, float32(1.5))",)
+    assert found.operators_a == (
+        f"{found.short_name}: float32[1,8] = ADD({found.equal_before[0]}, float32(1.0))",
+    )
+    assert found.operators_b == (
+        f"{found.short_name}: float32[1,8] = ADD({found.equal_before[0]}, float32(1.5))",
+    )
     # Twice to compare, then three times twelve cuts, and perhaps what the tensor is computed from.
     assert len(asked) <= 2 * (1 + 3 + 1)
 
@@ -130,7 +134,7 @@ def test_a_branch_that_no_cut_looked_at_is_found_too(other: str, worker: Worker)
 
     found = located(model("1.0", "ABS(%t39)"), model("3.0", other), worker)
     assert found.tensor == "side"
-    assert [found.names[name] for name in found.equal] == ["early"]
+    assert [found.names[name] for name in found.equal_before] == ["early"]
 
 
 def test_models_without_common_names_are_shown_whole_and_it_says_so(worker: Worker) -> None:
@@ -141,7 +145,7 @@ def test_models_without_common_names_are_shown_whole_and_it_says_so(worker: Work
         operator.output.name = f"other_{operator.output.name}"
     found = located(chain(3), other, worker)
     assert "share no names" in found.reason
-    assert found.equal == ("%x",)
+    assert found.equal_before == ("%x",)
     assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
 
 

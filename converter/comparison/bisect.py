@@ -206,7 +206,7 @@ class _Search:
             tensor=shared[place][0].name,
             short_name=names(shared[place][0]),
             figures=replace(compared, name=shared[place][0].name),
-            equal=tuple(borders),
+            equal_before=tuple(borders),
             operators_a=texts[0],
             operators_b=texts[1],
             names=names.legend,

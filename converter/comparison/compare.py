@@ -3,15 +3,12 @@
 At most one of the two is loaded at a time; of the other only the outputs of the signature at hand are kept.
 """
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Literal, Self, cast, get_args
-
-import numpy as np
+from typing import Literal, cast, get_args
 
 from edge_opt.comparison.bisect import Probe, first_difference
 from edge_opt.comparison.filling import FilledCaches, Filler
@@ -21,13 +18,16 @@ from edge_opt.comparison.findings import (
     GenerationComparison,
     OutputComparison,
     SignatureComparison,
+    measured,
 )
-from edge_opt.comparison.generate import Models, compare_generation, find_models, with_helpers
+from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.graph_facts import least_entries, least_runs, with_entries
+from edge_opt.comparison.models import Models, find_models
+from edge_opt.comparison.shelf import Shelf
 from edge_opt.ir import load
-from edge_opt.proof import metrics
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan, role_of
-from edge_opt.proof.protocol import Array, Arrays
+from edge_opt.proof.metrics import are_logits
+from edge_opt.proof.protocol import Array
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
@@ -38,8 +38,6 @@ Progress = Callable[[str, int, int], None]
 
 _SECONDS_PER_REQUEST = 1800.0
 _REPLY_BYTES = 256 << 20
-_KEPT_IN_MEMORY = 64 << 20
-_ONLY = "only in {}"
 
 
 def compare(
@@ -95,9 +93,8 @@ def compare(
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         running.start()
         models = [find_models(model, embedder, auxiliary) for model in (a, b)]
-        first = stack.enter_context(Source(models[0].main, "a"))
-        second = stack.enter_context(Source(models[1].main, "b"))
-        first.name, second.name = _name(a, first), _name(b, second)
+        first = stack.enter_context(models[0].source("a"))
+        second = stack.enter_context(models[1].source("b"))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         job = _Job(running, first, second, runs, hostile, seed, atol, rtol, progress, folder)
         # First: what is missing for it is found before the long work.
@@ -105,10 +102,6 @@ def compare(
         found = job.signatures(signatures, _kernels(backend))
         place = job.first_difference(found) if locate else None
         return job.report(backend, found, place, generation)
-
-
-def _name(given: ModelLike, source: Source) -> str:
-    return os.fspath(given) if isinstance(given, str | os.PathLike) else source.name
 
 
 def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
@@ -209,8 +202,9 @@ class _Job:
     def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
         """Both models drive the loop of prefill and decode."""
         self.tell("generating")
-        a, b = with_helpers(*models)
-        return compare_generation(self.worker, a, b, count=count, seed=self.seed, kernels=kernels)
+        a, b = models
+        pair = a.with_helpers_of(b), b.with_helpers_of(a)
+        return compare_generation(self.worker, *pair, count=count, seed=self.seed, kernels=kernels)
 
     def signatures(
         self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
@@ -230,8 +224,7 @@ class _Job:
                 if name in ours and name in theirs:
                     found.append(self._signature(ours[name], theirs[name], kernels))
                 else:
-                    where = self.a.name if name in ours else self.b.name
-                    found.append(SignatureComparison(name, kernels, reason=_ONLY.format(where)))
+                    found.append(SignatureComparison(name, kernels, reason=self._only(name in ours)))
                 self.done = begun + 2 * len(found)
         self.tell("compared")
         return found
@@ -283,7 +276,7 @@ class _Job:
         paired = self._pair(a, b)
         if paired.reason:
             return SignatureComparison(a.name, kernels, reason=paired.reason)
-        size = sum(_bytes(info) for info in a.outputs)
+        size = sum(info.nbytes for info in a.outputs)
         batch = max(_REPLY_BYTES // max(size, 1), 1)
         sets = self.sets
         if not self.hostile and any(role_of(info) == "mask" for info in a.inputs):
@@ -306,7 +299,7 @@ class _Job:
         closed: dict[str, OutputComparison],
     ) -> None:
         plans_a, plans_b = self._plans(signature, paired, sets)
-        with _Shelf() as shelf:
+        with Shelf() as shelf:
             self.tell(f"{signature.name}: running a on {kernels} kernels")
             for run, outputs in enumerate(
                 self.worker.run_plans(self.a.model, signature.name, plans_a, kernels)
@@ -321,7 +314,7 @@ class _Job:
                 for info_a, info_b in paired.outputs:
                     ours = shelf.get(run, info_a.name)
                     found = self._measure(info_a, info_b, ours, outputs.pop(info_b.name))
-                    into[found.name] = _merge(into.get(found.name), found)
+                    into[found.name] = found.merged(into.get(found.name))
             self.done -= 2
 
     def _plans(
@@ -343,40 +336,29 @@ class _Job:
         return plans_a, plans_b
 
     def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
-        if a.shape != b.shape:
-            return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
-        difference = metrics.measure(
-            a,
-            b,
-            quantized_a=info_a,
-            quantized_b=info_b,
-            atol=self.atol,
-            rtol=self.rtol,
-            logits=metrics.are_logits(info_a),
-        )
-        if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
-            text = f"quantization {info_a.quantization} in a, {info_b.quantization} in b"
-            return OutputComparison(info_a.name, difference, reason=text)
-        return OutputComparison(info_a.name, difference)
+        how = {"atol": self.atol, "rtol": self.rtol, "logits": are_logits(info_a)}
+        found = measured(info_a, info_b, a, b, **how)
+        requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
+        if found.reason or not requantized:
+            return found
+        return replace(found, reason=f"quantization {info_a.quantization} in a, {info_b.quantization} in b")
 
     def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairing:
-        inputs, alone = _match(a, b, "inputs")
-        if alone:
-            info, in_a = alone[0]
-            return _Pairing(
-                reason=f"input '{info.name}' is {_ONLY.format(self.a.name if in_a else self.b.name)}"
-            )
+        by_place = a.positional and b.positional
+        inputs, alone = _match(a.inputs, b.inputs, by_place=by_place)
+        for info, in_a in alone:
+            return _Pairing(reason=f"input '{info.name}' is {self._only(in_a)}")
         for one, other in inputs:
             if one.declared != other.declared:
                 return _Pairing(
                     reason=f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 )
-        outputs, alone = _match(a, b, "outputs")
-        unmatched = tuple(
-            OutputComparison(info.name, reason=_ONLY.format(self.a.name if in_a else self.b.name))
-            for info, in_a in alone
-        )
+        outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
+        unmatched = tuple(OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone)
         return _Pairing(tuple(inputs), tuple(outputs), unmatched)
+
+    def _only(self, in_a: bool) -> str:
+        return f"only in {self.a.name if in_a else self.b.name}"
 
     def tell(self, stage: str) -> None:
         """Report progress."""
@@ -385,68 +367,12 @@ class _Job:
 
 
 def _match(
-    a: SignatureInfo, b: SignatureInfo, which: Literal["inputs", "outputs"]
+    ours: Sequence[TensorInfo], theirs: Sequence[TensorInfo], *, by_place: bool
 ) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[tuple[TensorInfo, bool]]]:
-    """Pairs by name (by position without signatures), and what has no partner, with whether it is in `a`."""
-    ours, theirs = (a.inputs, b.inputs) if which == "inputs" else (a.outputs, b.outputs)
-    if a.positional and b.positional:
-        count = min(len(ours), len(theirs))
-        paired = list(zip(ours, theirs, strict=False))
-        return paired, [(info, True) for info in ours[count:]] + [(info, False) for info in theirs[count:]]
-    names = {info.name: info for info in theirs}
-    paired = [(info, names[info.name]) for info in ours if info.name in names]
-    known = {info.name for info in ours}
-    alone = [(info, True) for info in ours if info.name not in names]
-    return paired, alone + [(info, False) for info in theirs if info.name not in known]
-
-
-def _merge(one: OutputComparison | None, other: OutputComparison) -> OutputComparison:
-    if one is None:
-        return other
-    difference: metrics.Difference | None = None
-    if one.difference is not None and other.difference is not None:
-        difference = metrics.merge(one.difference, other.difference)
-    return OutputComparison(other.name, difference, one.reason or other.reason)
-
-
-def _bytes(info: TensorInfo) -> int:
-    return int(np.prod(info.shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
-
-
-class _Shelf:
-    """Keeps outputs in memory while they are small, else in a file without a name."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[tuple[int, str], Array] = {}
-        self._file: IO[bytes] | None = None
-        self._stack = ExitStack()
-        self._in_memory = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._arrays.clear()
-        self._stack.close()
-
-    def keep(self, run: int, outputs: Arrays) -> None:
-        """Takes the arrays out of `outputs`."""
-        for name in list(outputs):
-            array = outputs.pop(name)
-            self._in_memory += array.nbytes
-            if self._in_memory > _KEPT_IN_MEMORY and array.nbytes:
-                self._in_memory -= array.nbytes
-                array = self._to_file(array)
-            self._arrays[run, name] = array
-
-    def get(self, run: int, name: str) -> Array:
-        """The array of that run."""
-        return self._arrays[run, name]
-
-    def _to_file(self, array: Array) -> Array:
-        if self._file is None:
-            self._file = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is
-        offset = self._file.seek(0, 2)
-        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        self._file.flush()
-        return np.memmap(self._file, array.dtype, "r", offset, array.shape)
+    """Pairs by name, or by place, and what has no partner, with whether it is in `a`."""
+    a, b = (
+        {place if by_place else info.name: info for place, info in enumerate(own)} for own in (ours, theirs)
+    )
+    alone = [(info, True) for key, info in a.items() if key not in b]
+    alone += [(info, False) for key, info in b.items() if key not in a]
+    return [(info, b[key]) for key, info in a.items() if key in b], alone

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from edge_opt.proof.protocol import Arrays
     from edge_opt.proof.runner import Model, Worker
-    from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+    from edge_opt.proof.tensors import SignatureInfo
 
 _REPLY_BYTES = 256 << 20
 _MOST_CALLS = 4  # twice what a comparison itself runs of the prefill, once in each model
@@ -86,7 +86,7 @@ class Filler:
         reach = _MOST_CALLS * new_tokens(prefill)
         needed = {run: min(self._needed(names, run), reach) for run in runs}
         chunks = {run: self._chunks(prefill, count, run) for run, count in needed.items()}
-        size = sum(_bytes(info) for info in caches_of(prefill).values())
+        size = sum(info.nbytes for info in caches_of(prefill).values())
         batch = max(_REPLY_BYTES // max(size, 1), 1)
         listed = ", ".join(names)
         try:
@@ -141,7 +141,3 @@ def _can_fill(prefill: SignatureInfo) -> bool:
         if -1 in cache.declared or 0 in cache.shape or not (whole or grows):
             return False
     return new_tokens(prefill) > 1 and all(-1 not in info.declared for info in prefill.inputs)
-
-
-def _bytes(info: TensorInfo) -> int:
-    return math.prod(info.shape) * np.dtype(info.dtype).itemsize

@@ -4,12 +4,20 @@ Knows nothing of how models are run. In the dicts a figure that is not a finite 
 where there is no noise, the distance to a NaN) is null.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from __future__ import annotations
 
-from edge_opt.proof.metrics import Difference
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.proof.metrics import Difference, measure, merge
+from edge_opt.schema.strict_json import strict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_opt.proof.protocol import Array
+    from edge_opt.proof.tensors import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +51,28 @@ class OutputComparison:
             text += f", by at most {found.max_abs:.3g} (at {list(found.worst)}: {a:.6g} against {b:.6g})"
         return f"{text}, SNR {found.snr_db:.1f} dB"
 
+    def merged(self, other: OutputComparison | None) -> OutputComparison:
+        """The worse of two comparisons of the same output, figure by figure; the first where there is no other."""
+        if other is None:
+            return self
+        worse = self.difference
+        if worse is not None and other.difference is not None:
+            worse = merge(other.difference, worse)
+        return OutputComparison(self.name, worse, other.reason or self.reason)
+
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values."""
-        figures: dict[str, Any] = {"name": self.name, "bitwise": self.bitwise, "equal": self.equal}
-        if self.difference is None:
-            figures.update({"max_abs": None, "snr_db": None, "cosine": None})
-        else:
-            figures = {**figures, **self.difference.to_json(), "bitwise": self.bitwise, "equal": self.equal}
-        return {**figures, "reason": self.reason} if self.reason else figures
+        unknown = {"max_abs": None, "snr_db": None, "cosine": None}
+        figures = unknown if self.difference is None else self.difference.to_json()
+        reason = {"reason": self.reason} if self.reason else {}
+        return {"name": self.name, **figures, "bitwise": self.bitwise, "equal": self.equal, **reason}
+
+
+def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
+    """One output on one set of inputs; `how` goes to `metrics.measure`."""
+    if a.shape != b.shape:
+        return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+    return OutputComparison(info_a.name, measure(a, b, quantized_a=info_a, quantized_b=info_b, **how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +132,7 @@ class SignatureComparison:
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where two models begin to differ: a tensor of both, and the operators that lead to it from `equal` tensors.
+    """Where two models begin to differ: a tensor of both, and the operators that lead to it from equal tensors.
 
     Operators are in the text form, with short names; `names` has the models' own. `constants` are those that both
     regions read, with other numbers. `reason` says why nothing was found, or why not closer.
@@ -121,7 +143,7 @@ class FirstDifference:
     tensor: str = ""
     short_name: str = ""
     figures: OutputComparison | None = None
-    equal: tuple[str, ...] = ()
+    equal_before: tuple[str, ...] = ()
     operators_a: tuple[str, ...] = ()
     operators_b: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -130,19 +152,8 @@ class FirstDifference:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "signature": self.signature,
-            "backend": self.backend,
-            "tensor": self.tensor or None,
-            "short_name": self.short_name or None,
-            "figures": None if self.figures is None else self.figures.to_dict(),
-            "equal_before": list(self.equal),
-            "operators_a": list(self.operators_a),
-            "operators_b": list(self.operators_b),
-            "names": dict(self.names),
-            "constants": list(self.constants),
-            "reason": self.reason or None,
-        }
+        texts = {name: getattr(self, name) or None for name in ("tensor", "short_name", "reason")}
+        return {**asdict(self), **texts, "figures": None if self.figures is None else self.figures.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +193,18 @@ class GenerationComparison:
             "equal": self.equal,
             "count": self.count,
             "backend": self.backend,
-            "prompt": [list(row) for row in self.prompt],
-            "a": [list(step) for step in self.tokens_a],
-            "b": [list(step) for step in self.tokens_b],
+            "prompt": self.prompt,
+            "a": self.tokens_a,
+            "b": self.tokens_b,
             "first_difference": self.first_difference,
             "logits": self.logits.to_dict(),
         }
+
+
+def first_of(differences: Sequence[str]) -> str:
+    """The first of several sentences, and how many others there are."""
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return f"{differences[0]}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,19 +245,13 @@ class ComparisonReport:
 
     def notes(self) -> list[str]:
         """What is not part of the verdict: rows that are masked everywhere, and outputs without a finite element."""
-        return [
-            *filter(None, (signature.masked_rows_sentence() for signature in self.signatures)),
-            *self._without_numbers(),
-        ]
-
-    def _without_numbers(self) -> list[str]:
-        """One sentence for each output that has no finite element in any run: its equality says little."""
-        return [
+        without = [
             f"signature '{signature.name}' ({signature.backend}), output '{output.name}': no element is finite in a"
             for signature in self.signatures
             for output in signature.outputs
             if output.difference is not None and output.difference.elements and not output.difference.finite
         ]
+        return [*filter(None, (signature.masked_rows_sentence() for signature in self.signatures)), *without]
 
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""
@@ -249,26 +260,17 @@ class ComparisonReport:
             return f"all {count} outputs of {len(self.signatures)} signatures are bitwise equal"
         if self.equal:
             return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
-        found = self.differences()
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        return f"{found[0]}{more}"
+        return first_of(self.differences())
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt compare --json`."""
-        return {
+        values = {
             "equal": self.equal,
             "bitwise": self.bitwise,
-            "a": self.a,
-            "b": self.b,
-            "backend": self.backend,
-            "seed": self.seed,
-            "runs": self.runs,
-            "hostile": self.hostile,
-            "atol": self.atol,
-            "rtol": self.rtol,
-            "caches": list(self.caches),
+            **asdict(self),
             "notes": self.notes(),
             "signatures": [signature.to_dict() for signature in self.signatures],
             "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
             "generation": None if self.generation is None else self.generation.to_dict(),
         }
+        return strict(values)

@@ -6,88 +6,27 @@ its embedder and auxiliary model, where the export has them apart.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_opt.comparison.findings import GenerationComparison, OutputComparison
-from edge_opt.ir import Model, from_tables
-from edge_opt.proof import metrics, noise
+from edge_opt.comparison.findings import GenerationComparison, measured
+from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN, Models
+from edge_opt.proof import noise
 from edge_opt.proof.caches import cache_length, caches_of, longest_prefill, new_tokens
 from edge_opt.proof.inputs import role_of
 from edge_opt.proof.loop import Call, Loop, is_basic
-from edge_opt.proof.source import ModelLike, Source
-from edge_opt.schema.bundle import Bundle, open_bundle
+from edge_opt.proof.source import Source
 from edge_opt.schema.errors import UsageError
-from edge_opt.schema.reader import read_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from edge_opt.proof.protocol import Array
     from edge_opt.proof.runner import Worker
     from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
-EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
-_HELPERS = (EMBEDDER, AUXILIARY)
-_SECTIONS = {EMBEDDER: "embedder", AUXILIARY: "aux", MAIN: "prefill_decode"}
 _MOST_TOKENS = 100_000
-
-
-class Models(NamedTuple):
-    """A model and the two that an export may keep apart."""
-
-    main: ModelLike
-    embedder: ModelLike | None = None
-    auxiliary: ModelLike | None = None
-
-
-def find_models(given: ModelLike, embedder: ModelLike | None, auxiliary: ModelLike | None) -> Models:
-    """The three models: those given, else the sections of a bundle, else `embedder.tflite` beside the model.
-
-    Raises:
-        ModelFormatError: a bundle is damaged.
-        UsageError: a bundle holds no prefill/decode model.
-    """
-    if not isinstance(given, str | os.PathLike):
-        return Models(given, embedder, auxiliary)
-    bundle = open_bundle(given)
-    if bundle is not None:
-        main = bundled_model(bundle, MAIN)
-        if main is None:
-            raise UsageError(f"{os.fspath(given)} has no prefill/decode model")
-        return Models(
-            main,
-            embedder or bundled_model(bundle, EMBEDDER),
-            auxiliary or bundled_model(bundle, AUXILIARY),
-        )
-    return Models(given, embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY))
-
-
-def bundled_model(bundle: Bundle, name: str) -> Model | None:
-    """A model of a bundle; None where it has no such section."""
-    for index, section in enumerate(bundle.sections):
-        if section.model_type == _SECTIONS[name]:
-            return from_tables(read_model(bundle.content(index)))
-    return None
-
-
-def _beside(given: str | os.PathLike[str], name: str) -> Path | None:
-    path = Path(given)
-    stem = path.name.split(".", 1)[0]
-    found = (path.with_name(f"{stem}.{name}.tflite"), path.with_name(f"{name}.tflite"))
-    return next((file for file in found if file.is_file()), None)
-
-
-def with_helpers(a: Models, b: Models) -> tuple[Models, Models]:
-    """What one of the two has no embedder or auxiliary model for, it shares with the other."""
-    return (
-        Models(a.main, a.embedder or b.embedder, a.auxiliary or b.auxiliary),
-        Models(b.main, b.embedder or a.embedder, b.auxiliary or a.auxiliary),
-    )
 
 
 def compare_generation(
@@ -107,7 +46,7 @@ def compare_generation(
         with ExitStack() as stack:
             opened = {
                 name: stack.enter_context(Source(model, f"{role}: {name}"))
-                for name, model in zip((MAIN, EMBEDDER, AUXILIARY), models, strict=True)
+                for name, model in zip((MAIN, EMBEDDER, AUXILIARY), models[1:], strict=True)
                 if model is not None
             }
             loop = _plan(worker, opened, count, seed, prompt)
@@ -121,19 +60,12 @@ def compare_generation(
         prompt=loop.prompt,
         tokens_a=tuple(tuple(step) for step in ours),
         tokens_b=tuple(tuple(step) for step in theirs),
-        logits=_measure(_logits(loop), _logits(other), logits_a, logits_b),
+        logits=measured(_logits(loop), _logits(other), logits_a, logits_b, logits=True),
     )
 
 
 def _logits(loop: Loop) -> TensorInfo:
     return next(info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
-
-
-def _measure(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
-    if a.shape != b.shape:
-        return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
-    found = metrics.measure(a, b, quantized_a=info_a, quantized_b=info_b, logits=True)
-    return OutputComparison(info_a.name, found)
 
 
 def _plan(
@@ -205,7 +137,7 @@ class _Planner:
 
     def _giver(self, step: SignatureInfo, info: TensorInfo) -> Call | None:
         """The signature of another model that has this input as an output; None where the loop makes it itself."""
-        for model in _HELPERS:
+        for model in (EMBEDDER, AUXILIARY):
             for signature in self._described.get(model, ()):
                 if any(out.name == info.name and out.shape == info.shape for out in signature.outputs):
                     takes_caches = caches_of(signature)

@@ -11,8 +11,8 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import numpy as np
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
-from edge_opt.comparison.generate import find_models
 from edge_opt.comparison.graph_facts import least_runs, with_entries
+from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load
 from edge_opt.proof import metrics, noise
 from edge_opt.proof.errors import GoldenError
@@ -79,7 +79,7 @@ def record(
     """
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        source = stack.enter_context(_opened(model))
+        source = stack.enter_context(find_models(model).source("model"))
         graph = load(source.model)
         described = {s.name: s for s in with_entries(worker.describe(source.model), graph)}
         runs = max(runs, least_runs(graph))
@@ -115,7 +115,7 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
     meta, arrays = _read(Path(path))
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        source = stack.enter_context(_opened(model))
+        source = stack.enter_context(find_models(model).source("model"))
         described = {signature.name: signature for signature in worker.describe(source.model)}
         try:
             found = [
@@ -135,15 +135,6 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         rtol=meta["rtol"],
         signatures=tuple(found),
     )
-
-
-@contextmanager
-def _opened(model: ModelLike) -> Iterator[Source]:
-    """The model itself, of a bundle its prefill/decode model, under the name of the file."""
-    with Source(find_models(model, None, None).main, "model") as source:
-        if isinstance(model, str | os.PathLike):
-            source.name = os.fspath(model)
-        yield source
 
 
 def _run(worker: Worker, source: Source, signature: SignatureInfo, runs: int, seed: int) -> list[Arrays]:
@@ -199,7 +190,7 @@ def _check_signature(
         compared: OutputComparison | None = None
         for run, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
             one = _check_output(golden.name, info, expected, arrays[expected["key"]], values, run, meta)
-            compared = one if compared is None else _merged(compared, one)
+            compared = one.merged(compared)
         assert compared is not None, "runs is at least 1"
         if info.name in now and now[info.name].quantization != info.quantization:
             reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
@@ -264,13 +255,6 @@ def _outside_sample(
         if not abs(now[name] - expected[name]) <= meta["atol"] + meta["rtol"] * size:
             return f"elements beyond the sample differ: {name} {now[name]:.6g}, recorded {expected[name]:.6g}"
     return ""
-
-
-def _merged(one: OutputComparison, other: OutputComparison) -> OutputComparison:
-    difference = one.difference
-    if difference is not None and other.difference is not None:
-        difference = metrics.merge(difference, other.difference)
-    return OutputComparison(one.name, difference, one.reason or other.reason)
 
 
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:

@@ -15,6 +15,7 @@ of the network, and outputs get room:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,18 +99,13 @@ class WholeSignature:
 
     def sentence(self) -> str:
         """What was found and what was demanded."""
-        return f"{self.name}: {self.found_text()}; demanded: {self.demanded()}"
-
-    def demanded(self) -> str:
-        """How equal the outputs had to be, and why."""
-        return str(self.allowance)
+        return f"{self.name}: {self.found_text()}; demanded: {self.allowance}"
 
     def distances(self) -> dict[str, int]:
         """Elements of float outputs by their distance in units in the last place."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for output in self.found.outputs:
-            for bucket, count in (output.difference.ulps if output.difference else None) or ():
-                counts[bucket] = counts.get(bucket, 0) + count
+            counts.update(dict((output.difference.ulps if output.difference else None) or ()))
         return counts
 
     def found_text(self) -> str:
@@ -135,7 +131,7 @@ class WholeSignature:
             "signature": self.name,
             "holds": self.holds,
             "bitwise": self.found.bitwise,
-            "demanded": self.demanded(),
+            "demanded": str(self.allowance),
             "relative": self.allowance.relative,
             "steps": dict(self.allowance.steps),
             "outputs": [output.to_dict() for output in self.found.outputs],

@@ -120,8 +120,7 @@ class ConversionResult:
             "compile_with": self.compile_with,
             "whole": [signature.to_dict() for signature in self.whole],
         }
-        found: dict[str, Any] = strict(values)
-        return found
+        return strict(values)
 
 
 def check_requirements(result: ConversionResult, *, require_match: bool, require_all: bool) -> None:

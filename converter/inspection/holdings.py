@@ -19,6 +19,7 @@ from edge_opt.passes.left import with_callees
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
+from edge_opt.schema.strict_json import strict
 from edge_opt.targets import Finding, Target, lint, load_target
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Inspection:
         """For `--json` and reports."""
         signatures = [signature.to_dict() for signature in self.signatures]
         lint = [finding.to_dict() for finding in self.lint]
-        return {**asdict(self), "signatures": signatures, "lint": lint}
+        return strict({**asdict(self), "signatures": signatures, "lint": lint})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
         block = None if self.block is None else asdict(self.block)
-        return {**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block}
+        return strict({**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block})
 
 
 def inspect(

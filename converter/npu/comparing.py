@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.filling import FilledCaches, Filler
-from edge_opt.comparison.generate import find_models
+from edge_opt.comparison.findings import first_of
+from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu.emulator import Emulated, emulate
 from edge_opt.npu.hexagon import DEFAULT_CHIP, find_sdk
@@ -24,7 +25,6 @@ from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.proof.inputs import generate, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import Source
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import load_target
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge_opt.npu.hexagon import Sdk
     from edge_opt.proof.inputs import InputPlan
     from edge_opt.proof.protocol import Array
-    from edge_opt.proof.source import ModelLike
+    from edge_opt.proof.source import ModelLike, Source
     from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
     Progress = Callable[[str, int, int], None]
@@ -139,9 +139,8 @@ class NpuComparison:
 
     def summary(self) -> str:
         """One sentence."""
-        found = self.differences()
-        if found:
-            return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+        if not self.equal:
+            return first_of(self.differences())
         differing, elements = (
             sum(getattr(s, name) for s in self.signatures) for name in ("differing", "elements")
         )
@@ -220,8 +219,7 @@ def compare_on_npu(
         worker = stack.enter_context(Worker())
         worker.start()
         sources = [
-            stack.enter_context(Source(find_models(model, None, None).main, role))
-            for model, role in ((a, "a"), (b, "b"))
+            stack.enter_context(find_models(model).source(role)) for model, role in ((a, "a"), (b, "b"))
         ]
         models = [_loaded(source) for source in sources]
         if _same(a, b):
@@ -232,13 +230,9 @@ def compare_on_npu(
             found, worker, sources, models, folder, chip or DEFAULT_CHIP, chosen, seed, (atol, rtol), seconds
         )
         compared = job.signatures(signatures, layers, progress)
-        names = [
-            os.fspath(m) if isinstance(m, str | os.PathLike) else s.name
-            for m, s in zip((a, b), sources, strict=True)
-        ]
         return NpuComparison(
-            names[0],
-            names[1],
+            sources[0].name,
+            sources[1].name,
             job.chip,
             chosen,
             layers,

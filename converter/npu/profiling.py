@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.comparison.generate import find_models
+from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import Profile
@@ -74,7 +74,7 @@ def model_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         UsageError: a bundle holds no prefill/decode model.
         ModelFormatError: the file is neither.
     """
-    main = find_models(path, None, None).main
+    main = find_models(path).main
     if not isinstance(main, Model):
         yield Path(path)
         return

@@ -75,8 +75,7 @@ class Difference:
         """The figures as JSON values; a figure that is not a finite number (no noise at all) is null."""
         ulps = None if self.ulps is None else dict(self.ulps)
         judged = {"bitwise": self.bitwise, "equal": self.equal}
-        figures: dict[str, Any] = strict({**judged, **asdict(self), "max_rel": self.max_rel, "ulps": ulps})
-        return figures
+        return strict({**judged, **asdict(self), "max_rel": self.max_rel, "ulps": ulps})
 
 
 def measure(

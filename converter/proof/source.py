@@ -19,12 +19,13 @@ ModelLike = str | os.PathLike[str] | bytes | Model
 class Source:
     """A context manager; `model` is what the worker takes, `name` what messages say."""
 
-    def __init__(self, given: ModelLike, role: str) -> None:
+    def __init__(self, given: ModelLike, role: str, name: str | None = None) -> None:
         self._given = given
         self._role = role
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.model: str | os.PathLike[str] | bytes = b""
-        self.name = os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
+        path = os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
+        self.name = name or path
 
     def __enter__(self) -> Self:
         """Our own reader goes first: no file reaches the native runtime before it passed."""

@@ -1,7 +1,10 @@
 """What the runtime says of a model's inputs and outputs, as plain data; must not load the runtime."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 Kernels = Literal["xnnpack", "reference", "optimized", "tensorflow"]
 """Which kernels run: XNNPACK, the reference kernels, the optimized kernels without XNNPACK, TensorFlow's own."""
@@ -39,6 +42,11 @@ class TensorInfo:
     def quantization(self) -> tuple[tuple[float, ...], tuple[int, ...], int]:
         """Scales, zero points and axis, to be compared as one."""
         return self.scales, self.zero_points, self.axis if len(self.scales) > 1 else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an array of it."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
