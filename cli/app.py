@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from edge_opt.cli import completion
+from edge_opt.cli.build import Build
 from edge_opt.cli.declare import (
     Action,
     Chip,
@@ -374,6 +375,9 @@ class Tune(Command):
     overwrite: Force = False
     as_json: Json = False
     quiet: Quiet = False
+
+
+command(app)(Build)
 
 
 @command(app)

@@ -18,7 +18,7 @@ from doc_pages import ROOT, blocks
 if TYPE_CHECKING:
     from pathlib import Path
 
-IGNORED = (".git", ".venv*", "build", "dist", "site", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+IGNORED = (".git", ".venv*", "dist", "site", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 FOLDERS = {"converter": "edge_opt", "schema": "edge_opt/schema", "cli": "edge_opt/cli"}
 pytestmark = pytest.mark.slow
 
@@ -42,6 +42,7 @@ def succeeded(command: list[str], folder: Path) -> str:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packaging") / "source"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
+    shutil.rmtree(folder / "build", ignore_errors=True)  # of an earlier one; `converter/build` is ours
     return folder
 
 

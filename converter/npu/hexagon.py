@@ -249,11 +249,17 @@ def ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else "it does not say why"
 
 
+def library_folders(libraries: Path, scratch: Path) -> list[str]:
+    """Where a plugin's libraries are found: in `libraries`, and the one that Qualcomm's wheel lacks in `scratch`."""
+    if (libraries / _UNUSED_LIBRARY).exists() or not (libraries / _STAND_IN).exists():
+        return [str(libraries)]
+    (scratch / _UNUSED_LIBRARY).symlink_to(libraries / _STAND_IN)
+    return [str(libraries), str(scratch)]
+
+
 def _environment(sdk: Sdk, folder: Path, log: Path, run: Path | None) -> dict[str, str]:
-    search = [str(sdk.libraries)] if sdk.probe is None else [str(sdk.probe), str(sdk.libraries)]
-    if not (sdk.libraries / _UNUSED_LIBRARY).exists():
-        (folder / _UNUSED_LIBRARY).symlink_to(sdk.libraries / _STAND_IN)
-        search.append(str(folder))
+    search = [] if sdk.probe is None else [str(sdk.probe)]
+    search += library_folders(sdk.libraries, folder)
     known = os.environ.get("LD_LIBRARY_PATH")
     added = {"EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY), "EDGE_OPT_PROBE_LOG": str(log)}
     if run is not None:

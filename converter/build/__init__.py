@@ -1,0 +1,19 @@
+"""From a checkpoint to a bundle for the NPU: litert-torch's stages and ours, one after the other, resumable.
+
+It drives tools that others wrote and rewrites nothing itself; what it knows of them is in `pipeline`.
+"""
+
+from edge_opt.build.building import BuildResult, StageReport, build
+from edge_opt.build.errors import BuildCheckError, StageFailedError
+from edge_opt.build.jobs import Carried, Job, Toolchain
+
+__all__ = [
+    "BuildCheckError",
+    "BuildResult",
+    "Carried",
+    "Job",
+    "StageFailedError",
+    "StageReport",
+    "Toolchain",
+    "build",
+]

@@ -1,0 +1,365 @@
+"""Builds a bundle: one stage after the other, each skipped where the work folder has its result."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.build.errors import BuildCheckError, StageFailedError
+from edge_opt.build.jobs import MODEL, Job, Toolchain
+from edge_opt.build.processes import Processes
+from edge_opt.build.sections import faults
+from edge_opt.build.source import Given, Kind, check_prompts, look_at
+from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
+from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of
+from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.schema.strict_json import strict
+from edge_opt.schema.transfer import copy_range
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from edge_opt.build.jobs import Progress
+    from edge_opt.conversion import Verify
+    from edge_opt.conversion.container import Sections
+
+    StagePath = str | os.PathLike[str]
+
+
+_OURS = ("configure", "optimize")
+"""Stages whose results depend on our own version."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage: how long it took, the memory of its largest process and its result's size, both in bytes.
+
+    `again`: False where the result is of an earlier run, and so are seconds and memory.
+    """
+
+    name: str
+    seconds: float
+    peak_bytes: int | None
+    size: int
+    again: bool
+    log: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "name": self.name,
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "bytes": self.size,
+            "made_now": self.again,
+            "log": self.log,
+        }
+
+
+@dataclass(slots=True)
+class BuildResult:
+    """What was built, from what, and how: `optimized` is what our own stage says, `settings` what each other one took.
+
+    `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
+    """
+
+    source: str
+    kind: str
+    chip: str
+    vendor: str
+    work: str
+    output: str | None = None
+    converted: str | None = None
+    stages: list[StageReport] = field(default_factory=list)
+    optimized: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    put_back: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of `edge-opt build --json`."""
+        values = {
+            "source": self.source,
+            "kind": self.kind,
+            "chip": self.chip,
+            "vendor": self.vendor,
+            "work": self.work,
+            "output": self.output,
+            "converted": self.converted,
+            "stages": [stage.to_dict() for stage in self.stages],
+            "optimized": self.optimized,
+            "settings": self.settings,
+            "sections_put_back": self.put_back,
+            "versions": self.versions,
+        }
+        found: dict[str, Any] = strict(values)
+        return found
+
+
+def build(
+    source: StagePath,
+    output: StagePath,
+    *,
+    soc: str,
+    prompts: StagePath | None = None,
+    sdk: StagePath | None = None,
+    prefill: Sequence[int] | None = None,
+    cache: int | None = None,
+    work: StagePath | None = None,
+    settings: Mapping[str, Any] | None = None,
+    config: StagePath | None = None,
+    sections: Sections = "prefill-decode",
+    verify: Verify = "regions",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    on_stage: Callable[[StageReport], None] | None = None,
+    toolchain: Toolchain | None = None,
+) -> BuildResult:
+    """Build a bundle for an NPU from a checkpoint, or from a bundle that litert-torch's pipeline wrote on the way.
+
+    Args:
+        source: a Hugging Face folder, a float .litertlm or a quantized one.
+        output: the .litertlm to write.
+        soc: the chip, e.g. SM8750.
+        prompts: JSON lines to calibrate with; needed unless the source is quantized.
+        sdk: folder with the vendor's libraries; where None, as `edge_opt.npu.profile`, or LiteRT's package of them.
+        prefill: lengths of the prefill; 128 where None.
+        cache: length of the cache; 1280 where None.
+        work: where the stages leave their results; `<output's stem>.work` beside the output where None.
+        settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
+        config: a JSON file with such fields.
+        sections: as `edge_opt.convert` has it.
+        verify: as `edge_opt.convert` has it.
+        overwrite: replace an existing output.
+        progress: called with (stage, done, total).
+        on_stage: called when a stage is done.
+        toolchain: what carries stages out; litert-torch's own in processes where None.
+
+    Raises:
+        UsageError: something given cannot work, or a package is missing.
+        CompilerMissingError: the vendor's compiler is; for others than Qualcomm after the conversion, which is kept.
+        StageFailedError: a tool failed.
+        BuildCheckError: the compiled bundle is not what it has to be; nothing was written.
+        OutputError: no room, or the output cannot be written.
+    """
+    vendor, chip = find_chip(soc)
+    resolve_target(output, overwrite=overwrite)
+    given = look_at(Path(source))
+    _check_together(given, prompts, prefill, cache)
+    told = {**(settings or {})}
+    told |= {} if prefill is None else {"prefill_lengths": list(prefill)}
+    told |= {} if cache is None else {"cache_length": cache}
+    libraries, missing = _compiler(vendor, sdk)
+    tools = toolchain or Processes()
+    folder = Path(output).with_suffix(".work") if work is None else Path(work)
+    result = BuildResult(
+        str(source), str(given.kind), chip, vendor.title, str(folder), versions=tools.versions()
+    )
+    with WorkFolder(folder) as kept:
+        run = _Run(
+            kept, tools, result, libraries, progress or (lambda *_: None), on_stage or (lambda _: None)
+        )
+        options = {
+            "vendor": vendor.name,
+            "chip": chip,
+            "model_type": given.model_type,
+            "cache_shape": given.cache_shape,
+            "file": _read_config(config),
+            "settings": told,
+        }
+        quantized = _quantized(run, given, options, prompts)
+        converted = run.optimize(quantized, {"target": vendor.target, "sections": sections, "verify": verify})
+        result.converted = str(converted.folder / MODEL)
+        if missing is not None:
+            raise _with(
+                CompilerMissingError(f"{missing}; what is converted until there, is {result.converted}"),
+                result,
+            )
+        _deliver(run, converted, Path(output), overwrite=overwrite)
+    return result
+
+
+def _check_together(
+    given: Given, prompts: StagePath | None, prefill: Sequence[int] | None, cache: int | None
+) -> None:
+    if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None):
+        raise UsageError(f"{given.path} has its lengths already: leave --prefill and --cache out")
+    if given.kind is Kind.QUANTIZED:
+        if prompts is not None:
+            raise UsageError(f"{given.path} is quantized already: leave --prompts out")
+    elif prompts is None:
+        raise UsageError(
+            f"a {given.kind} is calibrated on text: give --prompts FILE.jsonl, one prompt a line"
+        )
+    else:
+        check_prompts(Path(prompts))
+
+
+def _compiler(vendor: Vendor, sdk: StagePath | None) -> tuple[Path | None, CompilerMissingError | None]:
+    """The compiler's libraries, or what is missing; Qualcomm's are to be had by everyone, so that is said at once."""
+    try:
+        return find_compiler(vendor, sdk), None
+    except CompilerMissingError as error:
+        if vendor is QUALCOMM or sdk is not None:
+            raise
+        return None, error
+
+
+def _read_config(path: StagePath | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        told = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"configuration {path} cannot be read: {error}") from error
+    if not isinstance(told, dict):
+        raise UsageError(f"configuration {path} is no JSON object with settings by name")
+    return told
+
+
+@dataclass
+class _Run:
+    """The stages of one build."""
+
+    work: WorkFolder
+    tools: Toolchain
+    result: BuildResult
+    libraries: Path | None
+    progress: Progress
+    on_stage: Callable[[StageReport], None]
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def stage(
+        self,
+        name: str,
+        inputs: Mapping[str, Path],
+        digests: Mapping[str, str],
+        *,
+        depends: object = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Kept:
+        """The result of a stage: an earlier run's where it was made from the same, else made now."""
+        ours = name in _OURS
+        versions = {tool: text for tool, text in self.result.versions.items() if ours or tool != "edge-opt"}
+        key = key_of([name, digests, depends, versions])
+        kept = self.work.kept(name, key)
+        made = kept is None
+        if kept is None:
+            kept = self._make(name, key, inputs, options or {})
+        report = StageReport(name, kept.seconds, kept.peak_bytes, kept.size, made, str(self.work.log(name)))
+        self.result.stages.append(report)
+        self.on_stage(report)
+        return kept
+
+    def _make(self, name: str, key: str, inputs: Mapping[str, Path], options: Mapping[str, Any]) -> Kept:
+        log, started = self.work.log(name), time.perf_counter()
+        self.progress(name, 0, 1)
+        try:
+            job = Job(
+                name,
+                str(self.work.begin(name).resolve()),
+                {role: str(path.resolve()) for role, path in inputs.items()},
+                self.config or None,
+                options,
+                None if self.libraries is None else str(self.libraries),
+            )
+            done = self.tools.carry_out(job, log, self.work.scratch.resolve(), self.progress)
+            kept = self.work.keep(name, key, time.perf_counter() - started, done.peak_bytes, done.told)
+        except OSError as error:
+            raise self._failed(name, OutputError(error.strerror or str(error))) from error
+        except EdgeOptError as error:
+            raise self._failed(name, error) from error
+        self.progress(name, 1, 1)
+        return kept
+
+    def _failed(self, name: str, error: EdgeOptError) -> EdgeOptError:
+        """The same failure with its stage, where to read on, and what was done until then."""
+        kind = next((one for one in (UsageError, OutputError) if isinstance(error, one)), StageFailedError)
+        return _with(kind(f"stage '{name}': {error}; its log is {self.work.log(name)}"), self.result)
+
+    def optimize(self, model: tuple[Path, str], options: dict[str, Any]) -> Kept:
+        """Our own stage."""
+        path, digest = model
+        kept = self.stage(
+            "optimize",
+            {"model": path},
+            {"model": digest},
+            depends=[self.result.settings["compile"], options, _identity(self.libraries)],
+            options={**options, "sdk": None if self.libraries is None else str(self.libraries)},
+        )
+        self.result.optimized = kept.told
+        return kept
+
+
+def _quantized(
+    run: _Run, given: Given, options: Mapping[str, Any], prompts: StagePath | None
+) -> tuple[Path, str]:
+    """The quantized bundle and its digest: the input itself, or what the first stages make of it."""
+    root = given.path if given.path.is_dir() else given.path.parent
+    source = digest_of(given.files, root)
+    depends = [str(given.path.resolve()), options]
+    told = run.stage("configure", {"model": given.path}, {}, depends=depends, options=options).told
+    run.config, run.result.settings = told["config"], told["settings"]
+    settings = told["settings"]
+    model, digest = given.path, source
+    if given.kind is Kind.CHECKPOINT:
+        made = run.stage("export", {"model": model}, {"model": digest}, depends=settings["export"])
+        model, digest = made.folder / MODEL, made.digest
+    if given.kind is not Kind.QUANTIZED:
+        assert prompts is not None, "asked for above"
+        text = Path(prompts)
+        ranges = run.stage(
+            "calibrate",
+            {"model": model, "prompts": text},
+            {"model": digest, "prompts": digest_of([text], text.parent)},
+            depends=settings["calibrate"],
+        )
+        made = run.stage(
+            "quantize",
+            {"model": model, "ranges": ranges.folder},
+            {"model": digest, "ranges": ranges.digest},
+            depends=settings["quantize"],
+        )
+        run.result.put_back = list(made.told["put_back"])
+        model, digest = made.folder / MODEL, made.digest
+    return model, digest
+
+
+def _deliver(run: _Run, converted: Kept, output: Path, *, overwrite: bool) -> None:
+    """Compile, look at what came of it, and write the output."""
+    model, flags = converted.folder / MODEL, run.result.optimized["compile_configs"]
+    compiled = run.stage(
+        "compile",
+        {"model": model},
+        {"model": converted.digest},
+        depends=[run.result.settings["compile"], flags, _identity(run.libraries)],
+        options={"compile_configs": flags},
+    )
+    made = compiled.folder / MODEL
+    wrong = faults(model, made)
+    if wrong:
+        raise _with(BuildCheckError(f"{made} is not as it has to be: {'; '.join(wrong)}"), run.result)
+    with made.open("rb") as file, replacing(output, overwrite=overwrite) as target:
+        copy_range(file.fileno(), 0, target, 0, os.fstat(file.fileno()).st_size, advance=lambda _: None)
+    run.result.output = str(output)
+
+
+def _with(error: EdgeOptError, result: BuildResult) -> EdgeOptError:
+    """The error with what was done until then, for `--json`."""
+    error.result = result  # type: ignore[attr-defined]
+    return error
+
+
+def _identity(libraries: Path | None) -> str:
+    """Which compiler it is: the digest of its main libraries."""
+    if libraries is None:
+        return ""
+    return digest_of(
+        sorted(libraries.glob("libQnnHtp.so")) + sorted(libraries.glob("libHtpPrepare.so")), libraries
+    )

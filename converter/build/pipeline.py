@@ -1,0 +1,270 @@
+"""The one place that knows litert-torch's pipeline for NPUs, an experimental package: its stages and its settings.
+
+Loaded in a stage's own process; only `check_versions` is for ours. Everything else of the build sees plain values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_opt.build.sections import keep_sections
+from edge_opt.npu.errors import CompilerFailedError
+from edge_opt.npu.hexagon_log import first_complaint
+from edge_opt.schema.errors import UsageError, did_you_mean, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from edge_opt.build.jobs import Job, Progress
+
+SUPPORTED = "0.10"
+"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
+
+_PACKAGES = (
+    "litert-torch",
+    "ai-edge-quantizer",
+    "ai-edge-litert",
+    "litert-lm-builder",
+    "torch",
+    "transformers",
+)
+_MODULES = ("tensorflow",)  # litert-torch imports it without requiring it
+_INSTALL = "pip install 'edge-opt[build]'"
+_ROOT = "litert_torch.generative.export_hf.experimental.npu_export"
+# Where a stage's argument has another name in the configuration.
+_RENAMED = {"quantization_recipe": "weight_quantization_recipe", "kv_cache_max_len": "cache_length"}
+_STAGES = {
+    "export": "export_func",
+    "calibrate": "calib_func",
+    "quantize": "quant_func",
+    "compile": "compile_func",
+}
+# Said in other ways, or not for others to say.
+_OURS = {
+    "model_id": "the input",
+    "model": "the input",
+    "backend": "--soc",
+    "soc_model": "--soc",
+    "calibration_dataset_dir": "--prompts",
+    "calibration_dataset_format": "--prompts",
+    "calibration_eval_task_names": "--prompts",
+    "overwrite": "the work folder",
+}
+_FILES = ("_path", "_dir", "_litertlm", "_files")
+_MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
+
+
+def check_versions() -> dict[str, str]:
+    """The versions of everything that a result depends on.
+
+    Raises:
+        UsageError: something is missing, or litert-torch is not of the version that is known here.
+    """
+    found: dict[str, str] = {}
+    for package in (*_PACKAGES, "edge-opt"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            raise UsageError(f"the build needs {package}: {_INSTALL}") from None
+    missing = next((module for module in _MODULES if find_spec(module) is None), None)
+    if missing is not None:
+        raise UsageError(f"the build needs {missing}: {_INSTALL}")
+    if not found["litert-torch"].startswith(f"{SUPPORTED}."):
+        raise UsageError(
+            f"litert-torch is {found['litert-torch']}, and its pipeline for NPUs, which is experimental, is known here "
+            f"as of {SUPPORTED}: {_INSTALL}"
+        )
+    return found
+
+
+def configure(job: Job, _: Progress) -> dict[str, Any]:
+    """Resolve the settings: the vendor's defaults, a file's, then those of the command line; and what each stage takes.
+
+    Raises:
+        UsageError: a setting does not exist or has the wrong type, or no exporter knows the model type.
+    """
+    manager, stages = _lib("config_manager"), _lib("stages")
+    _check_model_type(job.options["model_type"])
+    defaults = {field.name: field for field in dataclasses.fields(manager.NpuPipelineConfig)}
+    vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
+    known = {*defaults, *vendor, *(name for stage in _STAGES.values() for name in _parameters(stages, stage))}
+    settings: dict[str, Any] = {}
+    for told, where in ((job.options["file"], "--config"), (job.options["settings"], "--set")):
+        settings |= _checked(told, where, known, defaults)
+    fixed = {
+        "model_id": job.inputs["model"],
+        "backend": job.options["vendor"],
+        "soc_model": job.options["chip"],
+    }
+    merged = {**vendor, **settings, **fixed}
+    merged.pop("default_soc", None)
+    config = manager.NpuPipelineConfig.from_dict(merged)
+    shape = job.options["cache_shape"]
+    if shape:
+        config.cache_length = shape[config.k_ts_idx]
+    config.print_summary()
+    return {"config": config.to_dict(), "settings": _taken(config, stages)}
+
+
+def export(job: Job, _: Progress) -> dict[str, Any]:
+    """The checkpoint as a bundle in float."""
+    _lib("stages").npu_export(_config(job), job.output)
+    return {}
+
+
+def calibrate(job: Job, _: Progress) -> dict[str, Any]:
+    """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for."""
+    task = "ALL"
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(job.inputs["prompts"], Path(folder) / f"{task}.jsonl")
+        _lib("stages").npu_calibrate(
+            _config(job),
+            job.inputs["model"],
+            folder,
+            job.output,
+            calibration_dataset_format="jsonl",
+            calibration_eval_task_names=task,
+        )
+    return {}
+
+
+def quantize(job: Job, _: Progress) -> dict[str, Any]:
+    """The bundle in integers, with the sections that the pipeline's packing does not know put back."""
+    _lib("stages").npu_quantize(_config(job), job.inputs["model"], str(job.model), job.inputs["ranges"])
+    for left in Path(job.output).glob("*intermediate.tflite"):
+        left.unlink()
+    return {"put_back": keep_sections(Path(job.inputs["model"]), job.model)}
+
+
+def optimize(job: Job, progress: Progress) -> dict[str, Any]:
+    """Our own stage."""
+    from edge_opt.integrations.npu_export import npu_optimize  # noqa: PLC0415  it loads the compiler's side
+
+    return npu_optimize(
+        _config(job),
+        job.inputs["model"],
+        job.model,
+        **job.options,
+        progress=progress,
+    ).to_dict()
+
+
+def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
+    """The bundle for the NPU.
+
+    Raises:
+        CompilerFailedError: the compiler ended without a result.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _lib("stages").npu_compile(
+                _config(job),
+                job.inputs["model"],
+                str(job.model),
+                intermediate_dir=folder,
+                compile_configs=job.options["compile_configs"] or None,
+            )
+        except ValueError as error:
+            # LiteRT leaves what the compiler said in a temporary file.
+            said = [path.read_text(errors="replace") for path in Path(tempfile.gettempdir()).glob("*.error")]
+            print(*said, sep="\n", flush=True)  # noqa: T201  to the stage's log
+            raise CompilerFailedError(first_complaint("\n".join(said), "") or str(error)) from error
+    return {}
+
+
+STAGES: Mapping[str, Callable[[Job, Progress], dict[str, Any]]] = {
+    "configure": configure,
+    "export": export,
+    "calibrate": calibrate,
+    "quantize": quantize,
+    "optimize": optimize,
+    "compile": compile_bundle,
+}
+
+
+def _lib(name: str) -> Any:
+    return importlib.import_module(f"{_ROOT}.{name}")
+
+
+def _config(job: Job) -> Any:
+    return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
+
+
+def _parameters(stages: Any, name: str) -> list[str]:
+    parameters = inspect.signature(getattr(stages, name)).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+
+
+def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
+    """Of the configuration, what each stage takes; the input is told apart, by its content.
+
+    The exporter can calibrate and quantize by itself, and takes settings for that, which have no effect here. Its
+    recipe for the weights is not that of `npu_quantize`, which leaves it out.
+    """
+    names = {stage: {*_parameters(stages, name)} - {"model"} for stage, name in _STAGES.items()}
+    names["quantize"] -= {"quantization_recipe"}
+    names["export"] -= names["calibrate"] | names["quantize"]
+    told = {
+        stage: {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(taken)}
+        for stage, taken in names.items()
+    }
+    return {
+        stage: {name: value for name, value in taken.items() if value is not None}
+        for stage, taken in told.items()
+    }
+
+
+def _checked(
+    told: Mapping[str, Any], where: str, known: Iterable[str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings that exist, with values of their types; a file may hold ours too, for the pipeline writes them all."""
+    ours = {name for name in told if name in _OURS or name.endswith(_FILES)}
+    if ours and where != "--config":
+        name = min(ours)
+        raise UsageError(
+            f"{where} {name} is not to be set: it follows from {_OURS.get(name, 'the work folder')}"
+        )
+    taken = {name: value for name, value in told.items() if name not in ours}
+    names = sorted({*known})
+    for name, value in taken.items():
+        if name not in names:
+            raise unknown(f"{where}: setting", name, names)
+        _check_type(name, value, where, defaults.get(name))
+    return taken
+
+
+def _check_type(name: str, value: object, where: str, field: Any) -> None:
+    if field is None:
+        return
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    kinds: tuple[type, ...] = (type(default),)
+    if isinstance(default, float):
+        kinds = (int, float)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise UsageError(
+            f"{where} {name}: {json.dumps(value)} is no {type(default).__name__}, as {json.dumps(default)} is"
+        )
+
+
+def _check_model_type(name: str) -> None:
+    """Whether there is a language model of this type; bundles name none."""
+    if not name:
+        return
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    known: set[str] = set()
+    for kind in _MODEL_CLASSES:
+        known |= {*getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", ())}
+    if name not in known:
+        raise UsageError(
+            f"transformers {version('transformers')}, which the exporter uses, has no language model of the type "
+            f"'{name}', which config.json names; {did_you_mean(name, sorted(known))}"
+        )

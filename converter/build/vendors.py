@@ -1,0 +1,92 @@
+"""Chips by name: whose they are, which target is theirs, and where their compiler's libraries are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from edge_opt.npu.chips import CHIPS
+from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
+from edge_opt.schema.errors import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """A vendor of NPUs: `name` as litert-torch's pipeline calls it, `package` LiteRT's with the vendor's libraries.
+
+    `library` is a pattern of the one that has to be in a folder of them; empty where no stage of the pipeline compiles
+    for the vendor.
+    """
+
+    name: str
+    title: str
+    target: str
+    chips: tuple[str, ...]
+    package: str
+    library: str
+
+
+# Of LiteRT, litert/python/aot/vendors/*/target.py.
+_MEDIATEK = (
+    *("MT6853", "MT6877", "MT6878", "MT6879", "MT6886", "MT6893", "MT6895", "MT6897", "MT6983", "MT6985"),
+    *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
+)
+_GOOGLE = ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6")
+_SDK = "ai_edge_litert_sdk_"
+QUALCOMM = Vendor(
+    "qualcomm", "Qualcomm", "qualcomm-htp", (*CHIPS, "SM8845"), f"{_SDK}qualcomm", "libQnnHtp.so"
+)
+VENDORS = (
+    QUALCOMM,
+    Vendor("mediatek", "MediaTek", "mediatek", _MEDIATEK, f"{_SDK}mediatek", "libneuron*_adapter*.so"),
+    Vendor("google_tensor", "Google Tensor", "google-tensor", _GOOGLE, f"{_SDK}google_tensor", ""),
+)
+
+
+def find_chip(name: str) -> tuple[Vendor, str]:
+    """Whose the chip is, and how LiteRT spells it.
+
+    Raises:
+        UsageError: there is no such chip.
+    """
+    known = {chip.lower(): (vendor, chip) for vendor in VENDORS for chip in vendor.chips}
+    found = known.get(name.strip().lower())
+    if found is not None:
+        return found
+    raise unknown("chip", name.strip(), [chip for _, chip in known.values()])
+
+
+def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | None:
+    """The folder with the vendor's libraries for this machine; None where LiteRT finds its package with them.
+
+    Raises:
+        CompilerMissingError: they are not here.
+    """
+    pip_name = vendor.package.replace("_", "-")
+    if not vendor.library:
+        raise CompilerMissingError(
+            f"litert-torch's pipeline has no compiler for {vendor.title}: compile the bundle's models with LiteRT's "
+            f"aot_compile and the vendor's SDK (pip install {pip_name})"
+        )
+    packaged = find_spec(vendor.package) is not None
+    if vendor is QUALCOMM:
+        if sdk is None and packaged and not any(map(os.environ.get, SDK_VARIABLES)):
+            sdk = importlib.import_module(vendor.package).path_to_sdk_libs()
+        return find_libraries(sdk)
+    if sdk is not None:
+        found = next(Path(sdk).rglob(vendor.library), None)
+        if found is None:
+            raise CompilerMissingError(
+                f"{sdk} holds no {vendor.library}: give the folder of {vendor.title}'s SDK"
+            )
+        return found.resolve().parent
+    if packaged:
+        return None
+    raise CompilerMissingError(
+        f"{vendor.title}'s compiler is missing: `pip install {pip_name}`, which gets it from {vendor.title}, or give "
+        f"its folder with --sdk"
+    )

@@ -1,0 +1,546 @@
+"""From a checkpoint to a bundle for the NPU: what is done again, what is kept, and what is said when it fails.
+
+The stages are small functions here; those marked slow run the real ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bundles import bundle, model_part
+from cli_runs import DEMO, run
+from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, Stages, bundle_of, checkpoint, write
+
+from edge_opt import build as package
+from edge_opt.build import BuildCheckError, BuildResult, Job, StageFailedError, build, pipeline
+from edge_opt.build.processes import Processes
+from edge_opt.build.sections import faults, keep_sections
+from edge_opt.build.vendors import find_chip
+from edge_opt.ir import to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.npu import CompilerMissingError
+from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.schema.errors import ModelFormatError, OutputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
+
+
+class Place:
+    """A folder with all that a build needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = checkpoint(folder / "gemma")
+        self.output = folder / "gemma.litertlm"
+        self.work = folder / "gemma.work"
+        self.prompts = folder / "prompts.jsonl"
+        self.prompts.write_text('"hello"\n{"prompt": "how are you"}\n')
+        self.sdk = folder / "sdk"
+        self.sdk.mkdir()
+        for name in ("libQnnHtp.so", "libQnnSystem.so"):
+            (self.sdk / name).write_bytes(name.encode())
+
+    def build(
+        self, source: Path | None = None, stages: Stages | None = None, **options: Any
+    ) -> tuple[Stages, BuildResult]:
+        stages = stages or Stages()
+        if options.get("prompts", "") == "":
+            options["prompts"] = self.prompts
+        told = {"soc": "SM8750", "sdk": self.sdk, "overwrite": True, **options}
+        return stages, build(source or self.checkpoint, self.output, toolchain=stages, **told)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for name in SDK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return Place(tmp_path)
+
+
+# --- what runs ---
+
+
+def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
+    stages, result = place.build()
+    assert stages.ran == ALL
+    assert place.output.read_bytes() == bundle_of(COMPILED)
+    assert result.output == str(place.output)
+    assert result.put_back == ["metadata"]
+    assert [(stage.name, stage.again) for stage in result.stages] == [(name, True) for name in ALL]
+    assert result.stages[-1].peak_bytes == 5 << 20
+
+
+def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriting(place: Place) -> None:
+    exported = write(place.folder / "float.litertlm", FLOAT)
+    assert place.build(exported)[0].ran == ["configure", "calibrate", "quantize", "optimize", "compile"]
+    quantized = write(place.folder / "quantized.litertlm", QUANTIZED)
+    work = place.folder / "other.work"
+    assert place.build(quantized, prompts=None, work=work)[0].ran == ["configure", "optimize", "compile"]
+
+
+def test_the_cache_of_a_bundle_is_told_by_its_shape(place: Place) -> None:
+    stages, _ = place.build(write(place.folder / "quantized.litertlm", QUANTIZED), prompts=None)
+    assert stages.jobs["configure"].options["cache_shape"] == (1, 1, 8, 16)
+
+
+def test_lengths_and_settings_reach_the_stages(place: Place) -> None:
+    config = place.folder / "config.json"
+    config.write_text('{"cache_length": 2048, "ema_smoothing_factor": 0.2}')
+    stages, _ = place.build(config=config, cache=4096, prefill=[128, 512], settings={"overwrite": False})
+    options = stages.jobs["configure"].options
+    assert options["file"] == {"cache_length": 2048, "ema_smoothing_factor": 0.2}
+    assert options["settings"] == {"cache_length": 4096, "prefill_lengths": [128, 512], "overwrite": False}
+    assert stages.jobs["export"].config == {
+        "soc_model": "SM8750",
+        "ema_smoothing_factor": 0.2,
+        **options["settings"],
+    }
+
+
+def test_flags_and_libraries_reach_the_compiler(place: Place) -> None:
+    stages, _ = place.build()
+    assert stages.jobs["compile"].options == {"compile_configs": {"prefill_decode": {"compile": True}}}
+    assert stages.jobs["compile"].libraries == str(place.sdk)
+    assert stages.jobs["optimize"].options == {
+        "target": "qualcomm-htp",
+        "sections": "prefill-decode",
+        "verify": "regions",
+        "sdk": str(place.sdk),
+    }
+
+
+# --- what is kept ---
+
+
+def test_a_second_run_makes_nothing_again(place: Place) -> None:
+    place.build()
+    first = place.output.read_bytes()
+    stages, result = place.build()
+    assert stages.ran == []
+    assert not any(stage.again for stage in result.stages)
+    assert place.output.read_bytes() == first
+
+
+CHANGES: dict[str, tuple[Callable[[Place], dict[str, Any]], list[str]]] = {
+    "chip": (lambda _: {"soc": "SM8650"}, ["configure", "optimize", "compile"]),
+    "weights": (lambda place: _written(place.checkpoint / "model.safetensors"), ["export"]),
+    "prompts": (lambda place: _written(place.prompts), ["calibrate", "quantize"]),
+    "length": (lambda _: {"cache": 64}, ["configure", "export"]),
+    "calibration": (lambda _: {"settings": {"max_calibration_decode_steps": 2}}, ["configure", "calibrate"]),
+    "proof": (lambda _: {"verify": "exhaustive"}, ["optimize"]),
+    "sections": (lambda _: {"sections": "all"}, ["optimize"]),
+    "compiler": (lambda place: _written(place.sdk / "libQnnHtp.so"), ["optimize", "compile"]),
+    "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "optimize"]),
+    "result": (lambda place: _written(place.work / "quantize" / "model.litertlm"), ["quantize"]),
+}  # fmt: skip
+
+
+def _written(path: Path) -> dict[str, Any]:
+    path.write_text('"something else"\n')
+    return {}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_made_of_something_else_is_made_again_and_nothing_more(place: Place, change: str) -> None:
+    """Where a stage made the same bytes as before, those behind it are not run again either."""
+    place.build()
+    options, again = CHANGES[change]
+    stages, _ = place.build(**options(place))
+    assert stages.ran == again
+
+
+@pytest.mark.parametrize("stage", ALL)
+def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, stage: str) -> None:
+    def interrupt(job: Job) -> None:
+        (Path(job.output) / "half").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        place.build(stages=Stages({stage: interrupt}))
+    assert not place.output.exists()
+    stages, _ = place.build()
+    assert stages.ran == ALL[ALL.index(stage) :]
+    assert place.output.read_bytes() == bundle_of(COMPILED)
+    assert not (place.work / "scratch").exists()
+    assert not list(place.work.glob("*.partial"))
+
+
+def test_two_builds_do_not_share_a_work_folder(place: Place) -> None:
+    def second(_: Job) -> None:
+        place.build()
+
+    with pytest.raises(UsageError, match="another build is at work in"):
+        place.build(stages=Stages({"export": second}))
+
+
+def test_a_folder_with_other_files_is_no_work_folder(place: Place) -> None:
+    with pytest.raises(UsageError, match="holds other files"):
+        place.build(work=place.checkpoint)
+    assert (place.checkpoint / "config.json").exists()
+
+
+# --- what fails ---
+
+
+def failing(error: Exception) -> Callable[[Job], None]:
+    def fail(_: Job) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("stage", ALL)
+def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
+    place: Place, stage: str
+) -> None:
+    with pytest.raises(StageFailedError) as caught:
+        place.build(stages=Stages({stage: failing(StageFailedError("it is too hot"))}))
+    log = place.work / f"{stage}.log"
+    assert str(caught.value) == f"stage '{stage}': it is too hot; its log is {log}"
+    assert log.read_text() == f"noise of {stage}\n"
+    assert caught.value.exit_code == 3
+    assert [report.name for report in caught.value.result.stages] == ALL[: ALL.index(stage)]
+    assert not place.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("no"), 2),
+        (OutputError("the disk is full"), 5),
+        (OSError(errno.ENOSPC, "No space left"), 5),
+    ],
+)
+def test_a_failure_keeps_the_exit_code_of_its_kind(place: Place, error: Exception, code: int) -> None:
+    with pytest.raises((UsageError, OutputError)) as caught:
+        place.build(stages=Stages({"export": failing(error)}))
+    assert caught.value.exit_code == code
+    assert str(caught.value).startswith("stage 'export': ")
+
+
+BAD_BUNDLES = {
+    "its sections are": bundle([model_part("prefill_decode", to_bytes(parse(COMPILED)))]),
+    "its data is not what it was": bundle_of(COMPILED).replace(b"words", b"wards"),
+    "the NPU does not take 1 of its operators, BATCH_MATMUL": bundle_of(QUANTIZED),
+    "signatures of its prefill_decode model": bundle_of(COMPILED.replace("logits=", "logit=")),
+    "cut into 2 calls": bundle_of(
+        COMPILED.replace(
+            "  return",
+            "  %z: int16[1,1,4,16] q(0.1, 0) = CUSTOM 'DISPATCH_OP' (%y)\n  return",
+        ).replace("(logits=%y)", "(logits=%z)").replace("return %y", "return %z")
+    ),
+    "holds 2 subgraphs": bundle_of(COMPILED + "subgraph left (%a: float32[1]) {\n  return %a\n}\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", BAD_BUNDLES)
+def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(place: Place, told: str) -> None:
+    def spoil(job: Job) -> None:
+        job.model.write_bytes(BAD_BUNDLES[told])
+
+    with pytest.raises(BuildCheckError, match=told) as caught:
+        place.build(stages=Stages({"compile": spoil}))
+    assert caught.value.exit_code == 1
+    assert not place.output.exists()
+
+
+# --- bad input, before anything runs ---
+
+
+def remove(name: str) -> Callable[[Place], dict[str, Any]]:
+    def go(place: Place) -> dict[str, Any]:
+        (place.checkpoint / name).unlink()
+        return {}
+
+    return go
+
+
+def prompts(text: str) -> Callable[[Place], dict[str, Any]]:
+    def go(place: Place) -> dict[str, Any]:
+        place.prompts.write_text(text)
+        return {}
+
+    return go
+
+
+def source(content: bytes) -> Callable[[Place], dict[str, Any]]:
+    def go(place: Place) -> dict[str, Any]:
+        (place.folder / "in.litertlm").write_bytes(content)
+        return {"source": place.folder / "in.litertlm"}
+
+    return go
+
+
+def config(text: str) -> Callable[[Place], dict[str, Any]]:
+    def go(place: Place) -> dict[str, Any]:
+        (place.folder / "config.json").write_text(text)
+        return {"config": place.folder / "config.json"}
+
+    return go
+
+
+AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
+BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "is no Hugging Face checkpoint: it has no config.json": remove("config.json"),
+    "has no tokenizer": remove("tokenizer.json"),
+    "has no weights": remove("model.safetensors"),
+    "names no model_type": lambda place: _written(place.checkpoint / "config.json"),
+    "config.json cannot be read": lambda place: {"none": (place.checkpoint / "config.json").write_text("{")},
+    "does not exist: give a Hugging Face folder": lambda place: {"source": place.folder / "nowhere"},
+    "is neither a Hugging Face folder nor a .litertlm bundle": lambda _: {"source": DEMO},
+    "is compiled for an NPU already": source(bundle_of(COMPILED)),
+    "is not exported for an NPU": source(bundle_of(FLOAT.replace("kv_cache_k_0=", "k="))),
+    "has no prefill_decode model, its models are: aux": source(bundle([AUXILIARY, TOKENIZER])),
+    "is empty: give some ten": prompts("\n\n"),
+    "line 2 is no JSON": prompts('"one"\ntwo\n'),
+    "line 1 is no prompt": prompts('{"question": "?"}\n'),
+    "prompts .* cannot be read: No such file": lambda place: {"prompts": place.folder / "none.jsonl"},
+    "is calibrated on text: give --prompts": lambda _: {"prompts": None},
+    "is quantized already: leave --prompts out": source(bundle_of(QUANTIZED)),
+    "has its lengths already": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
+    "chip 'SM8751' does not exist, did you mean 'SM8750'?": lambda _: {"soc": "SM8751"},
+    "chip 'nothing' does not exist, there are: ": lambda _: {"soc": "nothing"},
+    "the Hexagon compiler needs Qualcomm's QNN libraries": lambda _: {"sdk": None},
+    "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
+    "exists: pass --force": lambda place: {"none": place.output.write_text(""), "overwrite": False},
+    "configuration .* cannot be read": lambda place: {"config": place.folder / "none.json"},
+    "is no JSON object with settings": config("[]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: str) -> None:
+    options = BAD[sentence](place)
+    options.pop("none", None)
+    stages = Stages()
+    with pytest.raises((UsageError, ModelFormatError), match=sentence.replace("?", r"\?")):
+        place.build(stages=stages, **options)
+    assert stages.ran == []
+
+
+# --- other vendors ---
+
+
+@pytest.mark.parametrize(
+    ("chip", "vendor", "target", "sentence"),
+    [
+        ("mt6993", "mediatek", "mediatek", "MediaTek's compiler is missing: `pip install ai-edge-litert-sdk-mediatek`"),
+        ("tensor_g5", "google_tensor", "google-tensor", "litert-torch's pipeline has no compiler for Google Tensor"),
+    ],
+)  # fmt: skip
+def test_without_their_sdk_other_vendors_bundles_are_converted_and_kept(
+    place: Place, chip: str, vendor: str, target: str, sentence: str
+) -> None:
+    stages = Stages()
+    with pytest.raises(CompilerMissingError) as caught:
+        place.build(stages=stages, soc=chip, sdk=None)
+    assert stages.ran == ALL[:-1]
+    assert stages.jobs["configure"].options["vendor"] == vendor
+    assert stages.jobs["optimize"].options["target"] == target
+    kept = place.work / "optimize" / "model.litertlm"
+    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).endswith(f"what is converted until there, is {kept}")
+    assert caught.value.result.converted == str(kept)
+    assert kept.exists()
+
+
+def test_a_folder_with_mediateks_compiler_is_taken(place: Place) -> None:
+    (place.sdk / "lib").mkdir()
+    (place.sdk / "lib" / "libneuronusdk_adapter.mtk.so").write_bytes(b"")
+    stages, _ = place.build(soc="MT6993")
+    assert stages.ran == ALL
+    assert stages.jobs["compile"].libraries == str(place.sdk / "lib")
+    with pytest.raises(CompilerMissingError, match="give the folder of MediaTek's SDK"):
+        place.build(soc="MT6993", sdk=place.checkpoint)
+
+
+def test_chips_are_found_however_they_are_spelled() -> None:
+    assert [find_chip(name)[1] for name in ("sm8750", " MT6993 ", "TENSOR_G5")] == [
+        "SM8750",
+        "MT6993",
+        "Tensor_G5",
+    ]
+
+
+# --- sections ---
+
+
+def test_sections_that_a_stage_loses_are_put_back_where_they_were(tmp_path: Path) -> None:
+    vision = model_part("vision_encoder", to_bytes(parse(FLOAT)))
+    before = write(tmp_path / "before", FLOAT, (5, {}, b"meta"), vision)
+    after = tmp_path / "after"
+    after.write_bytes(bundle([model_part("prefill_decode", to_bytes(parse(QUANTIZED))), TOKENIZER]))
+    assert keep_sections(before, after) == ["metadata", "vision_encoder"]
+    assert after.read_bytes() == bundle_of(QUANTIZED, (5, {}, b"meta"), vision)
+    assert keep_sections(before, after) == []
+
+
+def test_a_bundle_that_is_as_it_has_to_be_has_no_faults(tmp_path: Path) -> None:
+    assert faults(write(tmp_path / "a", QUANTIZED), write(tmp_path / "b", COMPILED)) == []
+
+
+# --- the pipeline's own package ---
+
+
+def test_the_extra_holds_the_version_that_is_known_here() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"litert-torch=={pipeline.SUPPORTED}.*" in extras["build"]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, and its pipeline for NPUs, which is experimental, is"),
+        ({"torch": None}, "the build needs torch: pip install 'edge-opt"),
+    ],
+)  # fmt: skip
+def test_another_version_or_none_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str | None], sentence: str
+) -> None:
+    def version(name: str) -> str:
+        told = found.get(name, "0.10.0")
+        if told is None:
+            raise pipeline.PackageNotFoundError(name)
+        return told
+
+    monkeypatch.setattr(pipeline, "version", version)
+    monkeypatch.setattr(pipeline, "find_spec", lambda _: True)
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        pipeline.check_versions()
+
+
+# --- the command ---
+
+
+def test_the_command_says_one_line_a_stage_and_what_was_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(package.building, "Processes", Stages)
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
+    done = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
+    assert "5.00 MiB of memory" in lines[1]
+    assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
+    again = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64", "--force", "--json")
+    assert [stage["made_now"] for stage in again.json["stages"]] == [False] * len(ALL)
+    assert again.json["settings"]["export"] == {"cache_length": 64}
+    assert again.err == ""
+
+
+def test_an_error_of_the_command_is_one_sentence_and_says_what_was_done(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Stages):
+        def quantize(self, job: Job) -> dict[str, Any]:
+            raise StageFailedError("ValueError: a scale of zero")
+
+    monkeypatch.setattr(package.building, "Processes", Broken)
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
+    done = run(capsys, *words, "--prompts", place.prompts, "--json")
+    sentence = done.failed_in_one_sentence(3)
+    assert sentence.startswith("stage 'quantize': ValueError: a scale of zero; its log is ")
+    assert [stage["name"] for stage in done.json["stages"]] == ALL[:3]
+    assert done.json["error"]["type"] == "StageFailedError"
+
+
+@pytest.mark.parametrize("given", ["cache_length", "=3"])
+def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--set", given]
+    assert "is no setting, write key=value" in run(capsys, *words).failed_in_one_sentence(2)
+
+
+# --- a stage in a process of its own ---
+
+
+def child(place: Place, stage: str, monkeypatch: pytest.MonkeyPatch, code: str) -> Any:
+    """Carry out a stage that a module on the path puts in the place of the real one."""
+    (place.folder / "sitecustomize.py").write_text(
+        f"import time, os\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n    {code}\n"
+        f"pipeline.STAGES = {{**pipeline.STAGES, {stage!r}: stage}}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
+    scratch, made = place.folder / "scratch", place.folder / "made"
+    for folder in (scratch, made):
+        folder.mkdir()
+    steps: list[tuple[int, int]] = []
+    job = Job(stage, str(made), libraries=str(place.sdk))
+    done = Processes().carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
+    return done, steps
+
+
+def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "progress('x', 3, 7); held = bytearray(200 << 20); print(os.environ['LD_LIBRARY_PATH']); time.sleep(1.5); "
+        "return {'tmp': os.environ['TMPDIR']}"
+    )
+    done, steps = child(place, "export", monkeypatch, code)
+    assert (3, 7) in steps
+    assert done.peak_bytes > 200 << 20
+    assert done.told == {"tmp": str(place.folder / "scratch" / "tmp")}
+    assert str(place.sdk) in (place.folder / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "sentence"),
+    [
+        ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
+        ("raise OSError(28, 'No space left on device')", OutputError, "the disk is full"),
+        ("from edge_opt import UsageError; raise UsageError('no such setting')", UsageError, "no such setting"),
+        ("os.kill(os.getpid(), 9)", StageFailedError, "killed by SIGKILL, as the system does when memory runs out"),
+        ("os._exit(7)", StageFailedError, "exit status 7"),
+    ],
+)  # fmt: skip
+def test_however_a_stages_process_ends_there_is_a_cause(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        child(place, "export", monkeypatch, code)
+    assert str(caught.value) == sentence
+
+
+def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = place.folder / "pid"
+
+    def interrupt() -> None:
+        while not told.exists() or not told.read_text():
+            time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt, daemon=True)
+    waiting.start()
+    code = (
+        f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(told)!r}, 'w').write(str(p.pid)); "
+        f"time.sleep(600)"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        child(place, "export", monkeypatch, code)
+    assert _gone(int(told.read_text()))
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(100):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
