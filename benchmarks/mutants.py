@@ -1,16 +1,17 @@
 """Mutation testing of a sample: what share of small faults in a folder do the tests nearest to them find?
 
     pip install cosmic-ray pytest-cov -e '.[test]'
-    python benchmarks/mutants.py converter/passes converter/attention converter/proof converter/comparison --minutes 40
+    python benchmarks/mutants.py converter/proof --tests tests/test_proof_*.py --wider tests/test_convert.py
 
-Works on a copy. First the quick tests run once, with coverage by test. Then mutants of cosmic-ray are drawn uniformly,
-`--minutes` shared equally by the folders, and each meets the tests that reach its lines: the quickest first, until one
-fails. A mutant is killed where a test fails, or runs for ten times as long as it should. Annotations and decorators
-are left alone: nothing that runs depends on them.
+Works on a copy. First the quick tests run once, with coverage by test. Then `--count` mutants of cosmic-ray are drawn
+uniformly from each folder, and each meets the tests that reach its statement: the quickest first, until one fails. What
+survives them meets the files of `--wider` as a whole. A mutant is killed where a test fails, or runs for ten times as
+long as it should. Annotations and decorators are left alone: nothing that runs depends on them.
 """
 
 import argparse
 import ast
+import difflib
 import os
 import random
 import resource
@@ -24,18 +25,33 @@ import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import coverage
 import pytest
 from cosmic_ray.commands.init import _all_work_items
-from cosmic_ray.mutating import use_mutation
+from cosmic_ray.mutating import mutate_code, use_mutation
 from cosmic_ray.plugins import get_operator
 
 ROOT = Path(__file__).resolve().parent.parent
-_MOST_TESTS = 60
+_IN_CHILDREN = """
+import os
+if "PYTEST_CURRENT_TEST" in os.environ and "COVERAGE_PROCESS_START" in os.environ:
+    import coverage
+    coverage.process_startup()
+"""
+_OF_CHILDREN = """
+[run]
+parallel = true
+source_pkgs = edge_opt
+data_file = {}/.children
+context = ${{PYTEST_CURRENT_TEST}}
+"""
+_SAME = ("_Eq_Is", "_Is_Eq", "_NotEq_IsNot", "_IsNot_NotEq")  # of small numbers and None
 _LEAST_SECONDS = 20
+_WIDER_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -48,14 +64,30 @@ class Mutant:
     lines: range
 
     def __str__(self) -> str:
-        return f"{self.path.name}:{self.lines.start} {self.operator.removeprefix('core/')}"
+        differences = difflib.ndiff(*map(str.splitlines, self._before_and_after()))
+        said = "".join(f"\n    {line}" for line in differences if line[0] in "+-")
+        return f"{self.path.name}:{self.lines.start} {self.operator.removeprefix('core/')}{said}"
+
+    def says_something(self) -> bool:
+        """Whether it compiles, and is more than `is` for `==` or a `/` for the `*` between parameters."""
+        before, after = self._before_and_after()
+        try:
+            ast.parse(after)
+        except SyntaxError:
+            return False
+        return not self.operator.endswith(_SAME) and after.count("/, ") == before.count("/, ")
+
+    def _before_and_after(self) -> tuple[str, str]:
+        code = self.path.read_text(encoding="utf-8")
+        return code, mutate_code(code, get_operator(self.operator)(), self.occurrence) or code
 
 
 class Bench:
     """A copy of the project, laid out as the wheel is, and which tests reach which lines of it."""
 
-    def __init__(self, folder: Path, tests: Iterable[str]) -> None:
+    def __init__(self, folder: Path, tests: Iterable[str], wider: Iterable[str]) -> None:
         self.folder = folder
+        self._wider = tuple(wider)
         for name in ("tests", "testdata", "docs", "examples", "converter", "schema", "cli", "pyproject.toml"):
             source = ROOT / name
             (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
@@ -63,6 +95,8 @@ class Bench:
         shutil.copytree(ROOT / "converter", self.package)
         for name in ("schema", "cli", "testdata"):
             shutil.copytree(ROOT / name, self.package / name)
+        (folder / "src" / "sitecustomize.py").write_text(_IN_CHILDREN, encoding="utf-8")
+        (folder / "children.cfg").write_text(_OF_CHILDREN.format(folder), encoding="utf-8")
         os.environ["PYTHONPATH"] = str(folder / "src")
         sys.path.insert(0, str(folder / "src"))
         os.chdir(folder)
@@ -76,9 +110,16 @@ class Bench:
             "--cov=edge_opt",
             "--cov-context=test",
         ]
-        subprocess.run([*command, "--cov-report=", "--junitxml=tests.xml", *tests], check=False)
+        command += ["--cov-report=", "--junitxml=tests.xml", *tests]
+        watched = {**os.environ, "COVERAGE_PROCESS_START": str(folder / "children.cfg")}
+        subprocess.run(command, check=False, env=watched)
         self._data = coverage.CoverageData(str(folder / ".coverage"))
         self._data.read()
+        for file in folder.glob(".children.*"):
+            of_child = coverage.CoverageData(str(file))
+            of_child.read()
+            self._data.update(of_child)
+        self._every = {context.rpartition("|")[0] for context in self._data.measured_contexts()} - {""}
         self._seconds = {
             f"{case.get('classname')}.{case.get('name')}": float(case.get("time") or 0)
             for case in ET.parse(folder / "tests.xml").iter("testcase")  # noqa: S314 - our own
@@ -86,19 +127,22 @@ class Bench:
         }
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that reach its lines, the quickest first.
+        """The tests that reach its statement, the quickest first.
 
-        Of what runs at import, those that reach the module; of what no test reaches in its own process, those in files
-        with the module's name, which start others.
+        Of what runs at import, those that reach the module. Of what runs in another process, all of a file that started
+        such a one: which of its tests made it do so is not known.
         """
         contexts = self._data.contexts_by_lineno(str(mutant.path))
         imported = any("" in contexts.get(line, ()) for line in mutant.lines)
         lines = contexts if imported else mutant.lines
-        found = {context.rpartition("|")[0] for line in lines for context in contexts.get(line, ())} - {""}
-        if not found:
-            every = {context.rpartition("|")[0] for context in self._data.measured_contexts()}
-            found = {test for test in every if mutant.path.stem in test.partition("::")[0]}
-        known = [(self._seconds[key], test) for test in found if (key := _key(test)) in self._seconds]
+        found = {context for line in lines for context in contexts.get(line, ())}
+        files = {context.partition("::")[0] for context in found if context.endswith(")")}
+        named = {context.rpartition("|")[0] for context in found}
+        known = [
+            (self._seconds[key], test)
+            for test in self._every
+            if (key := _key(test)) in self._seconds and (test in named or test.partition("::")[0] in files)
+        ]
         return [test for _, test in sorted(known)]
 
     def seconds(self, tests: Iterable[str]) -> float:
@@ -107,7 +151,7 @@ class Bench:
 
     def kills(self, mutant: Mutant) -> bool:
         """Whether one of its tests fails with the mutant in place."""
-        tests = self.tests_of(mutant)[:_MOST_TESTS]
+        tests = self.tests_of(mutant)
         quick = [test for at, test in enumerate(tests) if self.seconds(tests[: at + 1]) < 1] or tests[:1]
         _forget(mutant.path)
         try:
@@ -116,15 +160,14 @@ class Bench:
                     _fails(batch, _LEAST_SECONDS + 10 * self.seconds(batch))
                     for batch in (quick, [test for test in tests if test not in quick])
                     if batch
-                )
+                ) or any(_fails([file], _WIDER_SECONDS) for file in self._wider)
         finally:
             _forget(mutant.path)
 
     def check(self) -> None:
         """Tests that fail without a fault would find every one."""
         quick = sorted(self._seconds, key=lambda key: self._seconds[key])[:30]
-        reached = {context.rpartition("|")[0] for context in self._data.measured_contexts()}
-        assert not _fails([test for test in reached if _key(test) in quick], 300)
+        assert not _fails([test for test in self._every if _key(test) in quick], 300)
 
 
 def _forget(module: Path) -> None:
@@ -148,7 +191,10 @@ def _fails(tests: list[str], seconds: float) -> bool:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", *tests])) & 0xFF)
+        os._exit(
+            int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", "-m", "not slow", *tests]))
+            & 0xFF
+        )
     until = time.monotonic() + 10 * seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -164,13 +210,25 @@ def _fails(tests: list[str], seconds: float) -> bool:
 def mutants(folder: Path) -> Iterator[Mutant]:
     """Every mutant of the modules of a folder, outside annotations and decorators."""
     for path in sorted(folder.glob("*.py")):
-        inert = set(_inert(ast.parse(path.read_text(encoding="utf-8"))))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inert, statements = set(_inert(tree)), list(_statements(tree))
         for item in _all_work_items([path], {}):
             for spec in item.mutations:
                 if spec.operator_name == "core/RemoveDecorator" or spec.start_pos in inert:
                     continue
-                lines = range(spec.start_pos[0], spec.end_pos[0] + 1)
-                yield Mutant(path, spec.operator_name, spec.occurrence, lines)
+                own = range(spec.start_pos[0], spec.end_pos[0] + 1)
+                lines = [lines for lines in statements if own.start in lines]
+                yield Mutant(path, spec.operator_name, spec.occurrence, min(lines, key=len, default=own))
+
+
+def _statements(tree: ast.AST) -> Iterator[range]:
+    """The lines of each statement, of a compound one those before its body: coverage does not know them all."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            yield range(
+                node.lineno, max(body[0].lineno, node.lineno + 1) if body else (node.end_lineno or 0) + 1
+            )
 
 
 def _inert(tree: ast.AST) -> Iterator[tuple[int, int]]:
@@ -193,12 +251,13 @@ def main() -> None:
     """Print each survivor, and the share that was killed in each folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", help="e.g. converter/passes")
-    parser.add_argument("--minutes", type=float, default=40)
+    parser.add_argument("--count", type=int, default=100, help="mutants of each folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="*", default=["tests"], help="what to choose from")
+    parser.add_argument("--wider", nargs="*", default=[], help="files that what survives those meets as well")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edge-opt-mutants-") as scratch:
-        bench = Bench(Path(scratch), options.tests)
+        bench = Bench(Path(scratch), options.tests, options.wider)
         import ai_edge_litert.interpreter  # noqa: F401, PLC0415 - forks share what is loaded
         import hypothesis  # noqa: F401, PLC0415
 
@@ -207,11 +266,9 @@ def main() -> None:
         for folder in options.folders:
             drawn = list(mutants(bench.package / Path(folder).name))
             random.Random(options.seed).shuffle(drawn)  # noqa: S311 - no secret
-            until = time.monotonic() + 60 * options.minutes / len(options.folders)
-            for mutant in drawn:
-                if time.monotonic() > until:
-                    break
+            for mutant in islice(filter(Mutant.says_something, drawn), options.count):
                 results[folder].append(bench.kills(mutant))
+                print(f"\r{len(results[folder])}", end="", file=sys.stderr, flush=True)
                 if not results[folder][-1]:
                     reached = len(bench.tests_of(mutant))
                     print(f"{folder}: survived {mutant} ({reached} tests reach it)", flush=True)

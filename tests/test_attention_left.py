@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_runs import run, written
 
+from edge_opt.attention.front import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
@@ -162,3 +163,17 @@ def test_a_softmax_over_classes_is_no_attention(tmp_path: Path, capsys: pytest.C
     said = run(capsys, "convert", written(tmp_path, CLASSES), "--dry-run", "--require-all")
     assert said.code == 0
     assert "The model holds no attention" in said.out
+
+
+def test_the_products_of_one_softmax_are_not_those_of_another_behind_it() -> None:
+    text = (
+        PLAIN[: PLAIN.index("  %o:")]
+        + """
+  %c: float32[1,4,6,8] = CUMSUM(%p, int32(3))
+  %s: float32[1,4,6,8] = SOFTMAX(%c) {beta: 1.0}
+  return %s
+}"""
+    )
+    first, second = (op for op in parse(text).subgraphs[0].operators if op.name == "SOFTMAX")
+    assert between_products(first)
+    assert not between_products(second)

@@ -51,6 +51,25 @@ def attention(
     )
 
 
+BATCH = """
+subgraph main (%q: float32[4,6,5], %k: float32[4,8,5], %v: float32[4,8,5]) {
+  %l: float32[4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[4,6,8] = SOFTMAX(%l)
+  %o: float32[4,6,5] = BATCH_MATMUL(%p, %v)
+"""
+MOVED_BATCH = """
+subgraph main (%q: float32[4,6,5], %k: float32[4,8,5], %v: float32[4,8,5]) {
+  %qm: float32[1,4,6,5] = RESHAPE(%q, int32{1, 4, 6, 5})
+  %km: float32[1,4,8,5] = RESHAPE(%k, int32{1, 4, 8, 5})
+  %vm: float32[1,4,8,5] = RESHAPE(%v, int32{1, 4, 8, 5})
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%qm, %km) {adj_y: true}
+  %p: float32[1,4,6,8] = SOFTMAX(%l)
+  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %vm)
+  return %o
+}
+"""
+
+
 @dataclass(frozen=True)
 class Example:
     """A graph and why it is left; `settled` where nothing is to be done about it."""
@@ -245,6 +264,29 @@ EXAMPLES = (
             """
         ),
         "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
+    ),
+    _one(
+        f"{BATCH} %r: float32[6,5] = SUM(%o, int32{{0}}) return %r }}",
+        "heads are summed before they stand side by side, at SUM",
+        "an outermost axis that may be the batch, and is summed",
+        settled=False,
+    ),
+    _one(
+        f"{BATCH} %r: float32[4,6] = MEAN(%o, int32{{-1}}) return %r }}",
+        "already single-head",
+        "an outermost axis that may be the batch, and stays",
+    ),
+    _one(
+        MOVED_BATCH,
+        "heads never stand beside the head size (expected [.., N*5] or [.., N, 5], found [1, 4, 6, 5]), "
+        "at BATCH_MATMUL",
+        "a batch that was moved to where heads are",
+        settled=False,
+    ),
+    _one(
+        MOVED_BATCH.replace("return %o", "%n: float32[1,4,6,10] = CONCATENATION(%o, %o) {axis: 3} return %n"),
+        "already single-head",
+        "a batch that was moved to where heads are, beside others",
     ),
     Example(
         "a length that is known at run time only",

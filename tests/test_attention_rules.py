@@ -21,7 +21,7 @@ from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import Labelled
-from edge_opt.attention.rules import RULES
+from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor, to_bytes
 from edge_opt.ir.region import reads
 from edge_opt.ir.text import parse
@@ -221,23 +221,85 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
             result, made = for_one_head(operator, example, head, values, keep=keep)
             np.testing.assert_array_equal(result, part(whole, factored, head, keep=keep))
             assert example.left is None or not keep or len(made) == example.left
+            # What a rule says to cost nothing leaves a RESHAPE at most, and of a RESHAPE nothing.
+            free = () if operator.name in MOVEMENT else ("RESHAPE",)
+            of = Labelled(operator, factored, example.output)
+            assert RULES[operator.name].vanishes(of, keep=keep) == all(new.name in free for new in made)
 
 
 REFUSED = [
-    (E("x 2,3", "%y: float32[2,3] = SOFTMAX(%x) {beta: 1.0}", "2, 3@1"), "the heads lie on the axis of the softmax"),
-    (E("x 6,2", "%y: float32[4,3] = RESHAPE(%x, int32{4, 3})", "4@1, 3"), "the head axis is cut through the middle"),
-    (E("x 3; z 3", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0}", "3@1 2"), "the parts of a concatenation"),
-    (E("x 2; z 4", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0}", "3@1 2"), "the parts of a concatenation"),
-    (E("x 6", "%y: float32[4] = SLICE(%x, int32{1}, int32{4})", "4@1"), "a slice cuts through the heads"),
-    (E("x 6", "%y: float32[3], %z: float32[3] = SPLIT(int32(0), %x) {num_splits: 2}", "3@1"), "a split cuts through"),
-    (E("x 3", "%y: float32[6] = TILE(%x, int32{2})", "3@1 2"), "a repeat cuts through the heads"),
-    (E("x 3", "%y: float32[4] = PAD(%x, int32[1,2]{0, 1})", "4@1"), "the axis of the heads is padded"),
-    (E("x 3", "%y: float32[3] = GATHER(%x, int32{2, 1, 0})", "3@1"), "a GATHER does not repeat its operand"),
-    (E("x 3", "%y: float32[6] = GATHER(%x, int32{0, 1, 2, 0, 1, 2})", "2 3@1"), "a GATHER does not repeat"),
-    (E("x 3; i int32 3", "%y: float32[3] = GATHER(%x, %i)", "3@1"), "an operand that steers the operator"),
-    (E("x 2,3; c bool 2", "%y: float32[2,3] = SELECT(%c, %x, %x)", "2@1, 3"), "SELECT's condition must have"),
+    (E("x 2,3", "%y: float32[2,3] = SOFTMAX(%x) {beta: 1.0}", "2, 3@1"),
+     "the heads lie on the axis of the softmax (found [2, (3:head)]), at SOFTMAX"),
+    (E("x 6,2", "%y: float32[4,3] = RESHAPE(%x, int32{4, 3})", "4@1, 3"),
+     ("the head axis is cut through the middle (expected a shape that [(4:head), 3] refines, found [6, 2]), "
+      "at RESHAPE, tensor 'x'")),
+    (E("x 3; z 3", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0}", "3@1 2"),
+     "the parts of a concatenation are not the heads, at CONCATENATION"),
+    (E("x 2; z 4", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0}", "3@1 2"),
+     "the parts of a concatenation are not the heads, at CONCATENATION"),
+    (E("x 3; z 3", "%y: float32[6] = CONCATENATION(%x, %z) {axis: 0, fused_activation_function: 1}", "2@1 3"),
+     "the parts of a concatenation are not the heads, at CONCATENATION"),
+    (E("x 6", "%y: float32[4] = SLICE(%x, int32{1}, int32{4})", "4@1"),
+     "a slice cuts through the heads, at SLICE, tensor 'x'"),
+    (E("x 4", "%y: float32[4] = SLICE(%x, int32{1}, int32{4})", "4@1"),
+     "a slice reaches outside, at SLICE, tensor 'x'"),
+    (E("x 4", "%y: float32[2] = SLICE(%x, int32{-1}, int32{2})", "2@1"),
+     "a slice reaches outside, at SLICE, tensor 'x'"),
+    (E("x 6", "%y: float32[3], %z: float32[3] = SPLIT(int32(0), %x) {num_splits: 2}", "3@1"),
+     "a split cuts through the heads, at SPLIT, tensor 'x'"),
+    (E("x 3", "%y: float32[6] = TILE(%x, int32{2})", "3@1 2"),
+     "a repeat cuts through the heads, at TILE, tensor 'x'"),
+    (E("x 3", "%y: float32[4] = PAD(%x, int32[1,2]{0, 1})", "4@1"),
+     "the axis of the heads is padded, at PAD, tensor 'x'"),
+    (E("x 3", "%y: float32[4] = PAD(%x, int32[1,2]{1, 0})", "4@1"),
+     "the axis of the heads is padded, at PAD, tensor 'x'"),
+    (E("x 3", "%y: float32[3] = GATHER(%x, int32{2, 1, 0})", "3@1"),
+     "a GATHER does not repeat its operand for the heads, at GATHER, tensor 'x'"),
+    (E("x 3", "%y: float32[6] = GATHER(%x, int32{0, 1, 2, 0, 1, 2})", "2 3@1"),
+     "a GATHER does not repeat its operand for the heads, at GATHER, tensor 'x'"),
+    (E("x 3; i int32 3", "%y: float32[3] = GATHER(%x, %i)", "3@1"),
+     "an operand that steers the operator must be constant, at GATHER, tensor 'i'"),
+    (E("x 2,3; c bool 2", "%y: float32[2,3] = SELECT(%c, %x, %x)", "2@1, 3"),
+     "SELECT's condition must have the result's shape, at SELECT, tensor 'c'"),
+    (E("x 2,3; z 2,3", "%y: float32[2,2,3] = PACK(%x, %z) {values_count: 2, axis: 0}", "2@1 2, 2, 3"),
+     "the parts of a PACK are not the heads, at PACK"),
     (E("x 2,3", "%y: float32[3] = STRIDED_SLICE(%x, int32{0, 0}, int32{1, 3}, int32{1, 1}) {shrink_axis_mask: 1}",
-       "3@1"), "a slice must keep the rank"),
+       "3@1"), "a slice must keep the rank, at STRIDED_SLICE, tensor 'x'"),
+    (E("x 4", "%y: float32[2] = STRIDED_SLICE(%x, int32{0}, int32{4}, int32{2})", "2"),
+     "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE"),
+    (E("x 4", "%y: float32[2] = STRIDED_SLICE(%x, int32{0}, int32{2}, int32{1}) {offset: true}", "2"),
+     "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE"),
+    (E("x 4", "%y: float32[2] = STRIDED_SLICE(%x, int32{0}, int32{2}, int32{1}) {new_axis_mask: 1}", "2"),
+     "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE"),
+    (E("x 2,4; z 3,4", "%y: float32[2,4] = ADD(%x, %z)", "2@1, 4"),
+     "operands must broadcast (expected [2, 4], found [3, 4]), at ADD, tensor 'z'"),
+    (E("a 2,3,5; b 2,4,6", "%y: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "2@1, 3, 4"),
+     "inner sizes differ (expected 5), at BATCH_MATMUL, tensor 'b'"),
+    (E("a 5; b 5,4", "%y: float32[4] = BATCH_MATMUL(%a, %b)", "4"),
+     "BATCH_MATMUL needs matrices, at BATCH_MATMUL, tensor 'a'"),
+    (E("x 6,5; w 4,6", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "6, 4"),
+     "inner sizes differ (expected 5), at FULLY_CONNECTED, tensor 'w'"),
+    (E("x 6,5; w 1,5,5", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "6, 4"),
+     "inner sizes differ (expected 5), at FULLY_CONNECTED, tensor 'w'"),
+    (E("x 2,3,5; w 4,5", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "3@1 2, 4"),
+     "the head axis is cut through the middle, at FULLY_CONNECTED, tensor 'x'"),
+    (E("x 2; z 2", "%y: float32[4] = CONCATENATION(%x, %z) {axis: 1}", "4"),
+     "axis out of range (found 1), at CONCATENATION"),
+    (E("x 2", "%y: float32[3] = TILE(%x, int32{2})", "3"), "operands must broadcast, at TILE, tensor 'x'"),
+    (E("x 6", "%y: float32[4] = RESHAPE(%x, int32{4})", "4"),
+     "a reshape must keep the number of elements, at RESHAPE, tensor 'x'"),
+    (E("x 2,3", "%y: float32[2,2] = TRANSPOSE(%x, int32{0, 0})", "2, 2"),
+     "not a permutation (found [0, 0]), at TRANSPOSE, tensor 'const_2'"),
+    *((E(f"x {shape}; i int32 {places}", f"%y: {result} = {call}", label),
+       f"an operand that steers the operator must be constant, at {call.split('(')[0]}, tensor 'i'")
+      for shape, places, result, call, label in (
+          ("3", "1,2", "float32[4]", "PAD(%x, %i)", "4"),
+          ("6", "1", "float32[4]", "SLICE(%x, %i, int32{4})", "4"),
+          ("6", "1", "float32[3], %z: float32[3]", "SPLIT(%i, %x) {num_splits: 2}", "3"),
+          ("6", "1", "float32[3], %z: float32[3]", "SPLIT_V(%x, int32{3, 3}, %i) {num_splits: 2}", "3"),
+          ("2,3", "2", "float32[3,2]", "TRANSPOSE(%x, %i)", "3, 2"),
+          ("2,3", "1", "float32[2]", "SUM(%x, %i)", "2"),
+      )),
 ]  # fmt: skip
 
 
@@ -246,7 +308,7 @@ def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
     operands = RULES[operator.name].operands(Labelled(operator, example.factored()))
     assert isinstance(operands, Refusal)
-    assert str(operands).startswith(reason)
+    assert str(operands) == reason
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])

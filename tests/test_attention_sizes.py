@@ -3,6 +3,8 @@
 import pytest
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.attention.logits import logits_bytes
+from edge_opt.attention.tiles import row_tiles
 from edge_opt.ir.text import parse
 
 T, S, H = 3, 5, 4
@@ -38,6 +40,7 @@ def test_the_sizes_of_a_block_of_heads(lead: str, turned: bool) -> None:
     assert isinstance(match, Block)
     assert (match.heads, match.kv_heads, match.head_size) == (2, 2, H)
     assert (match.query_length, match.key_lengths) == (T, (S,))
+    assert logits_bytes(match) == 2 * T * S
 
 
 @pytest.mark.parametrize("lead", ["1", "1,1"])
@@ -47,3 +50,133 @@ def test_the_sizes_of_a_single_head(lead: str, turned: bool) -> None:
     (match,) = find_blocks(parse(text).subgraphs[0])
     assert isinstance(match, SingleHead)
     assert (match.query_length, match.key_lengths, match.head_size) == (T, (S,), H)
+    assert logits_bytes(match) == 2 * T * S
+
+
+def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_from() -> None:
+    text = f"""
+    subgraph main (%x: float32[1,{2 * H}], %k: float32[{S},{H}], %v: float32[{S},{H}]) {{
+      %q: float32[2,{H}] = RESHAPE(%x, int32{{2, {H}}})
+      %l: float32[2,{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[2,{S}] = SOFTMAX(%l) {{beta: 1.0}}
+      %o: float32[2,{H}] = BATCH_MATMUL(%p, %v)
+      return %o
+    }}"""
+    (match,) = find_blocks(parse(text).subgraphs[0])
+    assert isinstance(match, Block)
+    assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (2, 1, 1, (S,))
+
+
+def test_heads_of_a_result_that_is_flattened_to_one_axis() -> None:
+    merge = f"""%t: float32[1,{T},2,{H}] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
+      %r: float32[1,{T * 2 * H}] = RESHAPE(%t, int32{{1, {T * 2 * H}}})
+      return %r"""
+    (match,) = find_blocks(parse(attention("1,2", turned=False).replace("MERGE", merge)).subgraphs[0])
+    assert isinstance(match, Block)
+    assert (match.heads, match.query_length, match.key_lengths) == (2, T, (S,))
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        "TILE(%few, int32{1, 2, 1, 1})",
+        f"BROADCAST_TO(%few, int32{{1, 2, {S}, {H}}})",
+        "GATHER(%few, int32{0, 0}) {axis: 1}",
+        "CONCATENATION(%few, %few) {axis: 1}",
+    ],
+)
+def test_keys_and_values_that_are_repeated_for_the_heads_are_counted_before(repeat: str) -> None:
+    merge = f"{MERGES['1,2', False]}\n %r: float32[1,{T},{2 * H}] = RESHAPE(%t, int32{{1, {T}, {2 * H}}})\n return %r"
+    text = attention("1,2", turned=False).replace("MERGE", merge)
+    text = text.replace(f"%v: float32[1,2,{S},{H}])", f"%few: float32[1,1,{S},{H}])")
+    text = text.replace("      %l:", f"      %v: float32[1,2,{S},{H}] = {repeat}\n      %l:")
+    (match,) = find_blocks(parse(text).subgraphs[0])
+    assert isinstance(match, Block)
+    assert (match.heads, match.kv_heads) == (2, 1)
+
+
+@pytest.mark.parametrize("lead", ["1,1", "1,2"])
+@pytest.mark.parametrize(
+    "masked", ["ADD(%c, %mask)", "ADD(%mask, %c)", "SELECT_V2(%open, %c, float32(-100.0))"]
+)
+def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(lead: str, masked: str) -> None:
+    scores = f"float32[{lead},{T},{S}]"
+    merge = "return %o" if lead == "1,1" else MERGES["1,2", False] + "\n return %t"
+    text = attention(lead, turned=False).replace("MERGE", merge).replace("SOFTMAX(%l)", "SOFTMAX(%m)")
+    given, added = (
+        f"%{name}: {dtype}[1,1,{T},{S}]" for name, dtype in (("open", "bool"), ("mask", "float32"))
+    )
+    text = text.replace("%q:", f"%one: float32[1], {given}, {added}, %q:", 1)
+    steps = f"%s: {scores} = ADD(%one, %l)\n %c: {scores} = ADD(%s, %one)\n %m: {scores} = {masked}\n"
+    (match,) = find_blocks(parse(text.replace("      %p:", f"      {steps} %p:")).subgraphs[0])
+    assert isinstance(match, Block | SingleHead)
+    assert match.mask is not None
+    assert match.mask.name == ("open" if "SELECT" in masked else "mask")
+
+
+def test_heads_that_the_next_attention_reads_as_they_are_have_its_places() -> None:
+    text = f"""
+    subgraph main (%q: float32[1,2,{T},{H}], %k: float32[1,2,{S},{H}], %v: float32[1,2,{S},{H}]) {{
+      %l: float32[1,2,{T},{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[1,2,{T},{S}] = SOFTMAX(%l) {{beta: 1.0}}
+      %first: float32[1,2,{T},{H}] = BATCH_MATMUL(%p, %v)
+      %m: float32[1,2,{T},{S}] = BATCH_MATMUL(%first, %k) {{adj_y: true}}
+      %r: float32[1,2,{T},{S}] = SOFTMAX(%m) {{beta: 1.0}}
+      %o: float32[1,2,{T},{H}] = BATCH_MATMUL(%r, %v)
+      {MERGES["1,2", False]}
+      return %t
+    }}"""
+    found = list(find_blocks(parse(text).subgraphs[0]))
+    assert [match.output.name for match in found if isinstance(match, Block)] == ["first", "t"]
+    assert [match.heads for match in found if isinstance(match, Block)] == [2, 2]
+
+
+def segments(lead: str, tail: str) -> Block | SingleHead:
+    """An attention whose probabilities weigh the values in two parts, and `tail` what is done with the products."""
+    text = f"""
+    subgraph main (%q: float32[{lead},{T},{H}], %k: float32[{lead},10,{H}],
+                   %v1: float32[{lead},4,{H}], %v2: float32[{lead},6,{H}]) {{
+      %l: float32[{lead},{T},10] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[{lead},{T},10] = SOFTMAX(%l)
+      %p1: float32[{lead},{T},4], %p2: float32[{lead},{T},6] = SPLIT_V(%p, int32{{4, 6}}, int32(3)) {{num_splits: 2}}
+      %o1: float32[{lead},{T},{H}] = BATCH_MATMUL(%p1, %v1)
+      %o2: float32[{lead},{T},{H}] = BATCH_MATMUL(%p2, %v2)
+      {tail.replace("LEAD", lead)}
+    }}"""
+    (match,) = find_blocks(parse(text).subgraphs[0])
+    assert isinstance(match, Block | SingleHead)
+    return match
+
+
+SUMMED = f"%s: float32[LEAD,{T},{H}] = ADD(%o1, %o2) return %s"
+APART = "return %o1, %o2"
+TURNED_AND_SUMMED = f"""%t1: float32[LEAD,{H},{T}] = TRANSPOSE(%o1, int32{{0, 1, 3, 2}})
+      %t2: float32[LEAD,{H},{T}] = TRANSPOSE(%o2, int32{{0, 1, 3, 2}})
+      %s: float32[LEAD,{H},{T}] = ADD(%t1, %t2) return %s"""
+
+
+@pytest.mark.parametrize(("lead", "tail"), [("1,1", SUMMED), ("1,2", SUMMED), ("1,2", TURNED_AND_SUMMED)])
+def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None:
+    match = segments(lead, tail)
+    heads = 2 if lead == "1,2" else 1
+    tiled = row_tiles(match, T)
+    assert isinstance(tiled, Block)
+    assert (tiled.heads, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
+    assert (tiled.output.name, tiled.others, tiled.heads_are_rows) == ("s", (), False)
+
+
+@pytest.mark.parametrize(
+    ("lead", "tail", "count", "reason"),
+    [
+        ("1,2", APART, T, "the probabilities weigh several values that are never summed, at SOFTMAX"),
+        ("1,1", SUMMED, 2, "no axis of the result is the queries' sequence, at SOFTMAX, tensor 's'"),
+        (
+            "1,1",
+            TURNED_AND_SUMMED,
+            T,
+            "the rows of the value product are not its sequence, at SOFTMAX, tensor 's'",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_into_rows_says_why(lead: str, tail: str, count: int, reason: str) -> None:
+    assert str(row_tiles(segments(lead, tail), count)) == reason

@@ -115,6 +115,28 @@ def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(
     assert kinds(model)["MUL"] == (1 if returned else 4)
 
 
+TWO_AXES_OF_HEADS = """
+subgraph main (%q: float32[1,6,4,5], %k: float32[1,2,1,8,5], %v: float32[1,2,1,8,5]) {
+  %n: float32[1,6,2,2,5] = RESHAPE(%q, int32{1, 6, 2, 2, 5})
+  %t: float32[1,2,2,5,6] = TRANSPOSE(%n, int32{0, 2, 3, 4, 1})
+  %l: float32[1,2,2,6,8] = BATCH_MATMUL(%t, %k) {adj_x: true, adj_y: true}
+  %p: float32[1,2,2,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,2,2,6,5] = BATCH_MATMUL(%p, %v)
+  %u: float32[1,6,2,2,5] = TRANSPOSE(%o, int32{0, 3, 1, 2, 4})
+  %r: float32[1,6,20] = RESHAPE(%u, int32{1, 6, 20})
+  return %r
+}
+"""
+
+
+def test_heads_on_two_axes_are_cut_one_axis_after_the_other_where_moving_each_head_saves_nothing() -> None:
+    model = parse(TWO_AXES_OF_HEADS)
+    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
+    turned = [op for op in model.subgraphs[0].operators if op.name == "TRANSPOSE" and op.output.name == "t"]
+    assert len(turned) == 1
+    assert [split.name for split in turned[0].output.consumers] == ["SPLIT"]
+
+
 def test_heads_that_others_read_end_the_block_and_nothing_is_computed_twice() -> None:
     model = parse(SCALED.format(also="", returned=", %o"))
     assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]

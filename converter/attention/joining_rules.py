@@ -41,14 +41,9 @@ class Concatenation(Rule):
             own = cut[1] or fx.repeated(of.factored[axis])
             return dict.fromkeys(range(len(of.operator.inputs)), _replaced(of.factored, axis, own))
         return {
-            index: _replaced(of.factored, axis, self._part(of, index, axis))
+            index: _replaced(of.factored, axis, fx.plain((of.input(index).shape[axis],))[0])
             for index in range(len(of.operator.inputs))
         }
-
-    @staticmethod
-    def _part(of: Labelled, index: int, axis: int) -> Axis:
-        size = of.input(index).shape[axis]
-        return of.factored[axis] if size == of.tensor.shape[axis] else fx.plain((size,))[0]
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[Axis, Axis] | None:

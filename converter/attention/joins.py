@@ -38,7 +38,7 @@ def labelled_runs(factored: Factored) -> list[Run]:
     """The labelled factors in row-major order, those side by side together."""
     runs: list[Run] = []
     front, beside = 1, False
-    for factor in (factor for axis in factored for factor in axis if factor.size > 1):
+    for factor in fx.merge_neighbours(factor for axis in factored for factor in axis):
         if not factor.stride:
             front *= factor.size
         elif beside:

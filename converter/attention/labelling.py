@@ -105,19 +105,19 @@ class Labelling:
         """Factors of the value products' results, those that can be reached; nothing is kept of the walk."""
         found: dict[Operator, Factored] = {}
         seen: set[tuple[int, Factored]] = set()
-        pending = [(tensor, factored, 0)]
+        pending = [(tensor, factored)]
         while pending:
-            current, labelled, depth = pending.pop()
+            current, labelled = pending.pop()
             operator = current.producer
-            if operator is None or depth > DEEPEST or (id(current), labelled) in seen:
+            if operator is None or (id(current), labelled) in seen:
                 continue
             seen.add((id(current), labelled))
             if operator in self._values:
                 found[operator] = labelled
                 continue
             operands = self._operands.of(current, labelled)
-            if isinstance(operands, dict):
-                pending.extend((operator.input(i), own, depth + 1) for i, own in operands.items())
+            if isinstance(operands, dict) and fx.piece_count(labelled) > 1:
+                pending.extend((operator.input(i), own) for i, own in operands.items())
         return found
 
     def core(self, tensor: Tensor, factored: Factored) -> bool:
@@ -158,7 +158,7 @@ class Labelling:
             if operator in self._values:
                 self.products[operator] = factored
                 side = self._values[operator]
-                return self._core(operator.input(side), operands[side], depth + 1, behind_values=False)
+                return self._core(operator.input(side), operands[side], depth, behind_values=False)
             if not behind_values and fx.piece_count(factored) > 1:
                 self.logits[operator] = factored
                 return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.labelling import DEEPEST, output_index
+from edge_opt.attention.labelling import output_index
 
 if TYPE_CHECKING:
     from edge_opt.attention.factors import Factored
@@ -33,9 +33,9 @@ class _Reach:
         self._replaced = replaced
         self._labels: dict[int, Factored | None] = {}
 
-    def edges(self, block: Block) -> list[tuple[Tensor, int]]:
-        """What the core reads of heads from outside, each at depth 0."""
-        found: list[tuple[Tensor, int]] = []
+    def edges(self, block: Block) -> list[Tensor]:
+        """What the core reads of heads from outside."""
+        found: list[Tensor] = []
         seen: set[tuple[int, Factored]] = set()
         pending = [(block.output, block.factored)]
         while pending:
@@ -45,19 +45,18 @@ class _Reach:
             seen.add((id(tensor), factored))
             if tensor.producer not in block.core:
                 self._demand(tensor, factored)
-                found.append((tensor, 0))
+                found.append(tensor)
                 continue
             operands = self._operands.of(tensor, factored)
             assert isinstance(operands, dict)
             pending.extend((tensor.producer.input(index), own) for index, own in operands.items())
         return found
 
-    def climb(self, pending: list[tuple[Tensor, int]]) -> None:
+    def climb(self, pending: list[Tensor]) -> None:
         """Take in whatever makes one of these tensors and can be done per head, and then what that reads."""
         while pending:
-            tensor, depth = pending.pop()
-            operator = tensor.producer
-            if operator is None or operator in self._replaced or depth == DEEPEST:
+            operator = pending.pop().producer
+            if operator is None or operator in self._replaced:
                 continue
             read = self._read_per_head(operator)
             if read is None:
@@ -67,7 +66,7 @@ class _Reach:
             for source, own in read:
                 self._demand(source, own)
             # A tensor that is read several times gets its turn with the last of its readers.
-            pending.extend((source, depth + 1) for source, _ in read)
+            pending.extend(source for source, _ in read)
 
     def _demand(self, tensor: Tensor, factored: Factored) -> None:
         own = fx.canonical(factored)

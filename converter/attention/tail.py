@@ -62,14 +62,8 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
 
 
 def _takes_one(operator: Operator) -> bool:
-    """True where only one element of something larger is read, as pieces do that wait for each other."""
-    data = data_input(operator)
-    return (
-        operator.name in CUTTING
-        and operator.outputs[0].elements == 1
-        and data is not None
-        and data.elements > 1
-    )
+    """True where only one element is read, as pieces do that wait for each other."""
+    return operator.name in CUTTING and operator.outputs[0].elements == 1
 
 
 class Tail:

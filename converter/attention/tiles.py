@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:
-    """The attention as `count` times as many blocks of query rows, which are as independent of each other as heads are.
+    """The attention as `count` (two or more) times as many blocks of query rows, as independent of each other as heads.
 
     `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
     Piece p is head p % N of tile p // N: the outer digit is the tile, so a tile's heads are made one after the other
@@ -84,7 +84,7 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
     labelling = Labelling(sides, block.operands)
     if not labelling.core(block.output, factored) or not labelling.logits:
         return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", block.softmax)
-    for product, labelled in labelling.products.items() if count > 1 else ():
+    for product, labelled in labelling.products.items():
         rows = labelled[-2 if sides[product] == 0 else -1]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return Refusal("what is cut are no rows of the value product", product)
@@ -99,6 +99,6 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
         query_length=block.query_length // count,
         logits=dict(labelling.logits),
         core=frozenset(labelling.core_operators),
-        heads_are_rows=block.heads_are_rows if count == 1 else False,
+        heads_are_rows=False,
         tiles=count,
     )
