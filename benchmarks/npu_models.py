@@ -4,9 +4,10 @@
 
 Each becomes FOLDER/NAME.tflite: exported, calibrated and quantized (int16 activations, int8 weights, everything
 integer) as `litert_torch.generative.export_hf.experimental.npu_export` does it for a phone; the model that holds
-prefill and decode. What is there already stays, so a run that was stopped goes on; each model is made in a process of
-its own, in a folder beside it that is removed when it is done. The vocabulary is small: its share is the same before
-and after. Needs the extras `torch`, `quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
+prefill and decode. NAME.float32 is the same model as it is before the pipeline quantizes anything. What is there
+already stays, so a run that was stopped goes on; each model is made in a process of its own, in a folder beside it that
+is removed when it is done. The vocabulary is small: its share is the same before and after. Needs the extras `torch`,
+`quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from edge_opt.conversion.container import open_container
+from edge_opt.ir import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +75,9 @@ SHAPES = {
     "1b_512_4096": Shape(GEMMA3_1B, 6, 512, 4096),
     "4b_1024_4096": Shape(GEMMA3_4B, 6, 1024, 4096),
     "270m_128_1280": Shape(GEMMA3_270M, 18, 128, 1280),
+    "1b_26l_1024_4096": Shape(GEMMA3_1B, 26, 1024, 4096),
 }
+FLOAT = ".float32"
 
 
 def lib(name: str) -> Any:
@@ -114,12 +120,11 @@ def prompts(folder: Path) -> None:
 
 
 def make(name: str, folder: Path) -> None:
-    """Run every stage that has no result yet, then move the quantized model to its place."""
+    """Run every stage that has no result yet, then move the model to its place."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    shape, scratch = SHAPES[name], folder / f"{name}.making"
+    shape, scratch = SHAPES[name.removesuffix(FLOAT)], folder / f"{name}.making"
     scratch.mkdir(parents=True, exist_ok=True)
-    source, exported, ranges = scratch / "checkpoint", scratch / "exported", scratch / "calibrated"
-    quantized = scratch / "quantized.litertlm"
+    source, exported = scratch / "checkpoint", scratch / "exported"
     stage(source, lambda to: checkpoint(shape, to))
     pipeline = "litert_torch.generative.export_hf.experimental.npu_export"
     stages, config = (
@@ -133,13 +138,23 @@ def make(name: str, folder: Path) -> None:
             max_calibration_decode_steps=CALIBRATION_STEPS,
         ),
     )
-    bundle = str(exported / "model.litertlm")
-    stage(exported, lambda to: stages.npu_export(config, str(to)))
+    bundle, made = str(exported / "model.litertlm"), folder / f"{name}.tflite"
+    if name.endswith(FLOAT):
+        stage(exported, lambda to: stages.npu_export(config, str(to), quantization_recipe="none"))
+        save(open_container(bundle).parts[0].model, made)
+    else:
+        stage(exported, lambda to: stages.npu_export(config, str(to)))
+        calibrate_and_quantize(stages, config, bundle, scratch).replace(made)
+    shutil.rmtree(scratch)
+
+
+def calibrate_and_quantize(stages: Any, config: Any, bundle: str, scratch: Path) -> Path:
+    """The quantized model that holds prefill and decode."""
     prompts(scratch / "prompts")
+    ranges, quantized = scratch / "calibrated", scratch / "quantized.litertlm"
     stage(ranges, lambda to: stages.npu_calibrate(config, bundle, str(scratch / "prompts"), str(to)))
     stages.npu_quantize(config, bundle, str(quantized), str(ranges))
-    Path(f"{quantized}.intermediate.tflite").replace(folder / f"{name}.tflite")
-    shutil.rmtree(scratch)
+    return Path(f"{quantized}.intermediate.tflite")
 
 
 def stage(result: Path, run: Callable[[Path], None]) -> None:
@@ -166,7 +181,7 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{name:15} {shape}" for name, shape in SHAPES.items()))
         return 0
-    unknown = sorted(set(options.names) - set(SHAPES))
+    unknown = sorted({name.removesuffix(FLOAT) for name in options.names} - set(SHAPES))
     if options.folder is None or unknown:
         parser.error(f"no such model: {', '.join(unknown)}" if unknown else "name the folder to write to")
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from edge_opt.ir.text import parse
 from edge_opt.passes import Demand, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.proof import examination
+from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.table import new_table
@@ -69,8 +71,8 @@ def test_a_small_region_is_run_in_full_on_both_kernel_sets(prover: RegionProver)
 def test_of_large_regions_of_one_structure_the_first_is_run_in_full() -> None:
     first, second = layers("int16")[1]
     with RegionProver() as prover:
-        assert extent(prover.prove(first, Demand())) == [("xnnpack", 0), ("reference", 10)]
-        assert extent(prover.prove(second, Demand())) == [("xnnpack", 10), ("reference", 10)]
+        assert extent(prover.prove(first, Demand())) == [("xnnpack", 0), ("reference", 6)]
+        assert extent(prover.prove(second, Demand())) == [("xnnpack", 6)]
         assert prover.prove(first, Demand()).repeated
     with RegionProver(exhaustive=True) as prover:
         for rewrite in (first, second):
@@ -127,7 +129,7 @@ def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
 @pytest.fixture
 def eager(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is expected is begun whatever the size."""
-    monkeypatch.setattr("edge_opt.proof.regions._AHEAD", 0)
+    monkeypatch.setattr("edge_opt.proof.regions._LARGE", 0)
 
 
 def told(reports: list[SiteReport]) -> list[dict[str, Any]]:
@@ -169,7 +171,7 @@ def test_what_was_expected_and_not_asked_for_proves_nothing_of_others() -> None:
     with RegionProver(workers=3) as prover:
         prover.expect(iter([(first, Demand()), (second, Demand())]))
         prover.prove(other, Demand())
-        assert extent(prover.prove(second, Demand())) == [("xnnpack", 0), ("reference", 10)]
+        assert extent(prover.prove(second, Demand())) == [("xnnpack", 0), ("reference", 6)]
 
 
 @pytest.mark.usefixtures("eager")
@@ -179,6 +181,38 @@ def test_a_proof_that_was_begun_because_of_one_that_fails_is_made_in_full() -> N
         prover.expect(iter([(wrong[1], Demand())]))
         proofs = [prover.prove(each, Demand()) for each in wrong]
     assert [proof.holds for proof in proofs] == [False, False]
+
+
+def test_small_regions_share_a_worker_and_large_ones_do_not() -> None:
+    met = threading.Barrier(2, timeout=30)
+
+    def both(pool: WorkerPool, *, alone: bool) -> int:
+        """How many workers two things have that run at the same time."""
+
+        def do(worker: Worker) -> int:
+            met.wait()
+            return id(worker)
+
+        return len({future.result() for future in [pool.submit(do, alone=alone) for _ in range(2)]})
+
+    pool = WorkerPool(2)
+    try:
+        pool.start()
+        assert both(pool, alone=False) == 1
+        assert both(pool, alone=True) == 2
+    finally:
+        pool.close()
+
+
+def test_the_next_small_region_is_begun_while_one_is_proved() -> None:
+    first, second = layers("int16")[1]
+    with RegionProver(workers=2) as prover:
+        prover.expect(iter([(second, Demand())]))
+        prover.prove(first, Demand())
+        (begun,) = prover._begun.values()
+        assert begun.proof.result() == prover.prove(second, Demand())
+        assert not prover._begun
+        assert [worker.pid is not None for worker in prover._pool.workers] == [True, False]
 
 
 def test_closing_ends_what_still_runs() -> None:

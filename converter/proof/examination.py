@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
@@ -172,10 +171,8 @@ class Examiner:
         part = sample(run.region.before, run.region.after, self._settings.seed)
         if part is None:
             return self._where_possible(run, _KERNELS)
-        on_rows = self._where_possible(run.on(part), _KERNELS)
-        if not on_rows.holds:
-            return on_rows
-        if self._covered:
+        on_rows = self._on_rows(run.on(part))
+        if not on_rows.holds or self._covered:
             return on_rows
         first = on_rows.ran[0].kernels
         in_full = self._ask(run, (cast("Kernels", first),))
@@ -187,6 +184,17 @@ class Examiner:
         done = {ran.kernels for ran in in_full.ran}
         rest = tuple(ran for ran in on_rows.ran if ran.kernels not in done)
         return replace(all_of([on_rows, in_full]), ran=(*in_full.ran, *rest))
+
+    def _on_rows(self, run: _Run) -> Proof:
+        """Where the structure is proved on both kernel sets, one of them is enough, if it gives the same bits."""
+        if self._covered:
+            try:
+                proof = self._ask(run, _KERNELS[:1])
+            except RuntimeRefused:
+                proof = None
+            if proof is not None and proof.holds:
+                return proof
+        return self._where_possible(run, _KERNELS)
 
     def _where_possible(self, run: _Run, wanted: tuple[Kernels, ...]) -> Proof:
         """Some operators exist in one kernel set only; then that one has to do, and the proof says so."""
@@ -217,7 +225,6 @@ class Examiner:
         question = run.question
         operations = run.region.cost * len(kernels)
         limit = self._settings.limit(kernels, operations)
-        started = time.monotonic()
         try:
             outcome = self._worker.prove(
                 question.before,
@@ -240,7 +247,7 @@ class Examiner:
                 "run of a region longer, --verify none proves nothing"
             ) from error
         if operations > _MEASURED:
-            self._settings.speeds[kernels] = operations / (time.monotonic() - started)
+            self._settings.speeds[kernels] = operations / outcome.seconds
         return judge(
             outcome,
             question.demand,

@@ -4,9 +4,10 @@ Works on inputs and outputs by position, because a rewrite may rename tensors. N
 that fails is a value.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,13 +17,16 @@ from edge_opt.proof import metrics, plain
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, generate, plan
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.telling import Telling
-from edge_opt.proof.tensors import Kernels, SignatureInfo
+from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
 Array = NDArray[Any]
 Box = tuple[NDArray[np.int64] | None, ...]
 """Which indices along each axis, ascending; None where all."""
 
 _Maker = Callable[[], dict[str, Array]]
+_KEPT = (
+    8 << 20
+)  # bytes of inputs that are held in memory instead of made again for each version and kernel set
 Runner = Callable[[bytes, Kernels, list[_Maker]], Iterable[dict[str, Array]]]
 
 
@@ -46,15 +50,14 @@ class Outcome:
     """What came of running both versions of a region.
 
     `mismatch` says why the two could not be compared at all (numbers, shapes, dtypes or quantization of inputs or
-    outputs differ); then `outputs` is empty. `spread` compares, on the first version alone, the first kernel set with
-    the second (None if only one was asked for): what the kernels themselves disagree by. `untold` says why
-    what came out would be the same for many a wrong version; it is empty where there is no such reason.
+    outputs differ); then `outputs` is empty. `untold` says why what came out would be
+    the same for many a wrong version; it is empty where there is no such reason. `seconds` is how long all of it took.
     """
 
     outputs: Mapping[str, tuple[OutputProof, ...]]
-    spread: tuple[Difference, ...] | None = None
     mismatch: str | None = None
     untold: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def bitwise(self) -> bool:
@@ -149,26 +152,21 @@ def prove(
     inputs, renamed = _makers((first, second), plans, request.cut)
     telling = Telling(request.parts, len(first.outputs))
     outputs: dict[str, tuple[OutputProof, ...]] = {}
-    originals: list[list[Array]] = []
-    spread: tuple[Difference, ...] | None = None
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
             # The runtime lets other threads work while it computes.
             started = beside.submit(run, after, kernels, renamed) if request.at_once else None
             reference = [list(values.values()) for values in run(before, kernels, inputs)]
-            if originals and spread is None:
-                spread = _spread(originals, reference, first)
-            if not originals:
+            if not outputs:
                 for values in reference:
                     telling.add(values)
-            originals = originals or reference
             results = started.result() if started else run(after, kernels, renamed)
             try:
                 rewritten = [list(values.values()) for values in results]
                 outputs[kernels] = _compare(reference, rewritten, first, plans, request)
             except _ShapesDifferError as error:
                 return Outcome({}, mismatch=str(error))
-    return Outcome(outputs, spread, untold=telling.reason())
+    return Outcome(outputs, untold=telling.reason())
 
 
 def to_plain(proof: Outcome) -> dict[str, Any]:
@@ -191,13 +189,7 @@ def from_plain(fields: Mapping[str, Any]) -> Outcome:
         )
         for kernels, proofs in fields["outputs"].items()
     }
-    spread = fields["spread"]
-    return Outcome(
-        outputs,
-        None if spread is None else tuple(plain.from_plain(Difference, each) for each in spread),
-        fields["mismatch"],
-        fields["untold"],
-    )
+    return Outcome(outputs, fields["mismatch"], fields["untold"])
 
 
 class _ShapesDifferError(Exception):
@@ -243,9 +235,9 @@ def _makers(
     plans: Sequence[Sequence[InputPlan]],
     cut: Cut | None,
 ) -> tuple[list[_Maker], list[_Maker]]:
-    """For each version, what makes its inputs run by run; parts of arrays are cut out once and kept."""
+    """For each version, what makes its inputs run by run. Few, and parts of arrays, are made once and kept."""
     names = [[info.name for info in signature.inputs] for signature in signatures]
-    if cut is None:
+    if cut is None and sum(map(_size, signatures[0].inputs)) > _KEPT:
         first, second = ([_maker(own, run) for run in plans] for own in names)
         return first, second
     kept: tuple[list[_Maker], list[_Maker]] = ([], [])
@@ -254,10 +246,14 @@ def _makers(
         for place, made in enumerate(run):
             whole = generate(made)
             for version, own in enumerate(parts):
-                own[names[version][place]] = take(whole, cut.boxes[version][place])
+                own[names[version][place]] = whole if cut is None else take(whole, cut.boxes[version][place])
         for listed, own in zip(kept, parts, strict=True):
             listed.append(own.copy)
     return kept
+
+
+def _size(info: TensorInfo) -> int:
+    return math.prod(info.shape) * np.dtype(info.dtype).itemsize
 
 
 def _maker(names: Sequence[str], plans: Sequence[InputPlan]) -> _Maker:
@@ -270,17 +266,6 @@ def take(array: Array, box: Box) -> Array:
         if indices is not None:
             array = np.take(array, indices, axis)
     return array
-
-
-def _spread(one: list[list[Array]], other: list[list[Array]], first: SignatureInfo) -> tuple[Difference, ...]:
-    found: list[Difference] = []
-    for run_one, run_other in zip(one, other, strict=True):
-        measured = [
-            metrics.measure(a, b, quantized_a=info, quantized_b=info)
-            for a, b, info in zip(run_one, run_other, first.outputs, strict=True)
-        ]
-        found = [metrics.merge(*pair) for pair in zip(found, measured, strict=True)] if found else measured
-    return tuple(found)
 
 
 def _compare(

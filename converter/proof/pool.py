@@ -1,4 +1,8 @@
-"""Several worker processes behind one door: what is submitted runs on the first that is free, in the order it came."""
+"""Several worker processes behind one door. What is submitted is begun in the order it came.
+
+What asks for a worker of its own gets one as long as there are; what does not shares those that are there, so that it
+can be prepared while another runs. A worker itself does one thing at a time.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ def free_cores() -> int:
 
 
 class WorkerPool:
-    """At most `count` workers; one is started when there is work for it and the others are busy."""
+    """At most `count` workers and as many things at a time; the first is started by `start`, or when there is work."""
 
     def __init__(self, count: int) -> None:
         self.count = max(count, 1)
         self.workers = [Worker() for _ in range(self.count)]
-        self._idle = self.workers[::-1]
+        self._users = dict.fromkeys(range(self.count), 0)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, "proof")
         self._submitted: list[Future[Any]] = []
@@ -37,9 +41,9 @@ class WorkerPool:
         """Start the first, so that loading the runtime overlaps with other work."""
         self.workers[0].start()
 
-    def submit(self, do: Callable[[Worker], Result]) -> Future[Result]:
-        """Have a worker do something."""
-        future = self._threads.submit(self._carry_out, do)
+    def submit(self, do: Callable[[Worker], Result], *, alone: bool = True) -> Future[Result]:
+        """Have a worker do something; not `alone`, none is started for it where one is there."""
+        future = self._threads.submit(self._carry_out, do, alone)
         self._submitted = [known for known in self._submitted if not known.done()] + [future]
         return future
 
@@ -54,11 +58,15 @@ class WorkerPool:
         for worker in self.workers:
             worker.close()
 
-    def _carry_out(self, do: Callable[[Worker], Result]) -> Result:
+    def _carry_out(self, do: Callable[[Worker], Result], alone: bool) -> Result:
         with self._lock:
-            worker = self._idle.pop()
+            there = [place for place, worker in enumerate(self.workers) if worker.pid is not None]
+            usable = range(self.count) if alone else there or [0]
+            # Of equally busy ones that which is there: a start takes time and memory.
+            chosen = min(usable, key=lambda place: (self._users[place], place not in there))
+            self._users[chosen] += 1
         try:
-            return do(worker)
+            return do(self.workers[chosen])
         finally:
             with self._lock:
-                self._idle.append(worker)
+                self._users[chosen] -= 1

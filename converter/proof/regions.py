@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge_opt.proof.runner import Worker
 
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
-_AHEAD = 1 << 30  # multiply-adds of a region while which it pays to begin others: a worker takes 40 MiB
+_LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
 
 _Structure = tuple[bytes, Demand]
 
@@ -46,8 +46,9 @@ class RegionProver:
     """Runs regions in child processes; regions that are equal but for names are proved once.
 
     A region of many multiply-adds is run in full, on XNNPACK's kernels, if it is the first of its structure (see
-    `structure`). The others of that structure are run on rows that reach every head and tile, and so are the reference
-    kernels: their arithmetic takes no part in what is cut where.
+    `structure`), and the reference kernels on rows that reach every head and tile: their arithmetic takes no part in
+    what is cut where. The others of that structure are run on such rows, on XNNPACK's kernels alone where these give
+    the same bits.
 
     Args:
         model: its name, for messages.
@@ -55,8 +56,8 @@ class RegionProver:
         time_limit: seconds for each run; by default a minute, and ten times what the multiply-adds take at the speed
             measured so far.
         exhaustive: run everything in full on both kernel sets.
-        workers: most processes at a time, by default one for each core; more than one only for large regions. The
-            answers do not depend on their number.
+        workers: most processes at a time, by default one for each core; more than one only for large regions. Small
+            ones share one, and are prepared while it runs another. The answers do not depend on their number.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class RegionProver:
         return len(self._known)
 
     def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
-        """What will probably be asked for next: begun while a large region takes its time and a worker is free."""
+        """What will probably be asked for next: begun while a region takes its time."""
         self._coming = coming
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
@@ -141,8 +142,7 @@ class RegionProver:
         if known is not None:
             return replace(known, repeated=True)
         begun = self._current = self._begun.pop(key, None) or self._begin(question, region)
-        if region.cost > _AHEAD:
-            self._begin_others(begun.proof)
+        self._begin_others(begun.proof)
         proof = begun.proof.result()
         kind = begun.structure
         if kind is not None and proof.holds:
@@ -157,8 +157,11 @@ class RegionProver:
         return proof
 
     def _begin_others(self, current: Future[Proof]) -> None:
-        """Begin what comes next, as long as workers are free and the current one is not done."""
-        while len(self._begun) < self._pool.count - 1 and not wait([current], timeout=0).done:
+        """Begin what comes next, as much as runs at a time, as long as the current one is not done."""
+        while not wait([current], timeout=0).done:
+            waiting = [begun for begun in self._begun.values() if not begun.proof.done()]
+            if len(waiting) >= max(self._pool.count - 1, 1):
+                return
             coming = next(self._coming, None)
             if coming is None:
                 return
@@ -181,7 +184,7 @@ class RegionProver:
         def examine(worker: Worker) -> Proof:
             return Examiner(worker, self._settings, covered=covered).examine(question, region)
 
-        return self._pool.submit(examine)
+        return self._pool.submit(examine, alone=region.cost > _LARGE)
 
 
 def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-_RANDOM_ROWS = 8
+_RANDOM_ROWS = 4
 _FEWEST = 32
 
 

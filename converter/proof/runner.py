@@ -9,9 +9,10 @@ import re
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -237,7 +238,7 @@ class Worker:
             header["shapes"] = cut.shapes
             arrays.update(_indices(cut))
         reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip(), seconds=seconds)
-        return pair.from_plain(reply["proof"])
+        return replace(pair.from_plain(reply["proof"]), seconds=reply["seconds"])
 
     def _run(
         self,
@@ -267,27 +268,34 @@ class Worker:
         `more` is the size of models that go out with this one, `seconds` a time limit of its own.
         """
         limit = self.time_limit if seconds is None else seconds
-        with self._lock, _Sent(model) as sent:
+        with _Sent(model) as sent:
             for content in (model, *(arrays[name].tobytes() for name in _REGION if name in arrays)):
                 if content != b"":
                     check_model(content)
             size = more + sent.size + sum(array.nbytes for array in arrays.values())
             memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
             full = {**header, **sent.header, "memory_limit": memory, "time_limit": limit}
-            process = self._started()
-            try:
-                process.wait_until_ready()
-                reply, results = process.exchange(full, {**sent.arrays, **arrays}, limit)
-            except BaseException as error:
-                self._process = None
-                # A child that closed its pipe is ending by itself: its own exit status says why.
-                ending = isinstance(error, EndedError) or isinstance(error.__cause__, EndedError)
-                process.kill(patience=2.0 if ending else 0.0)
-                _translate(error, process, where, limit)
+            with self._lock:
+                reply, results = self._exchange(full, {**sent.arrays, **arrays}, where, limit)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         self.peak_memory = max(self.peak_memory, reply["peak"])
         return reply, results
+
+    def _exchange(self, header: Header, arrays: Arrays, where: str, seconds: float) -> tuple[Header, Arrays]:
+        """The answer, with the `seconds` that it took; a child that gives none is ended."""
+        process = self._started()
+        try:
+            process.wait_until_ready()
+            started = time.monotonic()
+            reply, results = process.exchange(header, arrays, seconds)
+        except BaseException as error:
+            self._process = None
+            # A child that closed its pipe is ending by itself: its own exit status says why.
+            ending = isinstance(error, EndedError) or isinstance(error.__cause__, EndedError)
+            process.kill(patience=2.0 if ending else 0.0)
+            _translate(error, process, where, seconds)
+        return {**reply, "seconds": time.monotonic() - started}, results
 
     def _started(self) -> ChildProcess:
         if self._retired:
