@@ -100,13 +100,13 @@ def estimate(trial: Trial) -> TimeEstimate | None:
     return figures.time if whole and isinstance(figures, SpillFigures) else None
 
 
-def candidates(model: Model, signature: str, *, forms: bool) -> Iterator[Choice]:
+def candidates(model: Model, signature: str, target: Target, *, forms: bool) -> Iterator[Choice]:
     """As exported and ours, and with `forms` what `tune` would try."""
     yield EXPORTED
     yield OURS
     if forms:
         _, blocks = largest_attention(model, signature)
-        yield from (choice for choice in choices(blocks[0]) if choice.form is not None)
+        yield from (choice for choice in choices(blocks[0], target) if choice.form is not None)
 
 
 def measured(
@@ -121,7 +121,7 @@ def measured(
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         jobs = [
             job(str(alone), choice, target, options)
-            for choice in candidates(model, signature, forms=options.forms)
+            for choice in candidates(model, signature, target, forms=options.forms)
         ]
         yield Row(path.stem, signature, tuple(outcomes(digest, jobs, memory, running)))
         alone.unlink()

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_runs import DEMO, QUANTIZED, run
+from fault_graphs import Size, attention
 from pretend_npu import pretend
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
 from edge_opt.conversion import convert
-from edge_opt.ir import load
+from edge_opt.ir import load, save
+from edge_opt.ir.text import parse
 from edge_opt.npu import (
     Choice,
     CompilerFailedError,
@@ -38,6 +40,7 @@ from edge_opt.npu import (
 )
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.hexagon import SDK_VARIABLES, _running
+from edge_opt.npu.probe import LIBRARY
 from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Job, Memory
 from edge_opt.schema.errors import UsageError
@@ -46,7 +49,9 @@ from edge_opt.targets import Target, load_target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TRIALS = 3 * 4  # as exported and in three forms, with three levels
+TRIALS = (
+    3 * 5
+)  # as exported, in three forms, and one of them cut at the norm in the other way, with three levels
 Captured = pytest.CaptureFixture[str]
 
 
@@ -164,12 +169,13 @@ def test_a_model_without_several_heads_has_nothing_to_tune_for() -> None:
 
 def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> None:
     block = replace(cut_layers(load(DEMO), "prefill_8").attention, query_length=512)
-    forms = [str(choice) for choice in choices(block)]
+    forms = [str(choice) for choice in choices(block, load_target("qualcomm-htp"))]
     assert forms == [
         "as exported",
         "split",
         "unpack",
         "split-above",
+        "split-above, a norm for each head",
         "split-above, tiles of 128 rows",
         "split-above, tiles of 64 rows",
     ]
@@ -182,6 +188,32 @@ def test_a_choice_holds_for_every_length_and_signature() -> None:
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", None)
     assert not chosen.long_context
     assert chosen.largest_joined_rows_bytes == target.largest_joined_rows_bytes
+
+
+def test_both_cuts_at_the_norm_are_tried_where_queries_have_one(tmp_path: Path) -> None:
+    tried = {str(trial.choice) for trial in tuned({}, signature="prefill_8").trials}
+    assert {"split-above", "split-above, a norm for each head"} <= tried
+    bare = tmp_path / "bare.tflite"
+    save(parse(attention("float32", Size(queries=8))), bare)
+    tried = {str(trial.choice) for trial in tuned({}, bare).trials}
+    assert "split-above" in tried
+    assert not any("norm" in choice for choice in tried)
+
+
+def test_a_winner_that_cuts_at_the_norm_the_other_way_is_written_down(tmp_path: Path) -> None:
+    def quick(path: Any, target: Target, **_: Any) -> Profile:
+        norms = sum(
+            operator.name == "STABLEHLO_COMPOSITE"
+            for operator in load(Path(path)).entry_points()[0][1].operators
+        )
+        return Profile(str(path), target.name, "SM0", (), {"fake": "1.0"}, 2.0, (figures(100 - norms),))
+
+    found = tuned({}, QUANTIZED, signature="prefill_8", compiler=quick)
+    assert found.winner is not None
+    assert str(found.winner.choice) == "split-above, a norm for each head"
+    target = written(found, tmp_path)
+    assert target.norm_per_head_from == 1
+    assert "edge-opt tune" in target.sources["norm_per_head_from"]
 
 
 # Ranking
@@ -312,9 +344,26 @@ def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> Non
         replace(job, flags=("--b",)),
         replace(job, chip="SM1"),
         replace(job, target=replace(target, largest_joined_rows_bytes=1)),
-        replace(job, sdk=tmp_path),
     )
-    assert len({memory.key("digest", one) for one in (job, *others)} | {memory.key("other", job)}) == 7
+    assert len({memory.key("digest", one) for one in (job, *others)} | {memory.key("other", job)}) == 6
+
+
+def test_other_libraries_make_another_trial_and_another_place_for_the_same_ones_does_not(
+    tmp_path: Path,
+) -> None:
+    def key(sdk: Path | None) -> str:
+        return Memory().key(
+            "digest", Job("m", Choice(), {}, load_target("qualcomm-htp"), "SM0", (), sdk, 1.0)
+        )
+
+    for place, content in {"one": b"1", "same": b"1", "new": b"2"}.items():
+        (tmp_path / place).mkdir()
+        (tmp_path / place / LIBRARY).write_bytes(content)
+    one, same, new = (key(tmp_path / place) for place in ("one", "same", "new"))
+    assert one == same
+    assert len({one, new, key(None)}) == 3
+    (tmp_path / "one" / LIBRARY).write_bytes(b"2, put in place of the first")
+    assert key(tmp_path / "one") not in {one, new}
 
 
 # Interruptions

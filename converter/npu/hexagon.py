@@ -5,12 +5,14 @@ No phone takes part and nothing is kept but the figures. The libraries are never
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +52,7 @@ _EVENTS = {
 _PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
 # The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
 _UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
+_COMPILING = "lib*Htp*.so"
 _HOW_TO_GET = (
     "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
     "onnxruntime-qnn` on x86-64 Linux), with --sdk or in EDGE_OPT_QNN or QNN_SDK_ROOT"
@@ -71,6 +74,25 @@ def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
         if (folder / LIBRARY).is_file():
             return folder.resolve()
     raise CompilerMissingError(f"{root} holds no {LIBRARY} for x86-64 Linux: {_HOW_TO_GET}")
+
+
+def libraries_digest(sdk: str | os.PathLike[str] | None) -> str:
+    """What the libraries that compile are, by their bytes, wherever they lie; empty where there are none."""
+    try:
+        folder = find_libraries(sdk)
+    except CompilerMissingError:
+        return ""
+    found = sorted(folder.glob(_COMPILING))
+    known = [(path, status.st_size, status.st_mtime_ns) for path in found for status in [path.stat()]]
+    return " ".join(f"{path.name}:{_digest(path, size, at)}" for path, size, at in known)
+
+
+@lru_cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    """Of a file as it is now: `size` and when it was `changed` are there to tell it from what it was before."""
+    del size, changed
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

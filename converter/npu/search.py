@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.comparing import compare_on_npu
@@ -194,7 +195,7 @@ class _Search:
     def run(self, path: str, memory: Memory) -> Tuning:
         """The levels, the trials, the winner's numbers."""
         levels = self._levels()
-        wanted = [(c, level) for c in choices(self.layers.attention) for level in levels]
+        wanted = [(choice, level) for choice in self._choices() for level in levels]
         trials = self._trials(wanted, memory)
         ranked, checked = self._checked(sorted(trials, key=rank))
         told = [trial for trial in ranked if trial.figures is not None]
@@ -211,6 +212,19 @@ class _Search:
             checked=checked,
             notes=told[0].notes if told else (),
         )
+
+    def _choices(self) -> Iterator[Choice]:
+        """Those that differ: where queries have no norm, it is the same graph whether a cut goes above it or not."""
+        plain = self._operators(Choice("split-above"))
+        for choice in choices(self.layers.attention, self.facts):
+            if choice.norm_per_head_from is None or self._operators(choice) != plain:
+                yield choice
+
+    def _operators(self, choice: Choice) -> list[str]:
+        """The operators of one layer in this form."""
+        layer = cut_layers(self.layers.model, blocks=1).model
+        convert(layer, target=choice.applied(self.facts), verify="none")
+        return [operator.name for _, graph in layer.entry_points() for operator in graph.operators]
 
     def _levels(self) -> list[Mapping[str, str]]:
         """Those of the compiler's that leave the numbers of the model as exported right."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge_opt.npu.candidates import Choice
 from edge_opt.npu.errors import CompilerFailedError, CompilerTimeoutError
 from edge_opt.npu.figures import SpillFigures, TimeEstimate, VelaFigures
+from edge_opt.npu.hexagon import libraries_digest
 from edge_opt.npu.probe import cache_folder
 
 if TYPE_CHECKING:
@@ -118,15 +119,14 @@ class Memory:
     fresh: bool = False
 
     def key(self, digest: str, job: Job) -> str:
-        """What the outcome depends on: the model's bytes, the form, the target, the compiler and its flags."""
+        """What the outcome depends on: the bytes of the model and the compiler, the form, the target and the flags."""
         told = {
             "model": digest,
             "choice": str(job.choice),
             "target": job.target.to_dict(),
             "chip": job.chip,
             "flags": job.flags,
-            "sdk": "" if job.sdk is None else os.fspath(job.sdk),
-            "environment": [os.environ.get(name, "") for name in ("EDGE_OPT_QNN", "QNN_SDK_ROOT")],
+            "libraries": libraries_digest(job.sdk),
             "versions": [version("ai-edge-litert"), version("edge-opt")],
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()

@@ -38,6 +38,8 @@ def tuned_target(tuning: Tuning) -> Target:
         form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile}
         known = {name: value for name, value in form.items() if value is not None}
         changed |= {"long_context": known} if tuning.long_context else form
+        if choice.norm_per_head_from is not None:
+            changed["norm_per_head_from"] = choice.norm_per_head_from
     source = (
         f"measured with `edge-opt tune` on {tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     )
