@@ -31,7 +31,7 @@ PAGES = [
     *sorted((ROOT / "examples").glob("*.yml")),
 ]
 SHELL = ("bash", "sh", "console")
-PROGRAMS = ("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "unzip")
+PROGRAMS = ("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "unzip", "litert")
 _FENCE = re.compile(r"^( *)```(\w*)(.*)$")
 _RUN = re.compile(r"^( *)(?:- )?run: *(.*)$")
 _NEEDS = re.compile(r"\s# needs (.+)$")

@@ -82,7 +82,9 @@ def test_every_command_is_one_that_exists(page: Path, capsys: Captured) -> None:
         if command.program == "edge-opt" and "--install-completion" not in command.words:
             parse_only(command)
         for extra in (
-            re.findall(r"\[([\w,-]+)\]", " ".join(command.words)) if command.program == "pip" else ()
+            re.findall(r"(?:\.|edge-opt)\[([\w,-]+)\]", " ".join(command.words))
+            if command.program == "pip"
+            else ()
         ):
             assert set(extra.split(",")) <= set(EXTRAS), command.where
         for script in (word for word in command.words if word.endswith((".py", ".ci/run"))):
