@@ -30,8 +30,7 @@ from edge_opt.npu import (
     profile,
     read_floor,
 )
-from edge_opt.npu.ethos import find_vela
-from edge_opt.npu.ethos_log import read_counts, read_refusals, read_summary
+from edge_opt.npu.ethos import find_vela, read_counts, read_refusals, read_summary
 from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
 from edge_opt.npu.hexagon_log import first_complaint, library_version, read_log
 from edge_opt.schema.errors import UsageError

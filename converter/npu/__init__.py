@@ -6,8 +6,7 @@ Changes no model, and holds no vendor's code.
 from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
-from edge_opt.npu.figures import Figures, Profile, SpillFigures, TimeEstimate, VelaFigures
-from edge_opt.npu.floor import read_floor
+from edge_opt.npu.figures import Figures, Profile, SpillFigures, TimeEstimate, VelaFigures, read_floor
 from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.profiling import COMPILERS, LEVELS, profile
 from edge_opt.npu.search import Tuning, tune

@@ -7,10 +7,9 @@ measured against the first model on the CPU.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,11 @@ from edge_opt.proof.inputs import generate, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import UsageError
+from edge_opt.schema.strict_json import strict
 from edge_opt.targets import load_target
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from edge_opt.npu.hexagon import Sdk
@@ -57,17 +58,11 @@ class NpuOutput:
     db_b: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`; no noise at all is null."""
-        found = self.difference
-        return {
-            "name": self.name,
-            "elements": found.elements,
-            "differing": found.differing,
-            "max_abs": _finite(found.max_abs),
-            "equal": found.equal,
-            "db_a": _finite(self.db_a),
-            "db_b": _finite(self.db_b),
+        """For `--json`."""
+        figures = {
+            name: getattr(self.difference, name) for name in ("elements", "differing", "max_abs", "equal")
         }
+        return {"name": self.name, **figures, "db_a": self.db_a, "db_b": self.db_b}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +88,16 @@ class NpuSignature:
     def worst_db(self) -> float:
         """The lowest signal to noise of an output of either model against the CPU."""
         return min((min(output.db_a, output.db_b) for output in self.outputs), default=math.inf)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        outputs = [output.to_dict() for output in self.outputs]
+        return {
+            **asdict(self),
+            "verdict": self.verdict or None,
+            "worst_db": self.worst_db,
+            "outputs": outputs,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,30 +154,10 @@ class NpuComparison:
         return f"on {self.chip}'s emulator {elements} numbers, {same}; at least {worst:.1f} dB from the CPU"
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of `edge-opt compare --on npu --json`."""
-        return {
-            "on": "npu",
-            "equal": self.equal,
-            "a": self.a,
-            "b": self.b,
-            "chip": self.chip,
-            "flags": list(self.flags),
-            "layers": self.layers,
-            "seed": self.seed,
-            "least_db": self.least_db,
-            "caches": list(self.caches),
-            "differences": self.differences(),
-            "signatures": [
-                {
-                    "name": signature.name,
-                    "verdict": signature.verdict or None,
-                    "seconds": list(signature.seconds),
-                    "worst_db": _finite(signature.worst_db),
-                    "outputs": [output.to_dict() for output in signature.outputs],
-                }
-                for signature in self.signatures
-            ],
-        }
+        """The JSON contract of `edge-opt compare --on npu --json`; no noise at all is null."""
+        signatures = [signature.to_dict() for signature in self.signatures]
+        judged = {"on": "npu", "equal": self.equal, "differences": self.differences()}
+        return strict({**judged, **asdict(self), "signatures": signatures})
 
 
 def compare_on_npu(
@@ -221,37 +206,16 @@ def compare_on_npu(
         sources = [
             stack.enter_context(find_models(model).source(role)) for model, role in ((a, "a"), (b, "b"))
         ]
-        models = [_loaded(source) for source in sources]
-        if _same(a, b):
-            models[1] = models[0]
+        models = [load(source.model) for source in sources]
+        if sources[0].name == sources[1].name:
+            models[1] = models[0]  # one file is run once: how far is it from the CPU?
         chosen = tuple(load_target(_TARGET).flags() if flags is None else flags)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        job = _Job(
-            found, worker, sources, models, folder, chip or DEFAULT_CHIP, chosen, seed, (atol, rtol), seconds
-        )
-        compared = job.signatures(signatures, layers, progress)
-        return NpuComparison(
-            sources[0].name,
-            sources[1].name,
-            job.chip,
-            chosen,
-            layers,
-            seed,
-            least_db,
-            tuple(compared),
-            tuple(job.caches.told),
-        )
-
-
-def _same(a: ModelLike, b: ModelLike) -> bool:
-    """Whether both are one file, which need run only once: what is asked is how far it is from the CPU."""
-    return (
-        isinstance(a, str | os.PathLike) and isinstance(b, str | os.PathLike) and os.fspath(a) == os.fspath(b)
-    )
-
-
-def _loaded(source: Source) -> Model:
-    return load(source.model if isinstance(source.model, bytes) else Path(source.model))
+        chip, tolerances = chip or DEFAULT_CHIP, (atol, rtol)
+        job = _Job(found, worker, sources, models, folder, chip, chosen, seed, tolerances, seconds)
+        compared, told = tuple(job.signatures(signatures, layers, progress)), tuple(job.caches.told)
+        first, second = (source.name for source in sources)
+        return NpuComparison(first, second, chip, chosen, layers, seed, least_db, compared, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +319,3 @@ class _Job:
             )
             outputs.append(NpuOutput(key, apart, against_a.snr_db, against_b.snr_db))
         return NpuSignature(name, tuple(outputs), seconds=(a.seconds, b.seconds))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

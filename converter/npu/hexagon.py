@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.npu.chips import CHIPS, estimate_for, estimate_note
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
-from edge_opt.npu.figures import SpillFigures, TimeEstimate
-from edge_opt.npu.floor import read_floor
+from edge_opt.npu.figures import SpillFigures, TimeEstimate, read_floor
 from edge_opt.npu.hexagon_log import Compiled, first_complaint, library_version, read_log
 from edge_opt.npu.probe import KNOWN_INTERFACES, LIBRARY, Heard, build_probe, read_heard
 from edge_opt.schema.errors import UsageError, did_you_mean

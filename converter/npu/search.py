@@ -20,7 +20,7 @@ from edge_opt.npu.figures import SpillFigures
 from edge_opt.npu.hexagon import end_compilers, find_sdk, judged_by
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
-from edge_opt.npu.trials import Compile, Job, Memory, Trial, carry_out
+from edge_opt.npu.trials import Job, Memory, Trial, carry_out
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from edge_opt.npu.comparing import NpuComparison
     from edge_opt.npu.layers import Layers
+    from edge_opt.npu.trials import Compile
 
     Progress = Callable[[str, int, int], None]
     Compare = Callable[..., NpuComparison]
@@ -138,19 +139,9 @@ def tune(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         exported = folder / "exported.tflite"
         save(layers.model, exported)
-        running = executor or stack.enter_context(_own_executor(jobs or free_cores()))
-        search = _Search(
-            facts,
-            layers,
-            exported,
-            sdk,
-            chip or COMPILERS[facts.name],
-            seconds,
-            running,
-            progress,
-            compiler,
-            comparer,
-        )
+        running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
+        chip = chip or COMPILERS[facts.name]
+        search = _Search(facts, layers, exported, sdk, chip, seconds, running, progress, compiler, comparer)
         return search.run(os.fspath(path), Memory(fresh=fresh))
 
 
@@ -171,7 +162,7 @@ def _own_executor(jobs: int) -> Iterator[Executor]:
             raise
 
 
-def free_cores() -> int:
+def idle_cores() -> int:
     """How many of this machine's cores have nothing to do, at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, round(cores - os.getloadavg()[0]))

@@ -8,38 +8,25 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_opt.npu.candidates import Choice
 from edge_opt.npu.errors import CompilerFailedError, CompilerTimeoutError
-from edge_opt.npu.figures import SpillFigures, TimeEstimate, VelaFigures
+from edge_opt.npu.figures import SpillFigures, VelaFigures
 from edge_opt.npu.hexagon import libraries_digest
 from edge_opt.npu.probe import cache_folder
+from edge_opt.proof.plain import from_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from edge_opt.npu.figures import Figures, Profile
     from edge_opt.targets import Target
 
-
-class Compile(Protocol):
-    """What `edge_opt.npu.profile` does."""
-
-    def __call__(
-        self,
-        path: str | os.PathLike[str],
-        target: Target,
-        *,
-        sdk: str | os.PathLike[str] | None,
-        chip: str | None,
-        flags: Sequence[str] | None,
-        seconds: float | None,
-    ) -> Profile:
-        """Compile a model and say what became of every entry point."""
+    Compile = Callable[..., Profile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,26 +124,18 @@ class Memory:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
-            return Trial(
-                Choice(),
-                {},
-                told["seconds"],
-                _figures(told["figures"]),
-                told["failure"],
-                versions=told["versions"],
-                notes=tuple(told["notes"]),
-            )
+            told |= {"figures": _figures(told["figures"]), "notes": tuple(told["notes"])}
+            return Trial(Choice(), {}, **told)
         return None
 
     def keep(self, key: str, trial: Trial) -> None:
         """Remember a trial, unless it would end otherwise another time. What cannot be kept is done again."""
         if trial.passing:
             return
-        figures = trial.figures
         told = {
             "seconds": trial.seconds,
             "failure": trial.failure,
-            "figures": None if figures is None else {"kind": type(figures).__name__, **figures.to_dict()},
+            "figures": None if trial.figures is None else asdict(trial.figures),
             "versions": dict(trial.versions),
             "notes": trial.notes,
         }
@@ -174,10 +153,6 @@ def _folder() -> Path:
 
 
 def _figures(told: dict[str, Any] | None) -> Figures | None:
-    if told is None:
-        return None
-    fields = {name: value for name, value in told.items() if name not in ("kind", "read_ratio")}
-    if told["kind"] == VelaFigures.__name__:
-        return VelaFigures(**fields)
-    estimate = fields.pop("time")
-    return SpillFigures(**fields, time=None if estimate is None else TimeEstimate(**estimate))
+    kind = SpillFigures if "spill" in (told or {}) else VelaFigures
+    found: Figures | None = from_plain(kind | None, told)
+    return found
