@@ -152,3 +152,8 @@ def test_an_upward_import_would_be_seen(tmp_path: Path) -> None:
     layers = {layer_of_module(name) for _, name in imported(file)}
     assert layers == {"top", "cli"}
     assert not layers & ALLOWED["passes"]
+
+
+def test_every_room_says_what_happens_in_it() -> None:
+    rooms = {path.parent for path in sources()}
+    assert [room for room in rooms if not (room / "__init__.py").exists()] == []

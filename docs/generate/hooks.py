@@ -36,6 +36,7 @@ FROM_ROOT = {
     "SECURITY.md": "security.md",
 }
 MORE = "More"
+_PASSES = "passes/index.md"
 
 PARTS: dict[str, Callable[[], str]] = {
     "passes": page_passes.table,
@@ -59,7 +60,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Completes the navigation: a page per pass, what lies at the root, and pages that mkdocs.yml does not name."""
     nav: list[Any] = list(config.nav or [])
     named = set(_named(nav))
-    passes = next(entry["Passes"] for entry in nav if "Passes" in entry)
+    passes = next(pages for entry in nav for pages in entry.values() if _PASSES in pages)
     passes.extend(f"passes/{name}.md" for name in PASSES if f"passes/{name}.md" not in named)
     known = named | set(FROM_ROOT.values())
     left = sorted(path.name for path in Path(config.docs_dir).glob("*.md") if path.name not in known)
