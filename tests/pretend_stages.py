@@ -38,9 +38,10 @@ TOKENIZER = (GENERIC, {"name": "tokenizer"}, b"words")
 METADATA = (9, {}, b"caches")
 
 
-def bundle_of(text: str, *others: Any) -> bytes:
-    """A bundle with this prefill/decode model, and other sections around it."""
-    return bundle([*(others or (METADATA,)), model_part("prefill_decode", to_bytes(parse(text))), TOKENIZER])
+def bundle_of(text: str, *others: Any, padding: int = 0) -> bytes:
+    """A bundle with this prefill/decode model, larger by some bytes, and other sections around it."""
+    model = to_bytes(parse(text)) + bytes(padding)
+    return bundle([*(others or (METADATA,)), model_part("prefill_decode", model), TOKENIZER])
 
 
 def write(path: Path, text: str, *others: Any) -> Path:

@@ -19,14 +19,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, run
-from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, Stages, bundle_of, checkpoint, write
+from pretend_stages import (
+    COMPILED,
+    FLOAT,
+    METADATA,
+    QUANTIZED,
+    TOKENIZER,
+    Stages,
+    bundle_of,
+    checkpoint,
+    write,
+)
 
 from edge_opt import build as package
 from edge_opt.build import BuildCheckError, BuildResult, Job, StageFailedError, build, pipeline
 from edge_opt.build.processes import Processes
-from edge_opt.build.sections import faults, keep_sections
+from edge_opt.build.sections import faults, keep_sections, weights
 from edge_opt.build.vendors import find_chip
-from edge_opt.ir import to_bytes
+from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.hexagon import SDK_VARIABLES
@@ -235,9 +245,11 @@ def test_a_failure_keeps_the_exit_code_of_its_kind(place: Place, error: Exceptio
 BAD_BUNDLES = {
     "its sections are": bundle([model_part("prefill_decode", to_bytes(parse(COMPILED)))]),
     "its data is not what it was": bundle_of(COMPILED).replace(b"words", b"wards"),
-    "the NPU does not take 1 of its operators, BATCH_MATMUL": bundle_of(QUANTIZED),
-    "signatures of its prefill_decode model": bundle_of(COMPILED.replace("logits=", "logit=")),
-    "cut into 2 calls": bundle_of(
+    "keeps 1 operators of 'prefill_4' off the NPU, BATCH_MATMUL": bundle_of(QUANTIZED),
+    "prefill_decode model has not the signatures that it had": bundle_of(COMPILED.replace("logits=", "logit=")),
+    "model has not the signatures": bundle_of(COMPILED.replace("%e: int16[1,1,4,8]", "%e: int16[1,1,8,8]")),
+    "seems to hold some of its own": bundle_of(COMPILED, METADATA, padding=20_000),
+    "calls the NPU 2 times in 'prefill_4'": bundle_of(
         COMPILED.replace(
             "  return",
             "  %z: int16[1,1,4,16] q(0.1, 0) = CUSTOM 'DISPATCH_OP' (%y)\n  return",
@@ -390,7 +402,26 @@ def test_sections_that_a_stage_loses_are_put_back_where_they_were(tmp_path: Path
 
 
 def test_a_bundle_that_is_as_it_has_to_be_has_no_faults(tmp_path: Path) -> None:
-    assert faults(write(tmp_path / "a", QUANTIZED), write(tmp_path / "b", COMPILED)) == []
+    assert faults(write(tmp_path / "a", QUANTIZED), write(tmp_path / "b", COMPILED), shared=True) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (QUANTIZED, []),
+        (COMPILED, []),
+        (QUANTIZED.replace("0.1", "0.2"), ["its aux model is another one, and not compiled"]),
+        (COMPILED.replace("logits=", "logit="), ["its aux model has not the signatures that it had"]),
+    ],
+)
+def test_other_models_are_as_they_were_or_compiled(tmp_path: Path, made: str, told: list[str]) -> None:
+    before, after = (model_part("aux", to_bytes(parse(text))) for text in (QUANTIZED, made))
+    assert faults(write(tmp_path / "a", QUANTIZED, before), write(tmp_path / "b", COMPILED, after)) == told
+
+
+def test_weights_that_signatures_share_are_counted_once() -> None:
+    once, each = weights(load(DEMO))
+    assert once < each <= 2 * once
 
 
 # --- the pipeline's own package ---

@@ -342,7 +342,8 @@ def _deliver(run: _Run, converted: Kept, output: Path, *, overwrite: bool) -> No
         options={"compile_configs": flags},
     )
     made = compiled.folder / MODEL
-    wrong = faults(model, made)
+    shared = run.result.vendor == QUALCOMM.title and not run.config.get("disable_weight_sharing")
+    wrong = faults(model, made, shared=shared)
     if wrong:
         raise _with(BuildCheckError(f"{made} is not as it has to be: {'; '.join(wrong)}"), run.result)
     with made.open("rb") as file, replacing(output, overwrite=overwrite) as target:
