@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_runs import run, written
 
+from edge_opt.attention.block import NotABlock, find_blocks
 from edge_opt.attention.front import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir.text import parse
@@ -157,6 +158,12 @@ def test_scores_that_the_heads_are_not_followed_to_are_told_of() -> None:
     assert site.note == "the heads are not followed up to scores that are added: 'g' still holds several"
     (plain,) = convert(parse(PLAIN), verify="none").sites
     assert not plain.note
+
+
+def test_products_of_one_matrix_each_are_no_linear_attention_of_several_heads() -> None:
+    one_head = LINEAR.replace("[1,4,", "[1,1,")
+    assert [type(match) for match in find_blocks(parse(LINEAR).subgraphs[0])] == [NotABlock]
+    assert list(find_blocks(parse(one_head).subgraphs[0])) == []
 
 
 def test_a_softmax_over_classes_is_no_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

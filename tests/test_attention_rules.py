@@ -300,6 +300,8 @@ REFUSED = [
           ("2,3", "2", "float32[3,2]", "TRANSPOSE(%x, %i)", "3, 2"),
           ("2,3", "1", "float32[2]", "SUM(%x, %i)", "2"),
       )),
+    *((E("x 2,3", f"%y: float32[2] = {name}(%x)", "2"),
+       f"an operand that steers the operator must be constant, at {name}") for name in ("SUM", "SPLIT_V")),
 ]  # fmt: skip
 
 

@@ -53,11 +53,15 @@ def test_the_sizes_of_a_single_head(lead: str, turned: bool) -> None:
     assert logits_bytes(match) == 2 * T * S
 
 
-def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_from() -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_from(turned: bool) -> None:
+    queries, flags = (
+        (f"%t: float32[{H},2] = TRANSPOSE(%q, int32{{1, 0}})\n", "adj_x: true, ") if turned else ("", "")
+    )
     text = f"""
     subgraph main (%x: float32[1,{2 * H}], %k: float32[{S},{H}], %v: float32[{S},{H}]) {{
       %q: float32[2,{H}] = RESHAPE(%x, int32{{2, {H}}})
-      %l: float32[2,{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      {queries} %l: float32[2,{S}] = BATCH_MATMUL({"%t" if turned else "%q"}, %k) {{{flags}adj_y: true}}
       %p: float32[2,{S}] = SOFTMAX(%l) {{beta: 1.0}}
       %o: float32[2,{H}] = BATCH_MATMUL(%p, %v)
       return %o
@@ -112,6 +116,15 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(lead:
     assert isinstance(match, Block | SingleHead)
     assert match.mask is not None
     assert match.mask.name == ("open" if "SELECT" in masked else "mask")
+
+
+def test_heads_that_are_unpacked_are_those_of_the_product() -> None:
+    merge = f"""%a: float32[1,{T},{H}], %b: float32[1,{T},{H}] = UNPACK(%o) {{num: 2, axis: 1}}
+      %r: float32[1,{T},{2 * H}] = CONCATENATION(%a, %b) {{axis: 2}}
+      return %r"""
+    (match,) = find_blocks(parse(attention("1,2", turned=False).replace("MERGE", merge)).subgraphs[0])
+    assert isinstance(match, Block)
+    assert (match.heads, match.output.name) == (2, "o")
 
 
 def test_heads_that_the_next_attention_reads_as_they_are_have_its_places() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,38 @@ def test_heads_on_two_axes_are_cut_one_axis_after_the_other_where_moving_each_he
     turned = [op for op in model.subgraphs[0].operators if op.name == "TRANSPOSE" and op.output.name == "t"]
     assert len(turned) == 1
     assert [split.name for split in turned[0].output.consumers] == ["SPLIT"]
+
+
+def test_heads_on_two_axes_are_cut_where_an_operator_without_a_rule_makes_them() -> None:
+    text = TWO_AXES_OF_HEADS.replace("BATCH_MATMUL(%t,", "BATCH_MATMUL(%c,")
+    model = parse(text.replace("  %l:", "  %c: float32[1,2,2,5,6] = CUMSUM(%t, int32(4))\n  %l:"))
+    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
+    assert kinds(model)["CUMSUM"] == 1
+
+
+@pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
+def test_what_leads_to_queries_and_a_mask_of_every_head_may_be_as_long_as_it_likes(form: str) -> None:
+    """A label is followed so far and no farther; where that ends, the heads are cut."""
+    length = 400
+
+    def chain(name: str, shape: str) -> str:
+        names = [name, *(f"{name}{step}" for step in range(length))]
+        return "\n".join(f"%{new}: float32[{shape}] = ABS(%{old})" for old, new in pairwise(names))
+
+    model = parse(f"""
+    subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4], %m: float32[1,2,3,5]) {{
+      {chain("q", "1,2,3,4")}
+      {chain("m", "1,2,3,5")}
+      %l: float32[1,2,3,5] = BATCH_MATMUL(%q{length - 1}, %k) {{adj_y: true}}
+      %s: float32[1,2,3,5] = ADD(%l, %m{length - 1})
+      %p: float32[1,2,3,5] = SOFTMAX(%s) {{beta: 1.0}}
+      %o: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,3,2,4] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
+      %r: float32[1,3,8] = RESHAPE(%t, int32{{1, 3, 8}})
+      return %r
+    }}""")
+    assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
+    assert kinds(model)["SOFTMAX"] == 2
 
 
 def test_heads_that_others_read_end_the_block_and_nothing_is_computed_twice() -> None:
