@@ -38,9 +38,15 @@ from cosmic_ray.plugins import get_operator
 ROOT = Path(__file__).resolve().parent.parent
 _IN_CHILDREN = """
 import os
-if "PYTEST_CURRENT_TEST" in os.environ and "COVERAGE_PROCESS_START" in os.environ:
-    import coverage
-    coverage.process_startup()
+if "PYTEST_CURRENT_TEST" in os.environ and "CHILDREN_COVERED" in os.environ:
+    import coverage, threading, time
+    measured = coverage.Coverage(config_file=os.environ["CHILDREN_COVERED"], data_suffix=True)
+    measured.start()
+    def save():  # a worker is killed when it is not needed any more
+        while True:
+            time.sleep(0.2)
+            measured.save()
+    threading.Thread(target=save, daemon=True).start()
 """
 _OF_CHILDREN = """
 [run]
@@ -111,7 +117,7 @@ class Bench:
             "--cov-context=test",
         ]
         command += ["--cov-report=", "--junitxml=tests.xml", *tests]
-        watched = {**os.environ, "COVERAGE_PROCESS_START": str(folder / "children.cfg")}
+        watched = {**os.environ, "CHILDREN_COVERED": str(folder / "children.cfg")}
         subprocess.run(command, check=False, env=watched)
         self._data = coverage.CoverageData(str(folder / ".coverage"))
         self._data.read()
