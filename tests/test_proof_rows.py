@@ -173,6 +173,9 @@ INPUTS = {
         "x": "float32[1,80,10]", "y": "float32[1,128,10]", "row": "float32[1,1,8]", "turned": "float32[1,8,64]",
         "heads": "float32[1,64,2,4]", "some": "bool[1,64,1]", "a": "float32[1,64,8]", "b": "float32[1,64,8]",
         "w": "float32[8,8]", "c": "float32[1,8,8]", "first": "float32[1,10,8]", "second": "float32[1,54,8]",
+        "vector": "float32[8]", "half": "float32[1,64,4]", "s": "float32[1,64]", "r": "float32[1,64]", "alone": "float32[1,1,64,8]",
+        "matrix": "float32[64,8]", "deep": "float32[1,64,8,3]", "several": "float32[5,64,8]",
+        "wide": "float32[1,64,16]", "long": "float32[1,128,8]", "tall": "float32[1,80,8]", "eleven": "float32[1,64,11]",
     }.items()
 }  # fmt: skip
 # One operator each, of whose 64 rows some are asked for.
@@ -189,6 +192,24 @@ CASES = {
     "joined": "CONCATENATION(%first, %second) {axis: 1}",
     "product": "BATCH_MATMUL(%a, %c)",
     "product of a turned operand": "BATCH_MATMUL(%turned, %c) {adj_x: true}",
+    "product of broadcast matrices": "BATCH_MATMUL(%a, %w)",
+    "of two ranks": "MUL(%a, %vector)",
+    "log softmax": "LOG_SOFTMAX(%a)",
+    "joined along another axis": "CONCATENATION(%half, %half) {axis: -1}",
+    "packed": "PACK(%s, %r, %s, %r, %s, %r, %s, %r) {values_count: 8, axis: -1}",
+    "unpacked": "UNPACK(%alone) {num: 1, axis: 0}",
+    "squeezed": "SQUEEZE(%alone) {squeeze_dims: [0]}",
+    "expanded": "EXPAND_DIMS(%matrix, int32(0))",
+    "summed": "SUM(%deep, int32{-1})",
+    "summed over the batch": "MEAN(%several, int32{0}) {keep_dims: true}",
+    "a part": "%out: float32[1,64,8], %rest: float32[1,64,8] = SPLIT(int32(2), %wide) {num_splits: 2}",
+    "a part of the rows": "%rest: float32[1,64,8], %out: float32[1,64,8] = SPLIT(int32(-2), %long) {num_splits: 2}",
+    "a part of some length": "%rest: float32[1,16,8], %out: float32[1,64,8] = "
+    "SPLIT_V(%tall, int32{16, 64}, int32(1)) {num_splits: 2}",
+    "a part of some width": "%rest: float32[1,64,3], %out: float32[1,64,8] = "
+    "SPLIT_V(%eleven, int32{3, 8}, int32(-1)) {num_splits: 2}",
+    "a slice with an open begin": "STRIDED_SLICE(%x, int32{0, 5, 1}, int32{1, 64, 9}, int32{1, 1, 1}) {begin_mask: 2}",
+    "a slice with an open end": "STRIDED_SLICE(%x, int32{0, 16, 1}, int32{1, 17, 9}, int32{1, 1, 1}) {end_mask: 2}",
 }
 
 
@@ -197,7 +218,7 @@ def test_each_operator_gives_the_rows_of_the_whole(case: str, worker: Worker) ->
     given = [shape for name, shape in INPUTS.items() if f"%{name}" in re.findall(r"%\w+", CASES[case])]
     text = f"""
 subgraph main ({", ".join(given)}) {{
-  %out: float32[1,64,8] = {CASES[case]}
+  {CASES[case] if "%out" in CASES[case] else "%out: float32[1,64,8] = " + CASES[case]}
   return %out
 }}
 """
@@ -215,11 +236,17 @@ subgraph main ({", ".join(given)}) {{
         "float32[1,64,8] = CUMSUM(%a, int32(1))",
         "float32[1,64,8] = GATHER(%a, %some) {axis: 1}",
         "float32[1,64,8] = RESHAPE(%odd, int32{1, 64, 8}) {new_shape: [1, 64, 8]}",
+        "float32[1,64,8] = SLICE(%a, %begin, int32{1, 64, 8})",
+        "float32[1,64,8] = STRIDED_SLICE(%a, int32{0, 63, 0}, int32{1, -65, 8}, int32{1, -1, 1})",
+        "float32[64,8] = STRIDED_SLICE(%a, int32{0, 0, 0}, int32{1, 64, 8}, int32{1, 1, 1}) {shrink_axis_mask: 1}",
+        "float32[64,8] = SELECT(%rows, %matrix, %matrix)",
+        "float32[64,8] = FULLY_CONNECTED(%a, %w, none)",
     ],
 )
 def test_what_mixes_rows_is_not_cut(line: str) -> None:
     text = f"""
-subgraph main (%a: float32[1,64,8], %some: int32[64], %odd: float32[1,32,16]) {{
+subgraph main (%a: float32[1,64,8], %some: int32[64], %odd: float32[1,32,16], %begin: int32[3], %rows: bool[64],
+               %matrix: float32[64,8], %w: float32[8,8]) {{
   %out: {line}
   return %out
 }}

@@ -1,0 +1,203 @@
+"""What figures mean: given what two versions of a region came to, whether that will do, and in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_opt.passes import Demand, Proof
+from edge_opt.passes.contract import Ran
+from edge_opt.proof.judging import UntoldError, all_of, judge
+from edge_opt.proof.metrics import Difference, measure
+from edge_opt.proof.pair import Outcome, OutputProof
+from edge_opt.proof.telling import Telling
+
+SAME = Difference(8, finite=8, largest=4.0)
+RAN = (Ran("xnnpack"),)
+BITWISE, STEPS, RELATIVE = Demand(), Demand("steps", 2), Demand("relative", 0.25)
+
+
+def off(gap: float, steps: int | None = None) -> Difference:
+    """One element of eight is `gap` away, the largest being 4."""
+    return Difference(8, finite=8, differing=1, outside=1, max_abs=gap, largest=4.0, steps=steps)
+
+
+def outcome(*found: Difference, masked: Difference | None = None, untold: str = "") -> Outcome:
+    """One output on both kernel sets: first the optimized kernels, then the reference."""
+    names = ("xnnpack", "reference")[: len(found)]
+    each = {name: (OutputProof(0, own, masked),) for name, own in zip(names, found, strict=True)}
+    return Outcome(each, untold=untold)
+
+
+def judged(made: Outcome, demand: Demand = BITWISE, **options: Any) -> Proof:
+    return judge(made, demand, RAN, **options)
+
+
+@pytest.mark.parametrize(
+    ("demand", "found", "holds"),
+    [
+        (BITWISE, SAME, True),
+        (BITWISE, off(0.5), False),
+        (STEPS, off(0.5, 2), True),
+        (STEPS, off(0.5, 3), False),
+        (STEPS, off(0.5), False),
+        (RELATIVE, off(1.0), True),
+        (RELATIVE, off(1.125), False),
+    ],
+)
+def test_a_demand_is_met_up_to_its_tolerance(demand: Demand, found: Difference, holds: bool) -> None:
+    proof = judged(outcome(found, found), demand)
+    assert (proof.holds, proof.max_abs, proof.steps, proof.ran) == (holds, found.max_abs, found.steps, RAN)
+    assert proof.bitwise is found.bitwise
+    assert not proof.open
+
+
+def test_the_worst_of_both_kernel_sets_counts() -> None:
+    assert not judged(outcome(off(0.5, 1), off(0.5, 3)), STEPS).holds
+    proof = judged(outcome(SAME, off(0.5)))
+    assert proof.reason == (
+        "the new region differs: 0 of 8 elements, by up to 0 on xnnpack; "
+        "1 of 8 elements, by up to 0.5 on reference, demanded bitwise"
+    )
+
+
+def test_a_refusal_names_steps_and_rows_that_are_masked_everywhere() -> None:
+    assert judged(outcome(off(0.5, 3)), STEPS).reason == (
+        "the new region differs: 1 of 8 elements, by up to 0.5 (3 steps) on xnnpack, demanded steps 2"
+    )
+    assert judged(outcome(off(0.5), masked=off(2.0))).reason.endswith(
+        "1 of 8 elements, by up to 2 in rows masked everywhere on xnnpack, demanded bitwise"
+    )
+
+
+def test_rows_that_are_masked_everywhere_are_told_apart_and_excused_by_a_relative_demand_alone() -> None:
+    made = outcome(SAME, SAME, masked=off(3.0))
+    proof = judged(made, RELATIVE)
+    assert (proof.holds, proof.max_abs, proof.fully_masked_rows_max_abs) == (True, 0.0, 3.0)
+    assert not judged(made).holds
+    assert judged(outcome(SAME, SAME), RELATIVE).fully_masked_rows_max_abs is None
+
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (
+            off(4e-6),
+            "bitwise on reference kernels; 1.0e-06 relative on optimized ones, which round by row count",
+        ),
+        (
+            off(1.0, 1),
+            "bitwise on reference kernels; 1 step on optimized ones, which round a sum by whether it broadcasts",
+        ),
+        (off(4.1e-6), None),
+        (off(1.0, 2), None),
+    ],
+)
+def test_rounding_of_the_optimized_kernels_is_excused_where_the_reference_is_bitwise(
+    found: Difference, note: str | None
+) -> None:
+    proof = judged(outcome(found, SAME))
+    assert (proof.holds, proof.note) == (note is not None, note or "")
+    assert not judged(outcome(found)).holds
+    assert not judged(outcome(SAME, found)).holds
+
+
+def test_rounding_counts_in_rows_that_are_masked_everywhere_too() -> None:
+    rows = {"xnnpack": (OutputProof(0, SAME, off(4e-6)),), "reference": (OutputProof(0, SAME, SAME),)}
+    assert "1.0e-06 relative" in judged(Outcome(rows)).note
+    rows["xnnpack"] = (OutputProof(0, SAME, off(1.0)),)
+    assert not judged(Outcome(rows)).holds
+
+
+def test_versions_that_cannot_be_compared_fail_with_the_reason() -> None:
+    proof = judged(Outcome({}, mismatch="output 0: shape"))
+    assert (proof.holds, proof.open, proof.max_abs) == (False, False, float("inf"))
+    assert proof.reason == "the two versions cannot be compared: output 0: shape"
+
+
+def clipped(saturated: int, short: int, left: int = 6) -> Outcome:
+    same = Difference(left, finite=left, largest=4.0, steps=0)
+    return Outcome({"reference": (OutputProof(0, same, None, saturated, short),)})
+
+
+def test_what_was_clipped_inside_may_go_on_and_not_turn_back() -> None:
+    proof = judged(clipped(2, 2), STEPS, clipped=True)
+    assert (proof.holds, proof.bitwise) == (True, False)
+    assert proof.note == "2 of 8 random values were clipped inside the old region and are not any more"
+    proof = judged(clipped(2, 3), STEPS, clipped=True)
+    assert (proof.holds, proof.note) == (False, "")
+    assert proof.reason == "the new region stays 3 steps short of where the old one was clipped"
+    assert judged(clipped(0, 0), STEPS, clipped=True).note == ""
+
+
+def test_where_every_value_is_clipped_nothing_can_be_compared() -> None:
+    nothing = clipped(8, 0, left=0)
+    assert judged(nothing, STEPS, clipped=True).reason.startswith("every value is clipped inside")
+    assert judged(nothing, STEPS, clipped=True, must_compare=False).holds
+
+
+def test_results_that_tell_nothing_prove_nothing_where_something_must_be_compared() -> None:
+    made = outcome(SAME, SAME, untold="output 0 is the same value everywhere")
+    with pytest.raises(UntoldError, match="the same value everywhere"):
+        judged(made)
+    assert judged(made, must_compare=False).holds
+    wrong = judged(outcome(off(0.5), untold="output 0 is the same value everywhere"))
+    assert wrong.reason.startswith("the new region differs")
+
+
+def test_several_runs_are_as_good_as_the_worst() -> None:
+    good = Proof(BITWISE, holds=True, bitwise=True, max_abs=0.0, repeated=True, ran=RAN)
+    worse = Proof(
+        BITWISE, holds=True, bitwise=False, max_abs=0.5, steps=1, fully_masked_rows_max_abs=2.0, note="n"
+    )
+    for proofs in ([good, worse], [worse, good]):
+        found = all_of(proofs)
+        assert (found.bitwise, found.max_abs, found.steps, found.note) == (False, 0.5, 1, "n")
+        assert (found.fully_masked_rows_max_abs, found.repeated) == (2.0, False)
+        assert found.ran == proofs[-1].ran
+    assert all_of([good, good]).repeated
+    assert all_of([good]).steps is None
+
+
+# What tells right from wrong
+
+
+def told(*runs: np.ndarray, parts: int = 1) -> str:
+    telling = Telling(parts, 1)
+    for values in runs:
+        telling.add([values])
+    return telling.reason()
+
+
+NAN = np.full(4, np.nan, np.float32)
+
+
+def test_results_tell_where_they_hold_two_values() -> None:
+    ones, mixed = np.ones(4, np.float32), np.arange(4, dtype=np.float32)
+    assert told(mixed) == told(ones, mixed) == told(NAN, mixed) == ""
+    assert told(ones, 2 * ones) == ""
+    assert told(ones) == told(ones, NAN) == "output 0 is the same value everywhere"
+    assert told(NAN) == "output 0 is nowhere a finite number"
+    assert told(np.array([np.nan, 1, 1], np.float32)) == "output 0 is the same value everywhere"
+
+
+def test_a_single_number_has_one_value() -> None:
+    assert told(np.ones(1, np.float32)) == ""
+    assert told(np.ones(1, np.float32), np.ones(2, np.float32)) == "output 0 is the same value everywhere"
+
+
+def test_parts_tell_where_all_of_them_differ_in_some_run() -> None:
+    alike = np.array([[1, 2], [3, 4], [1, 2], [5, 6]], np.float32)
+    said = "of the 4 parts of output 0 along axis 0 some are equal"
+    assert told(alike, parts=4) == told(alike, alike, parts=4) == said
+    assert told(alike, parts=3) == ""
+    assert told(alike, alike + np.arange(4, dtype=np.float32)[:, np.newaxis], parts=4) == ""
+    assert told(alike, parts=1) == ""
+
+
+def test_differences_are_measured_as_they_are_judged() -> None:
+    a = np.array([4, 1, 2], np.float32)
+    assert judged(outcome(measure(a, a + np.float32(1))), RELATIVE).holds
+    assert not judged(outcome(measure(a, a - np.float32(1.25))), RELATIVE).holds
