@@ -173,9 +173,10 @@ INPUTS = {
         "x": "float32[1,80,10]", "y": "float32[1,128,10]", "row": "float32[1,1,8]", "turned": "float32[1,8,64]",
         "heads": "float32[1,64,2,4]", "some": "bool[1,64,1]", "a": "float32[1,64,8]", "b": "float32[1,64,8]",
         "w": "float32[8,8]", "c": "float32[1,8,8]", "first": "float32[1,10,8]", "second": "float32[1,54,8]",
-        "vector": "float32[8]", "half": "float32[1,64,4]", "s": "float32[1,64]", "r": "float32[1,64]", "alone": "float32[1,1,64,8]",
-        "matrix": "float32[64,8]", "deep": "float32[1,64,8,3]", "several": "float32[5,64,8]",
-        "wide": "float32[1,64,16]", "long": "float32[1,128,8]", "tall": "float32[1,80,8]", "eleven": "float32[1,64,11]",
+        "vector": "float32[8]", "half": "float32[1,64,4]", "s": "float32[1,64]", "r": "float32[1,64]",
+        "alone": "float32[1,1,64,8]", "matrix": "float32[64,8]", "deep": "float32[1,64,8,3]",
+        "several": "float32[5,64,8]", "wide": "float32[1,64,16]", "long": "float32[1,128,8]", "tall": "float32[1,80,8]",
+        "eleven": "float32[1,64,11]",
     }.items()
 }  # fmt: skip
 # One operator each, of whose 64 rows some are asked for.

@@ -1,0 +1,170 @@
+"""The loop that generates: which numbers each call gets, and what goes from one call into the next. No model is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_opt.proof.caches import cache_length, growing_axis, longest_prefill, new_tokens
+from edge_opt.proof.inputs import plan
+from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+
+Arrays = dict[str, Any]
+
+
+def tensor(
+    name: str, *shape: int, dtype: str = "float32", scale: float | None = None, zero: int = 0
+) -> TensorInfo:
+    scales, zeros = ((), ()) if scale is None else ((scale,), (zero,))
+    return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
+
+
+def given(info: TensorInfo, tokens: Any = ((7, 8),), start: int = 3, valid: int = 2) -> Any:
+    made = basic_input(info, np.array(tokens), start, valid)
+    assert made.dtype == np.dtype(info.dtype)
+    assert made.shape == info.shape
+    return made.tolist()
+
+
+def test_tokens_and_positions_follow_the_start() -> None:
+    assert given(tensor("tokens", 1, 2, dtype="int32")) == [[7, 8]]
+    assert given(tensor("tokens", 2, dtype="int64")) == [7, 8]
+    assert given(tensor("input_pos", 4, dtype="int32")) == [3, 4, 5, 6]
+    assert given(tensor("input_pos", 2, 3, dtype="int32")) == [[3, 4, 5]] * 2
+    assert given(tensor("input_pos", dtype="int32")) == 3
+
+
+def test_the_exporters_parameters_are_offset_filled_length_twice_and_update() -> None:
+    info = tensor("param_tensor", 1, 1, 7, dtype="int32")
+    assert given(info) == [[[3, 5, 5, 2, 0, 0, 0]]]
+    assert is_basic(info)
+    assert not is_basic(tensor("param_tensor", 1, 1, 6, dtype="int32"))
+
+
+def test_valid_tokens_come_first() -> None:
+    assert given(tensor("valid_mask", 1, 4, dtype="bool")) == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "closed", "opened"), [("float32", -100, 0), ("bool", False, True), ("int32", 0, 1)]
+)
+def test_a_mask_is_causal_over_the_whole_cache(dtype: str, closed: float, opened: float) -> None:
+    made = given(tensor("mask", 1, 1, 2, 6, dtype=dtype))
+    assert made == [[[[opened] * 4 + [closed] * 2, [opened] * 5 + [closed]]]]
+
+
+def test_a_quantized_mask_has_codes_of_both_values() -> None:
+    made = given(tensor("mask", 1, 1, 1, 5, dtype="int8", scale=1.0, zero=100))
+    assert made == [[[[100] * 4 + [0]]]]
+
+
+def test_an_empty_cache_is_zero_as_its_type_has_it() -> None:
+    assert given(tensor("kv_cache_k_0", 1, 2, dtype="int8", scale=0.5, zero=-3)) == [[-3, -3]]
+    assert given(tensor("kv_cache_k_0", 1, 2)) == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("info", "basic"),
+    [
+        (tensor("tokens", 1, 2, dtype="int32"), True),
+        (tensor("input_pos", 2, dtype="int32"), True),
+        (tensor("mask", 1, 2), True),
+        (tensor("kv_cache_k_0", 1, 2), True),
+        (tensor("kv_slice_k_0", 1, 2), False),
+        (tensor("embeddings", 1, 2), False),
+        (tensor("x", 1, 2), False),
+    ],
+)
+def test_what_the_loop_knows_by_itself(info: TensorInfo, basic: bool) -> None:
+    assert is_basic(info) is basic
+
+
+WORDS = 10
+TOKENS, DECODED = tensor("tokens", 2, 4, dtype="int32"), tensor("tokens", 2, 1, dtype="int32")
+POSITIONS, POSITION = tensor("input_pos", 4, dtype="int32"), tensor("input_pos", 1, dtype="int32")
+SEEN, LOGITS = tensor("kv_cache_k_0", 2, 1), tensor("logits", 2, 1, WORDS)
+PREFILL = Call("main", SignatureInfo("prefill", (TOKENS, POSITIONS, SEEN), (SEEN,)))
+DECODE = Call("main", SignatureInfo("decode", (DECODED, POSITION, SEEN), (SEEN, LOGITS)))
+
+
+def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gave() -> None:
+    """A model that says the sum of all tokens it has seen, which its cache holds."""
+    calls: list[tuple[str, list[int], Any]] = []
+
+    def invoke(call: Call, inputs: Arrays) -> Arrays:
+        calls.append((call.signature.name, inputs["input_pos"].tolist(), inputs["tokens"].tolist()))
+        total = inputs["kv_cache_k_0"] + inputs["tokens"].sum(axis=1, keepdims=True).astype(np.float32)
+        logits = np.zeros((2, 1, WORDS), np.float32)
+        logits[[0, 1], 0, total[:, 0].astype(int) % WORDS] = 1
+        return {"kv_cache_k_0": total, "logits": logits}
+
+    loop = Loop((PREFILL,), (DECODE,), 4, ((1, 2, 3), (4, 5, 6)), 3, "logits")
+    tokens, logits = run(loop, invoke)
+    assert calls[0] == ("prefill", [0, 1, 2, 3], [[1, 2, 0, 0], [4, 5, 0, 0]])
+    assert [call[1] for call in calls[1:]] == [[2], [3], [4]]
+    assert [call[2] for call in calls[1:]] == [[[3], [6]], [[6], [5]], [[2], [0]]]
+    assert tokens == [[6, 5], [2, 0], [4, 0]]
+    assert logits.shape == (3, 2, WORDS)
+    assert logits.argmax(axis=-1).tolist() == tokens
+
+
+def test_new_keys_that_come_apart_are_put_behind_the_old_ones_and_a_full_cache_begins_again() -> None:
+    cache, part = tensor("kv_cache_k_0", 1, 6, 2), tensor("kv_slice_k_0", 1, 4, 2)
+    positions = tensor("input_pos", 4, dtype="int32")
+    call = Call("main", SignatureInfo("prefill", (positions, cache), (part,)))
+    chunks = [Chunk(start, plan(call.signature, start=start)) for start in (0, 4)]
+
+    def invoke(_: Call, inputs: Arrays) -> Arrays:
+        rows = inputs["input_pos"].astype(np.float32) + 1
+        return {"kv_slice_k_0": np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2)}
+
+    filled = fill(call, chunks, invoke)["kv_cache_k_0"]
+    assert filled[0, :, 0].tolist() == filled[0, :, 1].tolist() == [7, 8, 3, 4, 5, 6]
+
+
+def test_a_cache_that_comes_whole_is_taken_as_it_is() -> None:
+    cache, positions = tensor("kv_cache_k_0", 1, 6), tensor("input_pos", 4, dtype="int32")
+    call = Call("main", SignatureInfo("prefill", (positions, cache), (cache,)))
+    chunks = [Chunk(start, plan(call.signature, start=start)) for start in (0, 4)]
+    filled = fill(call, chunks, lambda _, inputs: {"kv_cache_k_0": inputs["kv_cache_k_0"] + 1})
+    assert filled["kv_cache_k_0"].tolist() == [[2] * 6]
+
+
+@pytest.mark.parametrize(
+    ("cache", "part", "axis"),
+    [((1, 6, 2), (1, 4, 2), 1), ((1, 2, 6), (1, 2, 1), 2), ((1, 6, 2), (1, 6, 2), None), ((1, 6, 2), (1, 4, 1), None),
+     ((1, 6, 2), (4, 2), None)],
+)  # fmt: skip
+def test_a_cache_grows_along_the_one_axis_that_differs(cache: Any, part: Any, axis: int | None) -> None:
+    assert growing_axis(tensor("cache", *cache), tensor("part", *part)) == axis
+
+
+def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask() -> None:
+    cache, part, mask = (
+        tensor("kv_cache_k_0", 1, 6, 2),
+        tensor("kv_slice_k_0", 1, 4, 2),
+        tensor("mask", 1, 1, 4, 9),
+    )
+    assert cache_length(SignatureInfo("s", (cache, mask), (part,))) == 6
+    assert cache_length(SignatureInfo("s", (cache, mask), ())) == 9
+    assert cache_length(SignatureInfo("s", (cache,), ())) == 0
+
+
+def test_the_longest_prefill_with_the_readers_caches_is_taken() -> None:
+    cache, other = tensor("kv_cache_k_0", 1, 6, 2), tensor("kv_cache_k_0", 1, 8, 2)
+
+    def signature(name: str, length: int, held: TensorInfo = cache) -> SignatureInfo:
+        return SignatureInfo(name, (tensor("tokens", 1, length, dtype="int32"), held), ())
+
+    known = [signature("prefill_4", 4), signature("prefill_8", 8), signature("prefill_16", 16, other)]
+    known.append(signature("verify_32", 32))
+    reader = signature("decode", 1)
+    assert longest_prefill(known, reader) is known[1]
+    assert longest_prefill(known[2:], reader) is None
+    assert [new_tokens(each) for each in known] == [4, 8, 16, 32]
+    assert new_tokens(SignatureInfo("s", (tensor("embeddings", 1, 5, 64),), ())) == 5
+    assert new_tokens(SignatureInfo("s", (tensor("input_pos", 3, dtype="int32"),), ())) == 3
+    assert new_tokens(SignatureInfo("s", (tensor("x", 3),), ())) == 1

@@ -1,0 +1,224 @@
+"""What is compared, and how it is counted: two versions that are plain functions in place of models."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from edge_opt.proof.inputs import InputHint
+from edge_opt.proof.pair import (
+    Cut,
+    Outcome,
+    OutputProof,
+    ProofRequest,
+    from_plain,
+    index_name,
+    prove,
+    take,
+    to_plain,
+)
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Version = Callable[..., Any]
+
+
+def tensor(name: str, *shape: int, dtype: str = "float32", scales: tuple[float, ...] = ()) -> TensorInfo:
+    return TensorInfo(name, name, shape, shape, dtype, scales, (0,) * len(scales), axis=len(shape) - 1)
+
+
+X, Y = tensor("x", 4, 3), tensor("y", 4, 3)
+
+
+def compared(
+    before: Version,
+    after: Version,
+    inputs: tuple[TensorInfo, ...] = (X,),
+    output: TensorInfo = Y,
+    **request: Any,
+) -> Outcome:
+    """Each version gets the inputs in order, and gives the only output."""
+
+    def run(model: bytes, _: Any, makers: Iterable[Callable[[], dict[str, Any]]]) -> Iterable[dict[str, Any]]:
+        version = before if model == b"before" else after
+        return ({output.name: version(*maker().values())} for maker in makers)
+
+    signature = SignatureInfo("region", inputs, (output,))
+    told = {"kernels": ("xnnpack",), "hints": (), "seed": 0, "runs": 1, "kind": "realistic", "row_axes": ()}
+    return prove(b"before", b"after", (signature, signature), ProofRequest(**{**told, **request}), run)
+
+
+def only(outcome: Outcome) -> OutputProof:
+    (found,) = outcome.all()
+    return found
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+CODES = tensor("codes", 100, dtype="int8")
+
+
+def clipped(x: Any) -> Any:
+    return np.clip(x, -50, 60)
+
+
+def test_what_the_first_version_clipped_is_counted_apart_and_the_second_may_go_on() -> None:
+    values = np.arange(-100, 100).astype(np.int8)[:100]
+
+    def first(_: Any) -> Any:
+        return clipped(values)
+
+    found = only(compared(first, lambda _: values, (CODES,), CODES, limits=((-50, 60),)))
+    inside = int(np.count_nonzero((values > -50) & (values < 60)))
+    assert (found.saturated, found.short, found.open_rows.elements) == (100 - inside, 0, inside)
+    assert found.open_rows.bitwise
+    assert found.masked_rows is None
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "short"), [(60, 57, 3), (60, 61, 0), (-50, -46, 4), (-50, -51, 0)]
+)
+def test_what_turns_back_from_where_it_was_clipped_is_short_of_it(value: int, other: int, short: int) -> None:
+    limits = ((-50, 60),)
+    found = only(
+        compared(
+            lambda x: np.full_like(x, value), lambda x: np.full_like(x, other), (CODES,), CODES, limits=limits
+        )
+    )
+    assert (found.saturated, found.short, found.open_rows.elements) == (100, short, 0)
+
+
+def test_several_runs_add_up_and_the_worst_counts() -> None:
+    made = [np.full(100, value, np.int8) for value in (60, 0, 60)]
+    others = [made[0] - 1, made[1] + 1, made[2] - 4]
+    left, right = iter(made), iter(others)
+    found = only(
+        compared(lambda _: next(left), lambda _: next(right), (CODES,), CODES, limits=((-50, 60),), runs=3)
+    )
+    assert (found.saturated, found.short) == (200, 4)
+    assert (found.open_rows.elements, found.open_rows.differing, found.open_rows.max_abs) == (100, 100, 1)
+
+
+MASK = tensor("mask", 2, 3)
+
+
+@pytest.mark.parametrize(("axis", "apart"), [(0, 6), (None, None)])
+def test_rows_that_a_mask_closes_are_measured_apart_where_the_axis_is_known(
+    axis: int | None, apart: int | None
+) -> None:
+    """Four rows of an output are twice the mask's two, of which the second is closed."""
+    hints = (None, InputHint("mask", masked=-100.0, opened=0.0, masked_rows=(1,)))
+
+    def closed_rows_differ(x: Any, _: Any) -> Any:
+        return x + np.array([[0], [1], [0], [1]], np.float32)
+
+    found = only(compared(lambda x, _: x, closed_rows_differ, (X, MASK), hints=hints, row_axes=(axis,)))
+    if apart is None:
+        assert found.masked_rows is None
+        assert (found.open_rows.elements, found.open_rows.differing) == (12, 6)
+    else:
+        assert found.masked_rows is not None
+        assert (found.open_rows.elements, found.masked_rows.elements) == (6, apart)
+        assert (found.open_rows.differing, found.masked_rows.differing) == (0, 6)
+
+
+def test_rows_of_an_output_with_several_scales_are_not_measured_apart() -> None:
+    hints = (None, InputHint("mask", masked_rows=(1,)))
+    output = tensor("y", 4, 3, dtype="int8", scales=(0.5, 0.25, 0.125))
+    found = only(
+        compared(lambda x, _: x, lambda x, _: x, (tensor("x", 4, 3, dtype="int8"), MASK), output, hints=hints,
+                 row_axes=(0,))
+    )  # fmt: skip
+    assert (found.masked_rows, found.open_rows.elements) == (None, 12)
+
+
+def test_closed_rows_of_several_runs_are_merged() -> None:
+    hints = (None, InputHint("mask", masked=-100.0, opened=0.0, masked_rows=(0,)))
+    outcome = compared(lambda x, _: x, lambda x, _: x * 2, (X, MASK), hints=hints, row_axes=(0,), runs=2)
+    found = only(outcome)
+    assert found.masked_rows is not None
+    assert (found.masked_rows.elements, found.masked_rows.differing, found.open_rows.elements) == (12, 12, 12)
+    assert outcome.worst(lambda d: d.max_abs, masked=True) == found.masked_rows.max_abs > 0
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_both_versions_get_the_same_numbers_run_by_run(at_once: bool) -> None:
+    outcome = compared(same, same, runs=3, at_once=at_once, kernels=("xnnpack", "reference"))
+    assert outcome.bitwise
+    assert set(outcome.outputs) == {"xnnpack", "reference"}
+    assert [proof.open_rows.elements for proof in outcome.all()] == [36, 36]
+
+
+def test_each_version_gets_its_part_of_the_same_whole() -> None:
+    """The first reads two rows, the second one column of another version of it."""
+    rows, column = np.array([1, 3]), np.array([2])
+    cut = Cut(((8, 5),), (((rows, None),), ((rows, column),)))
+    seen: list[Any] = []
+
+    def first(x: Any) -> Any:
+        seen.append(x)
+        return x
+
+    def second(x: Any) -> Any:
+        seen.append(x)
+        return seen[0]
+
+    outcome = compared(first, second, (tensor("x", 2, 5),), tensor("y", 2, 5), cut=cut)
+    assert outcome.bitwise
+    assert (seen[0].shape, seen[1].shape) == ((2, 5), (2, 1))
+    assert np.array_equal(seen[0][:, [2]], seen[1])
+
+
+def test_indices_go_by_version_input_and_axis() -> None:
+    arrays = {index_name(1, 0, 1): np.array([2]), index_name(0, 1, 0): np.array([0, 4])}
+    found = Cut.received([[8, 5], [6]], arrays)
+    assert found.shapes == ((8, 5), (6,))
+    assert found.boxes[0][0] == (None, None)
+    assert found.boxes[0][1][0] is arrays["indices/0/1/0"]
+    assert found.boxes[1][0][1] is arrays["indices/1/0/1"]
+    assert take(np.arange(6).reshape(2, 3), (None, np.array([2, 0]))).tolist() == [[2, 0], [5, 3]]
+
+
+def test_an_output_in_another_shape_cannot_be_compared() -> None:
+    outcome = compared(same, lambda x: x[:2], limits=((-1, 1),))
+    assert outcome.mismatch == "output 0 ('y'): shape (4, 3) before, (2, 3) after"
+    assert outcome.worst(lambda d: d.max_abs) == float("inf")
+    assert not outcome.bitwise
+
+
+def test_results_that_tell_nothing_are_told_of() -> None:
+    assert compared(np.zeros_like, np.zeros_like).untold == "output 0 is the same value everywhere"
+    assert compared(same, same).untold == ""
+    rows = np.tile(np.arange(3, dtype=np.float32), (4, 1))
+    told = compared(lambda _: rows, lambda _: rows, parts=4).untold
+    assert told == "of the 4 parts of output 0 along axis 0 some are equal"
+
+
+def test_bitwise_means_everywhere_with_closed_rows_and_nothing_clipped() -> None:
+    fine = only(compared(same, same)).open_rows
+    worse = only(compared(same, lambda x: x + 1)).open_rows
+    assert Outcome({"xnnpack": (OutputProof(0, fine, fine),)}).bitwise
+    for proof in (OutputProof(0, worse), OutputProof(0, fine, worse), OutputProof(0, fine, saturated=1)):
+        outcome = Outcome({"reference": (OutputProof(0, fine),), "xnnpack": (OutputProof(0, fine), proof)})
+        assert not outcome.bitwise
+        assert outcome.bitwise_on("reference")
+        assert not outcome.bitwise_on("xnnpack")
+    assert not Outcome({}, mismatch="shapes").bitwise
+    assert not Outcome({"xnnpack": (OutputProof(0, fine),)}, mismatch="shapes").bitwise_on("xnnpack")
+
+
+def test_an_outcome_survives_the_way_from_the_worker() -> None:
+    hints = (None, InputHint("mask", masked_rows=(1,)))
+    for outcome in (
+        compared(lambda x, _: x, lambda x, _: x + 1, (X, MASK), hints=hints, row_axes=(0,)),
+        compared(same, lambda x: x[:2]),
+        compared(np.zeros_like, np.zeros_like),
+    ):
+        assert from_plain(json.loads(json.dumps(to_plain(outcome)))) == outcome
