@@ -218,8 +218,8 @@ def test_the_next_small_region_is_begun_while_one_is_proved() -> None:
 def test_closing_ends_what_still_runs() -> None:
     model = proof_models.endless()
     with RegionProver(workers=2, time_limit=600) as prover:
-        region, questions = prover._questions(layers("int16")[1][0], Demand())
-        endless = replace(next(questions), before=model, after=model, hints=(None,), row_axes=(None,))
+        region, question = next(prover._questions(layers("int16")[1][0], Demand()))
+        endless = replace(question, before=model, after=model, hints=(None,), row_axes=(None,))
         future = prover._begin(endless, region).proof
         with pytest.raises(TimeoutError):
             future.result(timeout=0.5)

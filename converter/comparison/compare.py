@@ -21,7 +21,7 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.graph_facts import least_entries, least_runs, with_entries
+from edge_opt.comparison.graph_facts import least_entries, least_runs, shaped_like, with_entries, with_lengths
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.comparison.shelf import Shelf
 from edge_opt.ir import load
@@ -213,6 +213,7 @@ class _Job:
         ours, theirs = self._describe(self.a), self._describe(self.b)
         for name in ours.keys() & theirs.keys():
             ours[name] = least_entries(ours[name], theirs[name])
+            theirs[name] = shaped_like(theirs[name], ours[name])
         self.described = ours, theirs
         names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
         self.steps = 2 * len(names) * len(kernel_sets)
@@ -233,7 +234,10 @@ class _Job:
         described = self.worker.describe(source.model)
         model = load(source.model)
         self.runs = max(self.runs, least_runs(model))
-        return {signature.name: signature for signature in with_entries(described, model)}
+        known = with_entries(described, model)
+        if source is self.a:
+            known = with_lengths(known, model)
+        return {signature.name: signature for signature in known}
 
     def _fill_caches(self, names: Sequence[str]) -> None:
         """Of realistic runs; caches of hostile ones hold what is hostile."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from edge_opt.ir import DType
 from edge_opt.ir.references import subgraph_indices
+from edge_opt.shapes.lengths import choose_lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from edge_opt.ir import Model, Operator, Tensor
-    from edge_opt.proof.tensors import SignatureInfo
+    from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 # Operators whose results have the numbers of these operands, as they are: an index stays one. None: of all operands.
 _FIRST, _ALL = (0,), None
@@ -31,20 +32,43 @@ _CARRIES: dict[str, tuple[int, ...] | None] = {
 
 def with_entries(described: Iterable[SignatureInfo], model: Model) -> list[SignatureInfo]:
     """The signatures as the runtime describes them; inputs that index a table know how many entries it has."""
-    signatures = {signature.key: signature for signature in model.signatures}
-    found = []
-    for info in described:
-        signature = signatures.get(info.name)
-        if signature is None or info.positional:
-            tensors = list(model.subgraphs[0].inputs)
-        else:
-            tensors = [signature.inputs[entry.name] for entry in info.inputs]
-        inputs = (
-            replace(one, entries=_entries(model, tensor))
-            for one, tensor in zip(info.inputs, tensors, strict=True)
-        )
-        found.append(replace(info, inputs=tuple(inputs)))
-    return found
+    return [
+        _with_inputs(info, model, lambda one, tensor: replace(one, entries=_entries(model, tensor)))
+        for info in described
+    ]
+
+
+def with_lengths(described: Iterable[SignatureInfo], model: Model) -> list[SignatureInfo]:
+    """The signatures with a size for each length that is known only at run time, where some can go together."""
+    lengths = choose_lengths(model)
+    shapes = lengths[0].shapes if lengths else {}
+    return [
+        _with_inputs(info, model, lambda one, tensor: replace(one, shape=shapes.get(tensor, one.shape)))
+        for info in described
+    ]
+
+
+def shaped_like(one: SignatureInfo, other: SignatureInfo) -> SignatureInfo:
+    """The first signature, with the lengths that the other's inputs of the same name (or place) were given."""
+    shapes = {info.name: info.shape for info in other.inputs}
+    if one.positional and other.positional:
+        shapes = {mine.name: info.shape for mine, info in zip(one.inputs, other.inputs, strict=False)}
+    inputs = (
+        replace(info, shape=shapes.get(info.name, info.shape)) if -1 in info.declared else info
+        for info in one.inputs
+    )
+    return replace(one, inputs=tuple(inputs))
+
+
+def _with_inputs(
+    info: SignatureInfo, model: Model, changed: Callable[[TensorInfo, Tensor], TensorInfo]
+) -> SignatureInfo:
+    signature = next((own for own in model.signatures if own.key == info.name), None)
+    if signature is None or info.positional:
+        tensors = list(model.subgraphs[0].inputs)
+    else:
+        tensors = [signature.inputs[entry.name] for entry in info.inputs]
+    return replace(info, inputs=tuple(map(changed, info.inputs, tensors)))
 
 
 def least_entries(one: SignatureInfo, other: SignatureInfo) -> SignatureInfo:

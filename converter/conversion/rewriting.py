@@ -12,6 +12,8 @@ from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.open_lengths import settled
+from edge_opt.passes.shapes_above import ShapesAbove
 from edge_opt.schema.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -69,17 +71,19 @@ def rewrite(
         if progress is not None:
             progress("rewriting", len(result.sites), max(total, len(result.sites)))
 
-    for name, graph in entries:
-        if id(graph) not in graphs:
-            continue
-        graphs.discard(id(graph))
-        context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
-        before = len(result.sites)
-        for chosen_pass in passes:
-            run_pass(chosen_pass, context)
-        own, split = result.sites[before:], PASSES[MhaToSha.name] in passes
-        for site in attention_left(model, graph, context.signature, own, split=split):
-            on_site(site)
+    with settled(model) as open_lengths:
+        for name, graph in entries:
+            if id(graph) not in graphs:
+                continue
+            graphs.discard(id(graph))
+            context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+            context.open_lengths = open_lengths
+            before = len(result.sites)
+            for chosen_pass in (ShapesAbove(), *passes) if open_lengths else passes:
+                run_pass(chosen_pass, context)
+            own, split = result.sites[before:], PASSES[MhaToSha.name] in passes
+            for site in attention_left(model, graph, context.signature, own, split=split):
+                on_site(site)
     own = result.sites[done:]
     if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,22 +10,43 @@ import numpy as np
 from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
+from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from edge_opt.ir.graph import Shape
+
 
 def cut_out(
-    model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    model: Model,
+    operators: Sequence[Operator],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    shapes: Mapping[Tensor, Shape] = MappingProxyType({}),
+    values: Mapping[Tensor, NDArray[np.generic]] = MappingProxyType({}),
 ) -> Model:
-    """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes."""
-    return _Copier(model).region(operators, inputs, outputs)
+    """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes.
+
+    `shapes`: of tensors that are to have others than their own. `values`: tensors read from outside that become
+    constants.
+    """
+    return _Copier(model, shapes, values).region(operators, inputs, outputs)
 
 
 class _Copier:
-    def __init__(self, source: Model) -> None:
+    def __init__(
+        self,
+        source: Model,
+        shapes: Mapping[Tensor, Shape],
+        values: Mapping[Tensor, NDArray[np.generic]],
+    ) -> None:
         self._source = source
+        self._shapes = shapes
+        self._values = values
         self._result = Model()
         self._moved: dict[int, int] = {}
 
@@ -46,7 +68,9 @@ class _Copier:
 
         def copy(tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
-                copies[id(tensor)] = graph.add_tensor(_copied(tensor, str(len(copies))))
+                name, shape = str(len(copies)), self._shapes.get(tensor, tensor.shape)
+                value = self._values.get(tensor)
+                copies[id(tensor)] = graph.add_tensor(_copied(tensor, name, shape, value))
             return copies[id(tensor)]
 
         graph.inputs = [copy(tensor) for tensor in inputs]
@@ -83,14 +107,14 @@ def _custom(operator: Operator) -> Table | None:
     return new_table("Operator", **{name: operator.table.fields.get(name) for name in fields})
 
 
-def _copied(tensor: Tensor, name: str) -> Tensor:
-    buffer = None
+def _copied(tensor: Tensor, name: str, shape: Shape, value: NDArray[np.generic] | None) -> Tensor:
+    buffer = None if value is None else Buffer(Data(value.tobytes()))
     if tensor.is_constant:
         assert tensor.buffer is not None
         buffer = Buffer(tensor.buffer.data)
     return Tensor(
         name,
-        tensor.shape,
+        shape,
         tensor.dtype,
         quantization=tensor.quantization,
         buffer=buffer,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from edge_opt.ir import Constants, Model, Operator, Subgraph
+    from edge_opt.passes.open_lengths import OpenLengths
     from edge_opt.targets import Target
 
 
@@ -218,6 +219,14 @@ class Context:
     sharing: list[Operator] = field(default_factory=list)
     added: list[Operator] = field(default_factory=list)
     frame: Frame | None = None
+    open_lengths: OpenLengths | None = None
+
+    def built(self, site: Site) -> Rewrite | Refusal:
+        """The rewrite of a site, for all lengths."""
+        rewrite = site.build()
+        if isinstance(rewrite, Refusal) or self.open_lengths is None:
+            return rewrite
+        return self.open_lengths.opened(rewrite, self.constants)
 
     @property
     def frozen(self) -> str:
@@ -262,7 +271,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         context.frame = Frame(context.model, context.subgraph)
     begun: set[Operator] = set()
     if context.prover is not None:
-        context.prover.expect(_coming(chosen, list(sites), begun))
+        context.prover.expect(_coming(chosen, context, list(sites), begun))
     while sites:
         site = sites.popleft()
         begun.add(site.operator)
@@ -293,13 +302,13 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
 
 
 def _coming(
-    chosen: Pass, sites: Iterable[Site | SkippedSite], begun: Collection[Operator]
+    chosen: Pass, context: Context, sites: Iterable[Site | SkippedSite], begun: Collection[Operator]
 ) -> Iterator[tuple[Rewrite, Demand]]:
     """What would be asked of the sites that are not begun, were the graph to stay as it is."""
     for site in sites:
         if site.operator in begun or isinstance(site, SkippedSite) or site.unproved:
             continue
-        rewrite = site.build()
+        rewrite = context.built(site)
         if isinstance(rewrite, Rewrite):
             yield rewrite, site.demand or chosen.demand
 
@@ -319,7 +328,7 @@ def _finish(chosen: Pass, context: Context) -> None:
 
 
 def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
-    rewrite = site.build()
+    rewrite = context.built(site)
     if isinstance(rewrite, Refusal):
         report.reason = str(rewrite)
         return

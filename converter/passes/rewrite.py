@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_opt.attention.factors import Factored
     from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
     from edge_opt.shapes.dimension import Shape
+    from edge_opt.shapes.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Rewrite:
     proof runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are
     not named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so,
     with the one that each is a copy of. `parts` counts the heads or tiles that the new region makes apart: results
-    that do not tell them apart prove nothing.
+    that do not tell them apart prove nothing. `lengths`: the choices of sizes at which to prove, where some are known
+    only at run time.
     """
 
     subgraph: Subgraph
@@ -70,6 +72,7 @@ class Rewrite:
     spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
     moved: Mapping[Operator, Operator] = field(default_factory=dict)
     parts: int = 1
+    lengths: tuple[Lengths, ...] = ()
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, constants left out, in order of first use."""

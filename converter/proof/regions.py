@@ -19,6 +19,7 @@ from edge_opt.proof.judging import all_of
 from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
 from edge_opt.proof.structure import structure
+from edge_opt.shapes.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,29 +108,34 @@ class RegionProver:
             RuntimeUnavailable: no worker can be started, so nothing can be proved of any region.
         """
         self.regions += 1
-        region, questions = self._questions(rewrite, demand)
         proofs: list[Proof] = []
-        for question in questions:
+        for region, question in self._questions(rewrite, demand):
             proofs.append(self._answer(question, region))
             if not proofs[-1].holds:
                 return proofs[-1]
         return all_of(proofs)
 
-    def _questions(self, rewrite: Rewrite, demand: Demand) -> tuple[Region, Iterator[Question]]:
-        """The region cut out, and what to ask of it, one after the other."""
-        inputs = rewrite.inputs()
+    def _questions(self, rewrite: Rewrite, demand: Demand) -> Iterator[tuple[Region, Question]]:
+        """The region cut out, and what to ask of it, one after the other; for each choice of lengths anew."""
         old, new, outputs = _changed(rewrite)
         model = rewrite.calls or Model()
-        old_model, new_model = cut_out(model, old, inputs, outputs), cut_out(model, new, inputs, outputs)
         saturation = rewrite.saturation
         limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
-        at_once = peak_bytes(old_model) + peak_bytes(new_model) <= _AT_ONCE_BYTES
-        before, after = to_bytes(old_model), to_bytes(new_model)
-        questions = (
-            Question(before, after, demand, *known, limits, not place, at_once, rewrite.parts)
-            for place, known in enumerate(_runs(rewrite, inputs))
-        )
-        return Region(old_model, new_model, self._name(rewrite)), questions
+        for at in rewrite.lengths or (Lengths({}, {}),):
+            # What follows from the lengths is no input: another number would not fit.
+            fixed = {tensor: at.values[tensor] for tensor in rewrite.inputs() if tensor in at.values}
+            inputs = tuple(tensor for tensor in rewrite.inputs() if tensor not in fixed)
+            old_model = cut_out(model, old, inputs, outputs, at.shapes, fixed)
+            new_model = cut_out(model, new, inputs, outputs, at.shapes, fixed)
+            at_once = peak_bytes(old_model) + peak_bytes(new_model) <= _AT_ONCE_BYTES
+            before, after = to_bytes(old_model), to_bytes(new_model)
+            region = Region(old_model, new_model, self._name(rewrite))
+            for place, known in enumerate(_runs(rewrite, inputs, at)):
+                parts = rewrite.parts if at.tells else 1
+                yield (
+                    region,
+                    Question(before, after, demand, *known, limits, not place, at_once, parts),
+                )
 
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""
@@ -165,8 +171,7 @@ class RegionProver:
             coming = next(self._coming, None)
             if coming is None:
                 return
-            region, questions = self._questions(*coming)
-            question = next(questions)
+            region, question = next(self._questions(*coming))
             key = question.digest()
             if key not in self._known and key not in self._begun:
                 self._begun[key] = self._begin(question, region)
@@ -221,16 +226,21 @@ def _leading_to(operators: Sequence[Operator], outputs: Sequence[Tensor]) -> lis
 _Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
 
-def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_Known]:
+def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...], at: Lengths) -> Iterator[_Known]:
     """What the worker must know of the inputs, run by run; the last closes every row, if that must be equal too."""
     for spreads in rewrite.spreads:
-        yield _hints(rewrite, inputs, spreads)
+        yield _hints(rewrite, inputs, at, spreads)
     if rewrite.mask is not None and rewrite.mask.exact:
-        yield _hints(rewrite, inputs, rewrite.spreads[0], close_all=True)
+        yield _hints(rewrite, inputs, at, rewrite.spreads[0], close_all=True)
 
 
 def _hints(
-    rewrite: Rewrite, inputs: tuple[Tensor, ...], spreads: Mapping[Tensor, float], *, close_all: bool = False
+    rewrite: Rewrite,
+    inputs: tuple[Tensor, ...],
+    at: Lengths,
+    spreads: Mapping[Tensor, float],
+    *,
+    close_all: bool = False,
 ) -> _Known:
     """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
     mask = rewrite.mask
@@ -238,7 +248,8 @@ def _hints(
     if mask is None:
         return (data if any(data) else ()), ()
     axes = rewrite.mask_axes()
-    rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
+    shape = at.shapes.get(mask.tensor, mask.tensor.shape)
+    rows = shape[-2] if len(shape) > 1 else 1
     apart = not close_all and None not in axes
     closed = tuple(range(rows)) if close_all else (rows - 1,) * apart
     hint = InputHint("mask", mask.masked, mask.opened, closed)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.shapes.call import Fact
+    from edge_opt.shapes.call import Array, Fact
     from edge_opt.shapes.dimension import Shape
     from edge_opt.shapes.errors import ShapeError
     from edge_opt.shapes.report import Stated
@@ -33,6 +33,8 @@ class Findings:
             _states_rank(tensor) for graph in model.subgraphs for tensor in graph.tensors
         )
         self._shapes: dict[Tensor, Shape | None] = {}
+        self._values: dict[Tensor, Array] = {}
+        self._refused: list[Operator] = []
         self._reported: dict[tuple[int, str, str], Disagreement] = {}
         self._wrong: set[Tensor] = set()
         self._unknown: set[Tensor] = set()
@@ -47,6 +49,10 @@ class Findings:
             return tensor.shape
         shape = recorded_shape(tensor)
         return () if shape is None and not self._states_ranks else shape
+
+    def valued(self, tensor: Tensor, value: Array) -> None:
+        """Take up the numbers of a result, as far as they follow from shapes."""
+        self._values[tensor] = value
 
     def given(self, facts: Mapping[Tensor, Fact]) -> None:
         """Take up a subgraph's inputs."""
@@ -79,6 +85,7 @@ class Findings:
     def refused(self, place: Place, error: ShapeError) -> None:
         """Take up an operator whose inputs cannot go together."""
         op = place[2]
+        self._refused.append(op)
         tensor = next((t for t in (*op.outputs, *op.inputs) if t is not None), None)
         if tensor is not None:
             self._report(place, tensor, (self.recorded(tensor), None), error.detail)
@@ -117,7 +124,9 @@ class Findings:
     def report(self) -> ShapeReport:
         """The outcome."""
         count = sum(len(subgraph.tensors) for subgraph in self._model.subgraphs)
-        return ShapeReport(count, len(self._unknown), tuple(self._reported.values()), self._shapes)
+        found = tuple(self._reported.values())
+        refused = tuple(self._refused)
+        return ShapeReport(count, len(self._unknown), found, self._shapes, self._values, refused)
 
 
 def _states_rank(tensor: Tensor) -> bool:

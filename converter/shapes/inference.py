@@ -154,6 +154,8 @@ class _Derivation:
         for tensor, shape, value in zip(op.outputs, shapes, values, strict=True):
             known = self._findings.compared(place, tensor, shape)
             facts[tensor] = Fact(known, value if shape is not None else None)
+            if value is not None and shape is not None:
+                self._findings.valued(tensor, value)
         self._findings.typed(place)
 
     def _take_recorded(self, op: Operator, facts: dict[Tensor, Fact]) -> None:

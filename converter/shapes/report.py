@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from edge_opt.shapes.dimension import DYNAMIC, shape_text
 
 if TYPE_CHECKING:
-    from edge_opt.ir import Tensor
+    from edge_opt.ir import Operator, Tensor
+    from edge_opt.shapes.call import Array
     from edge_opt.shapes.dimension import Shape
 
 Stated: TypeAlias = "Shape | str | None"
@@ -74,12 +75,17 @@ def _plain(stated: Stated) -> list[int] | str | None:
 
 @dataclass(frozen=True, slots=True)
 class ShapeReport:
-    """The outcome for a whole model: `derived` tensors have a derived or given shape, `unknown` ones have not."""
+    """The outcome for a whole model: `derived` tensors have a derived or given shape, `unknown` ones have not.
+
+    `values` are the small numbers that follow from shapes, `refused` the operators whose inputs cannot go together.
+    """
 
     tensors: int
     unknown: int
     disagreements: tuple[Disagreement, ...]
     shapes: dict[Tensor, Shape | None] = field(repr=False)
+    values: dict[Tensor, Array] = field(default_factory=dict, repr=False)
+    refused: tuple[Operator, ...] = ()
 
     @property
     def derived(self) -> int:

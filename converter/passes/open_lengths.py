@@ -1,0 +1,205 @@
+"""Lengths known only at run time: settled while a model is rewritten, open again in what is written.
+
+With every axis at a size that no other has, passes see a model of known shapes. What they make is then made true for
+all lengths: a size that follows from them becomes -1, or the end of its axis. Proofs run at several choices.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_opt.attention.labelling import constant_reader
+from edge_opt.attention.refusal import Refusal
+from edge_opt.ir import Operator
+from edge_opt.ir.versions import operator_version
+from edge_opt.schema.table import Table, new_table
+from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes.lengths import choose_lengths, open_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_opt.ir import Constants, Model, Shape, Tensor
+    from edge_opt.passes.rewrite import Rewrite
+    from edge_opt.shapes.call import Array
+    from edge_opt.shapes.lengths import Lengths
+
+_OPEN = -1
+
+
+@contextmanager
+def settled(model: Model) -> Iterator[OpenLengths | None]:
+    """Within the block every tensor has the shape of the first choice; None where no length is open, or none fits."""
+    lengths = choose_lengths(model)
+    if not lengths:
+        yield None
+        return
+    known = OpenLengths(model, lengths)
+    known.settle()
+    try:
+        yield known
+    finally:
+        known.restore()
+
+
+class OpenLengths:
+    """The lengths of one model, from `settle` to `restore`."""
+
+    def __init__(self, model: Model, lengths: tuple[Lengths, ...]) -> None:
+        self.lengths = lengths
+        self._model = model
+        self._open = open_sizes(lengths)
+        self._recorded: dict[Tensor, tuple[Shape, Shape | None]] = {}
+
+    def settle(self) -> None:
+        """Give every tensor the shape of the first choice."""
+        for graph in self._model.subgraphs:
+            for tensor in graph.tensors:
+                shape = self.lengths[0].shapes.get(tensor)
+                self._recorded[tensor] = tensor.shape, tensor.shape_signature
+                if shape is not None and not tensor.is_constant:
+                    tensor.shape, tensor.shape_signature = shape, None
+
+    def restore(self) -> None:
+        """Give old tensors what the file records, and new ones -1 for what differs between the choices."""
+        first, second = self.lengths[0].shapes, self.lengths[1].shapes
+        for graph in self._model.subgraphs:
+            for tensor in graph.tensors:
+                if tensor in self._recorded:
+                    tensor.shape, tensor.shape_signature = self._recorded[tensor]
+                elif first.get(tensor) != second.get(tensor):
+                    signature = tuple(
+                        _OPEN if a != b else a for a, b in zip(first[tensor], second[tensor], strict=True)
+                    )
+                    tensor.shape = tuple(1 if size == _OPEN else size for size in signature)
+                    tensor.shape_signature = signature
+
+    def opened(self, rewrite: Rewrite, constants: Constants) -> Rewrite | Refusal:
+        """The rewrite for all lengths, to be proved at several."""
+        new: list[Operator] = []
+        kept = set(rewrite.old)
+        for operator in rewrite.new:
+            made = operator if operator in kept else self._operator(operator, constants)
+            if isinstance(made, Refusal):
+                return made
+            new.append(made)
+        for lengths in self.lengths:
+            for operator in new:
+                refusal = _derived(operator, lengths, self.lengths[0])
+                if refusal is not None:
+                    return refusal
+        return replace(rewrite, new=tuple(new), lengths=self.lengths)
+
+    def _is_open(self, size: int) -> bool:
+        return size > 1 and any(size % own == 0 for own in self._open)
+
+    def _operator(self, operator: Operator, constants: Constants) -> Operator | Refusal:
+        """The operator with its sizes open, where they are a constant that it reads."""
+        rule = _RULES.get(operator.name)
+        tensor = None if rule is None else operator.inputs[rule[0]]
+        if rule is None or tensor is None or not tensor.has_numbers:
+            return operator
+        index, opening = rule
+        sizes = tensor.array().copy()
+        places = [i for i, size in enumerate(sizes.ravel()) if self._is_open(int(size))]
+        if not places:
+            return operator
+        if operator.name == "RESHAPE" and len(places) > 1:
+            return self._squeezed(operator)
+        options = operator.options and Table(operator.options.spec, dict(operator.options.fields))
+        refusal = opening(operator, places, sizes, options)
+        if refusal is not None:
+            return refusal
+        inputs = list(operator.inputs)
+        inputs[index] = constants.make(tensor.name, sizes, tensor.dtype)
+        return Operator(operator.code, inputs, operator.outputs, options, operator.table)
+
+    def _squeezed(self, operator: Operator) -> Operator | Refusal:
+        """A RESHAPE that only drops axes of size 1, as an operator that needs no sizes."""
+        source, result = operator.input(0), operator.output
+        dropped = [axis for axis, size in enumerate(source.shape) if size == 1]
+        if result.shape != tuple(size for size in source.shape if size != 1):
+            return Refusal("a RESHAPE to several lengths that are known only at run time", operator)
+        options = new_table("SqueezeOptions", squeeze_dims=np.array(dropped, np.int32))
+        code = self._model.operator_code(
+            "SQUEEZE", operator_version("SQUEEZE", source.dtype, len(source.shape))
+        )
+        return Operator(code, [source], [result], options)
+
+
+def _reshape(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
+    sizes[places[0]] = _OPEN
+    if options is not None and options.has("new_shape"):
+        options.set("new_shape", sizes.astype(np.int32))
+    return None
+
+
+def _slice(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
+    begins, whole = constant_reader(operator)(1), operator.input(0).shape
+    if begins is None or any(begins[i] + sizes[i] != whole[i] for i in places):
+        return Refusal("a slice ends within an axis whose length is known only at run time", operator)
+    sizes[places] = _OPEN
+    return None
+
+
+def _strided_slice(
+    operator: Operator, places: list[int], sizes: Array, options: Table | None
+) -> Refusal | None:
+    if options is None or any(sizes[i] != operator.input(0).shape[i] for i in places):
+        return Refusal("a slice ends within an axis whose length is known only at run time", operator)
+    options.set("end_mask", int(options.get("end_mask")) | sum(1 << i for i in places))
+    return None
+
+
+def _fixed(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
+    return Refusal(f"a {operator.name} by a length that is known only at run time", operator)
+
+
+_RULES: dict[str, tuple[int, Callable[[Operator, list[int], Array, Table | None], Refusal | None]]] = {
+    "RESHAPE": (1, _reshape),
+    "SLICE": (2, _slice),
+    "STRIDED_SLICE": (2, _strided_slice),
+    "BROADCAST_TO": (1, _fixed),
+    "FILL": (0, _fixed),
+    "SPLIT_V": (1, _fixed),
+    "TILE": (1, _fixed),
+}
+"""Which input of an operator holds sizes, and how they are opened; others hold none, or a proof fails."""
+
+
+def _derived(operator: Operator, lengths: Lengths, first: Lengths) -> Refusal | None:
+    """Take up the shapes of an operator's results with one choice of lengths."""
+    shapes = [None if t is None else lengths.shapes.get(t, t.shape) for t in operator.inputs]
+    read = constant_reader(operator)
+
+    def value(index: int) -> Array | None:
+        tensor = operator.inputs[index]
+        return lengths.values[tensor] if tensor in lengths.values else read(index)
+
+    try:
+        results = infer_operator(operator, shapes, value)
+    except ShapeError as error:
+        return Refusal(f"with other lengths: {error}", operator)
+    for tensor, found in zip(operator.outputs, results, strict=True):
+        known = found is not None and _OPEN not in found
+        shape = found if found is not None and known else _by_sizes(operator, tensor, lengths, first)
+        if lengths.shapes.setdefault(tensor, shape) != shape:
+            return Refusal(
+                "another shape with other lengths", operator, tensor, str(lengths.shapes[tensor]), str(shape)
+            )
+    return None
+
+
+def _by_sizes(operator: Operator, tensor: Tensor, lengths: Lengths, first: Lengths) -> Shape:
+    """Of a composite's result: what its operands' sizes of the first choice have become."""
+    sizes = {
+        size: other
+        for source in operator.inputs
+        if source is not None and source in first.shapes
+        for size, other in zip(first.shapes[source], lengths.shapes[source], strict=True)
+    }
+    return tuple(sizes.get(size, size) for size in tensor.shape)

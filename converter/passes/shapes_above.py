@@ -1,0 +1,147 @@
+"""What the graph asks of an attention block's shapes, asked above the block: else the block would wait for itself.
+
+An exporter that leaves lengths open makes masks, and targets of RESHAPEs, from the shape of queries, logits and
+probabilities. SHAPE reads such a tensor whole, but its result follows from lengths that tensors further up have.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.labelling import DEEPEST
+from edge_opt.attention.rules import MOVEMENT, RULES, is_product
+from edge_opt.ir import topological
+from edge_opt.passes.contract import Context, Demand, Pass, Site
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.schema.table import new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from edge_opt.ir import Operator, Tensor
+    from edge_opt.passes.open_lengths import OpenLengths
+
+
+class ShapesAbove(Pass):
+    """SHAPE of a tensor becomes the sizes of tensors above it, joined: `[B,N,T,S]` = B of q, N, T of q, S of k.
+
+    Which axis above has a size is known from several choices of lengths: it has it, or a part of it, in all of them.
+    """
+
+    name: ClassVar[str] = "shapes_above"
+    summary: ClassVar[str] = "asks for lengths known only at run time above attention, not inside it"
+    demand: ClassVar[Demand] = Demand("bitwise")
+
+    def sites(self, context: Context) -> Iterable[Site]:
+        """One for each SHAPE of what leads to or from a product of activations."""
+        known = context.open_lengths
+        for operator in list(context.subgraph.operators) if known else ():
+            if operator.name != "SHAPE" or known is None:
+                continue
+            between, edges = _above(operator.input(0))
+            if between and (any(map(is_product, between)) or _leads_to_product(operator.input(0))):
+                made = _Sizes(context, known, operator, edges).made()
+                if made:
+                    old = topological([*between, operator])
+                    new = (*old[:-1], *made)
+                    rewrite = Rewrite(context.subgraph, tuple(old), new, operator, calls=context.model)
+                    yield Site(operator, partial(_same, rewrite))
+
+
+def _same(rewrite: Rewrite) -> Rewrite:
+    return rewrite
+
+
+def _above(tensor: Tensor) -> tuple[list[Operator], list[Tensor]]:
+    """The operators between a tensor and those above it that attention does not reach, and these tensors."""
+    between: dict[Operator, None] = {}
+    edges: dict[Tensor, None] = {}
+    pending = [tensor]
+    while pending and len(between) < DEEPEST:
+        current = pending.pop()
+        operator = current.producer
+        inside = operator is not None and (operator.name in RULES and _is_followed(operator))
+        if operator is None or not inside:
+            edges.setdefault(current)
+        elif operator not in between:
+            between[operator] = None
+            read = operator.inputs[:1] if operator.name in MOVEMENT else operator.inputs
+            pending += [source for source in read if source is not None and not source.is_constant]
+    return list(between), list(edges)
+
+
+def _is_followed(operator: Operator) -> bool:
+    return operator.name != "FULLY_CONNECTED" or is_product(operator)
+
+
+def _leads_to_product(tensor: Tensor) -> bool:
+    pending, seen = [tensor], {id(tensor)}
+    while pending and len(seen) < DEEPEST:
+        for operator in pending.pop().consumers:
+            if is_product(operator):
+                return True
+            if operator.name in RULES and _is_followed(operator):
+                pending += [result for result in operator.outputs if id(result) not in seen]
+                seen.update(id(result) for result in operator.outputs)
+    return False
+
+
+class _Sizes:
+    """Makes the result of one SHAPE of the sizes of other tensors."""
+
+    def __init__(
+        self, context: Context, known: OpenLengths, operator: Operator, edges: Sequence[Tensor]
+    ) -> None:
+        self._assembly = Assembly(context.model, context.constants)
+        self._constants = context.constants
+        self._shapes = [lengths.shapes for lengths in known.lengths]
+        self._operator = operator
+        self._edges = edges
+
+    def made(self) -> list[Operator]:
+        """The operators that define it; none where a size is that of no tensor above."""
+        shape, result = self._operator.input(0), self._operator.output
+        parts: list[Tensor] = []
+        for axis in range(len(shape.shape)):
+            part = self._part([shapes[shape][axis] for shapes in self._shapes])
+            if part is None:
+                return []
+            parts.append(part)
+        options = new_table("ConcatenationOptions", axis=0)
+        self._assembly.emit("CONCATENATION", parts, [result], options)
+        return self._assembly.finished(result)
+
+    def _part(self, sizes: list[int]) -> Tensor | None:
+        """One size as a vector of length 1; `sizes`: what it is in each choice of lengths."""
+        if len(set(sizes)) == 1:
+            return self._number(sizes[0])
+        for tensor in self._edges:
+            own = [shapes.get(tensor, tensor.shape) for shapes in self._shapes]
+            for axis, columns in enumerate(zip(*own, strict=True)):
+                times = {divmod(size, part) for size, part in zip(sizes, columns, strict=True)}
+                if len(set(columns)) > 1 and len(times) == 1 and (found := times.pop())[1] == 0:
+                    return self._axis(tensor, axis, found[0])
+        return None
+
+    def _number(self, size: int) -> Tensor:
+        like = self._operator.output
+        return self._constants.make(f"{like.name}/size", np.array([size], like.dtype.numpy), like.dtype)
+
+    def _axis(self, tensor: Tensor, axis: int, times: int) -> Tensor:
+        like, make = self._operator.output, self._assembly
+        whole = make.tensor(f"{like.name}/of", (len(tensor.shape),), like)
+        make.emit("SHAPE", [tensor], [whole], new_table("ShapeOptions", out_type=int(like.dtype)))
+        part = make.tensor(f"{like.name}/axis_{axis}", (1,), like)
+        place = [
+            make.integers(f"{like.name}/{word}", [value]) for word, value in (("begin", axis), ("count", 1))
+        ]
+        make.emit("SLICE", [whole, *place], [part], new_table("SliceOptions"))
+        if times == 1:
+            return part
+        result = make.tensor(f"{like.name}/axis_{axis}_times", (1,), like)
+        make.emit("MUL", [part, self._number(times)], [result], new_table("MulOptions"))
+        return result

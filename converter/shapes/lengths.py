@@ -1,0 +1,245 @@
+"""Sizes for a model whose lengths are known only at run time, such that all its operators accept them.
+
+Each axis that the file leaves open in a graph input gets a prime, in every choice another. Two axes get the same one
+where an operator does not take its inputs otherwise. Nothing here changes a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.inference import derive
+from edge_opt.shapes.single import infer_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from edge_opt.ir import Model, Operator, Tensor
+    from edge_opt.shapes.call import Array
+    from edge_opt.shapes.dimension import Shape
+    from edge_opt.shapes.report import ShapeReport
+
+_FIRST = 11
+_ATTEMPTS = 50
+_Axis: TypeAlias = "tuple[Tensor, int]"
+_Pair: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """One choice: the shape that every tensor has with it, and the small numbers that follow from shapes.
+
+    `tells`: results at it can differ from head to head; over a single key the probabilities are 1 in all of them.
+    """
+
+    shapes: dict[Tensor, Shape]
+    values: dict[Tensor, Array]
+    tells: bool = True
+
+
+def choose_lengths(model: Model) -> tuple[Lengths, ...]:
+    """Two choices that agree in no open size, and all lengths 1 where the operators take that.
+
+    Nothing where no length is open, or no choice was found.
+    """
+    axes = list(_open_inputs(model))
+    if not axes:
+        return ()
+    primes = _Primes(model)
+    for _ in range(_ATTEMPTS):
+        found = _settled(_Choice(model, _same_names(model, axes), primes))
+        if found is None:
+            return ()
+        both = found.lengths(0), found.lengths(1)
+        clash = open_sizes(both) & set(primes.divisors)
+        if not clash:
+            return (*both, *found.ones())
+        primes.drop_first()
+    return ()
+
+
+def open_sizes(lengths: Sequence[Lengths]) -> set[int]:
+    """The sizes in the first choice of axes that another choice gives another size."""
+    first, second = lengths[0].shapes, lengths[1].shapes
+    return {
+        size
+        for tensor, shape in first.items()
+        for size, other in zip(shape, second.get(tensor, shape), strict=False)
+        if size != other
+    }
+
+
+def _open_inputs(model: Model) -> Iterator[_Axis]:
+    for _, graph in model.entry_points():
+        for tensor in graph.inputs:
+            for axis, size in enumerate(tensor.shape_signature or ()):
+                if size < 0:
+                    yield tensor, axis
+
+
+def _same_names(model: Model, axes: Sequence[_Axis]) -> dict[_Axis, int]:
+    """A group for each axis; an input that several signatures have under one name has one length in all of them."""
+    names = {
+        (tensor, axis): (name, axis)
+        for signature in model.signatures
+        for name, tensor in signature.inputs.items()
+        for axis in range(len(tensor.shape))
+    }
+    groups: dict[object, int] = {}
+    return {axis: groups.setdefault(names.get(axis, axis), len(groups)) for axis in axes}
+
+
+class _Primes:
+    """Primes that divide no size that the file records, so that an open size cannot pass for another."""
+
+    def __init__(self, model: Model) -> None:
+        sizes = {
+            size
+            for graph in model.subgraphs
+            for tensor in graph.tensors
+            for size, stated in zip(tensor.shape, tensor.shape_signature or tensor.shape, strict=False)
+            if stated > 1
+        }
+        self.divisors = {d for size in sizes for d in _divisors(size)}
+        self._found = [p for p in range(_FIRST, 4000) if len(_divisors(p)) == 1 and p not in self.divisors]
+
+    def drop_first(self) -> None:
+        del self._found[0]
+
+    def choice(self, which: int, count: int) -> list[int]:
+        return self._found[which * count : (which + 1) * count]
+
+
+def _divisors(size: int) -> set[int]:
+    """All but 1."""
+    small = {d for d in range(2, int(size**0.5) + 1) if size % d == 0}
+    return small | {size // d for d in small} | {size}
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which axes have one size; the groups' order is that of the sizes."""
+
+    model: Model
+    groups: dict[_Axis, int]
+    primes: _Primes
+
+    def sizes(self, which: int) -> list[int]:
+        return self.primes.choice(which, max(self.groups.values()) + 1)
+
+    def report(self, sizes: Sequence[int]) -> ShapeReport:
+        inputs = {tensor: list(tensor.shape) for tensor, _ in self.groups}
+        for (tensor, axis), group in self.groups.items():
+            inputs[tensor][axis] = sizes[group]
+        return derive(self.model, resize=inputs)
+
+    def lengths(self, which: int) -> Lengths:
+        return _lengths(self.report(self.sizes(which)))
+
+    def ones(self) -> list[Lengths]:
+        report = self.report([1] * (max(self.groups.values()) + 1))
+        return [] if report.refused else [replace(_lengths(report), tells=False)]
+
+    def joined(self, pairs: Sequence[_Pair], *, alike: bool) -> _Choice:
+        """One size for both groups of each pair; `alike`: also for axes that the file describes in the same words."""
+        groups = dict(self.groups)
+        for one, other in pairs:
+            ends = {group for axis, group in groups.items() if self.groups[axis] in (one, other)}
+            words = {_words(axis) for axis, group in groups.items() if group in ends}
+            for axis, group in groups.items():
+                if group in ends or (alike and _words(axis) in words):
+                    groups[axis] = min(ends)
+        return replace(self, groups=groups)
+
+    def swapped(self, one: int, other: int) -> _Choice:
+        places = {one: other, other: one}
+        return replace(self, groups={axis: places.get(group, group) for axis, group in self.groups.items()})
+
+
+def _words(axis: _Axis) -> tuple[object, ...]:
+    tensor, place = axis
+    return tensor.shape_signature, tensor.dtype, place
+
+
+def _lengths(report: ShapeReport) -> Lengths:
+    shapes = {t: shape for t, shape in report.shapes.items() if shape is not None and -1 not in shape}
+    values = {t: v for t, v in report.values.items() if v.dtype != object}
+    return Lengths(shapes, values)
+
+
+def _settled(choice: _Choice) -> _Choice | None:
+    """The choice, changed until no operator refuses it; None where no change helps."""
+    sizes = choice.sizes(0)
+    report = choice.report(sizes)
+    for _ in range(_FIRST + 2 * len(choice.groups)):
+        if not report.refused:
+            return choice
+        operator = report.refused[0]
+        pairs = list(combinations(_met(choice, sizes, report), 2))
+        swap = next((pair for pair in pairs if _accepts(operator, report, sizes, (), pair)), None)
+        several = (some for count in (1, 2, 3) for some in combinations(pairs, count))
+        joined = next((some for some in several if _accepts(operator, report, sizes, some)), None)
+        if swap is not None:
+            choice = choice.swapped(*swap)
+            report = choice.report(sizes)
+            continue
+        if joined is None:
+            return None
+        # A model has such pairs for each layer's cache: all go at once, where that brings it further.
+        narrow, wide = (choice.joined(joined, alike=alike) for alike in (False, True))
+        reports = narrow.report(sizes), wide.report(sizes)
+        further = _known(reports[1]) > _known(reports[0])
+        choice, report = (wide, reports[1]) if further else (narrow, reports[0])
+    return None
+
+
+def _met(choice: _Choice, sizes: Sequence[int], report: ShapeReport) -> list[int]:
+    """The groups whose sizes the first operator that refuses its inputs has before it."""
+    tensors = [tensor for tensor in report.refused[0].inputs if tensor is not None]
+    seen = {size for tensor in tensors for size in report.shapes.get(tensor) or tensor.shape}
+    seen |= {int(n) for t in tensors if t in report.values for n in report.values[t].ravel() if n is not None}
+    groups = sorted(set(choice.groups.values()))
+    return [group for group in groups if any(size > 0 and size % sizes[group] == 0 for size in seen)]
+
+
+def _accepts(
+    operator: Operator,
+    report: ShapeReport,
+    sizes: Sequence[int],
+    joined: Sequence[_Pair],
+    swapped: _Pair | None = None,
+) -> bool:
+    """Whether an operator takes its inputs with one size for both groups of each pair, or with two swapped."""
+
+    def changed(size: int) -> int:
+        for one, other in joined:
+            if size and size % sizes[other] == 0:
+                size = size // sizes[other] * sizes[one]
+        for mine, theirs in () if swapped is None else (swapped, swapped[::-1]):
+            if size and size % sizes[mine] == 0:
+                return size // sizes[mine] * sizes[theirs]
+        return size
+
+    def constant(index: int) -> Array | None:
+        tensor = operator.inputs[index]
+        if tensor is None or tensor not in report.values:
+            return None if tensor is None or not tensor.has_numbers else tensor.array()
+        value = report.values[tensor]
+        return None if value.dtype == object else np.vectorize(changed, otypes=[value.dtype])(value)
+
+    known = [None if t is None else report.shapes.get(t, t.shape) for t in operator.inputs]
+    shapes = [None if shape is None else tuple(map(changed, shape)) for shape in known]
+    try:
+        infer_operator(operator, shapes, constant)
+    except ShapeError:
+        return False
+    return True
+
+
+def _known(report: ShapeReport) -> int:
+    return sum(shape is not None and -1 not in shape for shape in report.shapes.values())

@@ -1,0 +1,102 @@
+"""Attention whose lengths are known only at run time is split for all lengths, or left with a reason."""
+
+import numpy as np
+import pytest
+
+from edge_opt.conversion import ConversionResult, convert
+from edge_opt.ir import to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import Status, open_lengths
+from edge_opt.proof.runner import Worker
+
+ATTENTION = """
+    subgraph main (%q: float32[1,4,?,5], %k: float32[1,4,?,5], %v: float32[1,4,?,5]) {{
+      %l: float32[1,4,?,?] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      {masked}
+      %p: float32[1,4,?,?] = SOFTMAX({logits}) {{beta: 1.0}}
+      %o: float32[1,4,?,5] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,?,4,5] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
+      {output}
+      return %r
+    }}
+    """
+MERGED = "%r: float32[1,?,20] = RESHAPE(%t, int32{1, -1, 20}) {new_shape: [1, -1, 20]}"
+BATCHED = """
+    subgraph main (%q: float32[?,4,?,5], %k: float32[?,4,?,5], %v: float32[?,4,?,5]) {
+      %l: float32[?,4,?,?] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[?,4,?,?] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[?,4,?,5] = BATCH_MATMUL(%p, %v)
+      %t: float32[?,?,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %s: int32[4] = SHAPE(%q) {out_type: 2}
+      %b: int32[1] = SLICE(%s, int32{0}, int32{1})
+      %to: int32[3] = CONCATENATION(%b, int32{-1}, int32{20}) {axis: 0}
+      %r: float32[?,?,20] = RESHAPE(%t, %to)
+      return %r
+    }
+    """
+ZEROS = """
+      %s: int32[4] = SHAPE(%l) {out_type: 2}
+      %z: float32[1,4,?,?] = FILL(%s, float32(0.0))
+      %m: float32[1,4,?,?] = ADD(%l, %z)
+    """
+
+
+def attention(*, masked: str = "", logits: str = "%l", output: str = MERGED) -> bytes:
+    """q, k, v `[1,4,?,5]`."""
+    return to_bytes(parse(ATTENTION.format(masked=masked, logits=logits, output=output)))
+
+
+def converted(source: bytes) -> ConversionResult:
+    """Converted in memory."""
+    return convert(source, passes="mha_to_sha", dry_run=True)
+
+
+def test_heads_are_split_and_the_lengths_stay_open() -> None:
+    result = converted(attention())
+    (graph,) = result.model.subgraphs
+    assert [site.status for site in result.sites] == [Status.CONVERTED]
+    softmaxes = [operator.output for operator in graph.operators if operator.name == "SOFTMAX"]
+    assert [tensor.shape_signature for tensor in softmaxes] == [(1, 1, -1, -1)] * 4
+    assert graph.inputs[0].shape_signature == (1, 4, -1, 5)
+    assert graph.outputs[0].shape_signature == (1, -1, 20)
+
+
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_what_is_written_runs_at_any_length(length: int) -> None:
+    before = attention()
+    after = to_bytes(converted(before).model)
+    shapes = {"q": (1, 4, length, 5), "k": (1, 4, 7, 5), "v": (1, 4, 7, 5)}
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    with Worker() as worker:
+        (old,), (new,) = (worker.run(model, None, inputs).values() for model in (before, after))
+    assert old.shape == (1, length, 20)
+    assert old.tobytes() == new.tobytes()
+
+
+def test_the_shape_of_the_logits_is_asked_for_above_them() -> None:
+    result = converted(attention(masked=ZEROS, logits="%m"))
+    assert [(site.pass_name, site.status) for site in result.sites] == [
+        ("shapes_above", Status.CONVERTED),
+        ("mha_to_sha", Status.CONVERTED),
+    ]
+    (graph,) = result.model.subgraphs
+    asked = [operator.input(0) for operator in graph.operators if operator.name == "SHAPE"]
+    assert set(asked) == set(graph.inputs[:2])
+
+
+def test_batch_and_sequence_may_both_be_open() -> None:
+    source = to_bytes(parse(BATCHED))
+    result = converted(source)
+    assert [site.status for site in result.sites] == [Status.CONVERTED]
+    (graph,) = result.model.subgraphs
+    assert graph.outputs[0].producer is not None
+    assert graph.outputs[0].producer.name == "SQUEEZE"
+
+
+def test_a_length_that_was_left_in_the_graph_is_caught_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {name: rule for name, rule in open_lengths._RULES.items() if name != "RESHAPE"}
+    monkeypatch.setattr(open_lengths, "_RULES", kept)
+    (site,) = converted(attention()).sites
+    assert site.status is not Status.CONVERTED
+    assert "with other lengths" in site.reason

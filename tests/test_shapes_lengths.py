@@ -1,0 +1,101 @@
+"""Sizes for lengths that are known only at run time: which axes get one size, and which sizes."""
+
+import pytest
+
+from edge_opt.ir.text import parse
+from edge_opt.shapes.lengths import choose_lengths, open_sizes
+
+
+def sizes(text: str) -> list[list[tuple[int, ...]]]:
+    """The shapes of the first subgraph's inputs, in each choice."""
+    model = parse(text)
+    return [[c.shapes[tensor] for tensor in model.subgraphs[0].inputs] for c in choose_lengths(model)]
+
+
+def test_each_open_axis_has_a_prime_of_its_own_in_each_choice_and_1_in_the_last() -> None:
+    found = sizes("""
+        subgraph main (%x: float32[?,?,4]) {
+          %y: float32[?,?,4] = ABS(%x)
+          return %y
+        }
+        """)
+    assert found == [[(11, 13, 4)], [(17, 19, 4)], [(1, 1, 4)]]
+
+
+def test_axes_that_an_operator_puts_together_have_one_size() -> None:
+    found = sizes("""
+        subgraph main (%x: float32[?,4], %other: float32[?,4]) {
+          %y: float32[?,4] = ADD(%x, %other)
+          return %y
+        }
+        """)
+    assert [len(set(shapes)) for shapes in found] == [1, 1, 1]
+
+
+def test_an_update_is_no_longer_than_what_it_goes_into() -> None:
+    found = sizes("""
+        subgraph main (%cache: float32[?,4], %slice: float32[?,4]) {
+          %y: float32[?,4] = DYNAMIC_UPDATE_SLICE(%cache, %slice, int32{0, 0})
+          return %y
+        }
+        """)
+    assert [cache[0] > part[0] for cache, part in found] == [True, True, False]
+
+
+def test_a_size_that_the_model_has_is_none_of_a_length() -> None:
+    found = sizes("""
+        subgraph main (%x: float32[?,11,26]) {
+          %y: float32[?,11,26] = ABS(%x)
+          return %y
+        }
+        """)
+    assert [shapes[0][0] for shapes in found] == [17, 19, 1]
+
+
+def test_a_signatures_input_has_the_length_of_the_others_input_of_its_name() -> None:
+    model = parse("""
+        signature one = #0 (cache=%a) -> (out=%y)
+        signature two = #1 (cache=%b) -> (out=%z)
+        subgraph first (%a: float32[?,4]) {
+          %y: float32[?,4] = ABS(%a)
+          return %y
+        }
+        subgraph second (%b: float32[?,4]) {
+          %z: float32[?,4] = NEG(%b)
+          return %z
+        }
+        """)
+    first, *_ = choose_lengths(model)
+    assert [first.shapes[graph.inputs[0]] for graph in model.subgraphs] == [(11, 4), (11, 4)]
+
+
+def test_open_sizes_are_those_that_another_choice_has_otherwise() -> None:
+    model = parse("""
+        subgraph main (%x: float32[?,4]) {
+          %y: float32[?] = RESHAPE(%x, int32{-1})
+          return %y
+        }
+        """)
+    assert open_sizes(choose_lengths(model)) == {11, 44}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        subgraph main (%x: float32[3,4]) {
+          %y: float32[3,4] = ABS(%x)
+          return %y
+        }
+        """,
+        """
+        subgraph main (%x: float32[?,4]) {
+          %y: float32[3,8] = RESHAPE(%x, int32{3, 8})
+          return %y
+        }
+        """,
+    ],
+    ids=["none is open", "none fits"],
+)
+def test_there_is_no_choice_where(text: str) -> None:
+    assert choose_lengths(parse(text)) == ()
