@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_opt.attention.labelling import constant_reader
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Operator
 from edge_opt.ir.versions import operator_version
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.lengths import choose_lengths, open_sizes
+from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,7 +139,7 @@ def _reshape(operator: Operator, places: list[int], sizes: Array, options: Table
 
 
 def _slice(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
-    begins, whole = constant_reader(operator)(1), operator.input(0).shape
+    begins, whole = constants_of(operator)(1), operator.input(0).shape
     if begins is None or any(begins[i] + sizes[i] != whole[i] for i in places):
         return Refusal("a slice ends within an axis whose length is known only at run time", operator)
     sizes[places] = _OPEN
@@ -174,7 +174,7 @@ _RULES: dict[str, tuple[int, Callable[[Operator, list[int], Array, Table | None]
 def _derived(operator: Operator, lengths: Lengths, first: Lengths) -> Refusal | None:
     """Take up the shapes of an operator's results with one choice of lengths."""
     shapes = [None if t is None else lengths.shapes.get(t, t.shape) for t in operator.inputs]
-    read = constant_reader(operator)
+    read = constants_of(operator)
 
     def value(index: int) -> Array | None:
         tensor = operator.inputs[index]

@@ -14,7 +14,8 @@ import numpy as np
 
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.inference import derive
-from edge_opt.shapes.single import infer_operator
+from edge_opt.shapes.rules import infer_operator
+from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -215,6 +216,7 @@ def _accepts(
     swapped: _Pair | None = None,
 ) -> bool:
     """Whether an operator takes its inputs with one size for both groups of each pair, or with two swapped."""
+    read = constants_of(operator)
 
     def changed(size: int) -> int:
         for one, other in joined:
@@ -228,7 +230,7 @@ def _accepts(
     def constant(index: int) -> Array | None:
         tensor = operator.inputs[index]
         if tensor is None or tensor not in report.values:
-            return None if tensor is None or not tensor.has_numbers else tensor.array()
+            return read(index)
         value = report.values[tensor]
         return None if value.dtype == object else np.vectorize(changed, otypes=[value.dtype])(value)
 
