@@ -205,6 +205,21 @@ def test_it_is_judged_with_the_flags_that_npu_compile_will_give(
     assert compiler.flags == [judged, judged]
 
 
+def test_flags_of_the_target_are_for_every_model_that_is_rewritten(quantized: Path, tmp_path: Path) -> None:
+    own = {"aux": ["--own"], "vision_encoder": {"compile": False, "flags": ["--own"]}}
+    facts = replace(load_target("qualcomm-htp"), compiler_flags={"extra": "1"})
+    cfg = config(compile_configs=own)
+    done = npu_optimize(
+        cfg, quantized, tmp_path / "out.litertlm", target=facts, sections="all", verify="none"
+    )
+    assert done.compile_configs == {
+        "prefill_decode": {"compile": True, "flags": ["--extra=1"]},
+        "aux": {"compile": True, "flags": ["--own"]},
+        "vision_encoder": {"compile": False, "flags": ["--own", "--extra=1"]},
+    }
+    assert own == {"aux": ["--own"], "vision_encoder": {"compile": False, "flags": ["--own"]}}, "left alone"
+
+
 def test_weight_sharing_is_off_where_the_pipeline_is_told_so(
     quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
