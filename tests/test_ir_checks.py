@@ -4,7 +4,7 @@ import pytest
 
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes
-from edge_opt.ir.forms import FORMS
+from edge_opt.ir.arity import ARITIES
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.references import DEEPEST, SUBGRAPH_FIELDS
 from edge_opt.schema import TABLES, ModelFormatError, new_table
@@ -27,11 +27,11 @@ def model_of(name: str, inputs: int, outputs: int, *, missing: int | None = None
     return to_bytes(model)
 
 
-@pytest.mark.parametrize("name", sorted(FORMS))
+@pytest.mark.parametrize("name", sorted(ARITIES))
 def test_the_forms_are_those_that_the_shape_rules_expect(name: str) -> None:
     entry = registry.find(name)
     assert entry is not None
-    least, most, outputs = FORMS[name]
+    least, most, outputs = ARITIES[name]
     assert (least, most) == entry.inputs
     assert outputs == entry.outputs
     optional = set() if most is None else set(range(least, most))
@@ -39,7 +39,7 @@ def test_the_forms_are_those_that_the_shape_rules_expect(name: str) -> None:
 
 
 def test_every_operator_that_a_rewrite_may_follow_has_a_form() -> None:
-    assert set(RULES) <= set(FORMS)
+    assert set(RULES) <= set(ARITIES)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from pass_runs import Says, convert_text, names, reread, run, statuses
 
-from edge_opt.ir import Model, to_bytes
+from edge_opt.ir import Model, Tensor, to_bytes
 from edge_opt.ir.text import parse, to_text
-from edge_opt.passes import SiteReport, quantized_mask
+from edge_opt.passes import SiteReport
 from edge_opt.proof.regions import RegionProver
 
 SHAPE = "[1,1,4,6]"
@@ -217,7 +217,7 @@ def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, reason: str
 def test_constants_that_are_not_what_the_kernels_compute_fail_the_proof(
     prover: RegionProver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized_mask, "_real_value", lambda tensor: -99.99)
+    monkeypatch.setattr(Tensor, "real", lambda tensor: -99.99)
     text = text_of(QUANTIZE_FIRST, INT16)
     model, report = only(text, prover)
     assert str(report.status) == "rolled-back"

@@ -83,7 +83,7 @@ class Tensor:
 
     @property
     def consumers(self) -> list[Operator]:
-        """Operators of the subgraph that read this tensor, each once, in the order they began to."""
+        """Operators of the subgraph that read this tensor. Each is listed once, the longest reader first."""
         return list(self._uses)
 
     @property
@@ -147,6 +147,13 @@ class Tensor:
         assert self.buffer is not None
         assert self.buffer.data is not None
         return self.buffer.data.view().view(dtype).reshape(self.shape)
+
+    def real(self) -> float:
+        """The real number that a constant's first element stands for."""
+        stored = float(self.array().ravel()[0])
+        return (
+            stored if self.quantization is None or not self.is_quantized else self.quantization.real(stored)
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """The same value, of a graph that is yet to be made: nobody defines or reads it."""

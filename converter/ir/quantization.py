@@ -51,19 +51,9 @@ class Quantization:
         """True where every index of axis `dimension` has parameters of its own."""
         return len(self.scale) > 1
 
-    @property
-    def has_details(self) -> bool:
-        """True for blockwise or custom quantization, whose details this class does not read."""
-        return self.table.get("details") is not None
-
-    def sliced(self, begin: int, size: int) -> Quantization:
-        """Parameters of the slice `begin : begin + size` of the quantized axis."""
-        fields = dict(self.table.fields)
-        for name in ("scale", "zero_point", "min", "max"):
-            values = fields.get(name)
-            if values is not None and len(values) > 1:
-                fields[name] = values[begin : begin + size]
-        return Quantization(Table(self.table.spec, fields))
+    def real(self, stored: float) -> float:
+        """The real number that a stored one stands for, by the first of the parameters."""
+        return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
     def along(self, dimension: int) -> Quantization:
         """The same parameters, told of another axis (a reshape or transpose moved it)."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_opt.ir.arity import misformed
 from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
-from edge_opt.ir.forms import misformed
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature
 from edge_opt.ir.operators import options_table

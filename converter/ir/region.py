@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
-    """Tensors that the operators read and do not define, each once, in order of first use."""
+    """Tensors that the operators read and do not define. Each is there once, the first one that is read comes first."""
     defined = {id(tensor) for operator in operators for tensor in operator.outputs}
     found: dict[int, Tensor] = {}
     for operator in operators:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from edge_opt.schema.errors import EdgeOptError
 from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
+_Item = TypeVar("_Item")
 _INTEGER = re.compile(r"-?\d+\Z")
 _TOKEN = re.compile(
     r"""\s*(?:(?P<comment>\#(?![0-9])[^\n]*)|(?P<tensor>%(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z0-9_./]+))"""
@@ -127,6 +128,14 @@ class _Parser:
             raise self._fail("an integer")
         return int(self._next())
 
+    def _until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
+        """What `read` finds again and again, commas in between, until `end` comes."""
+        found: list[_Item] = []
+        while not self._take(end):
+            found.append(read())
+            self._take(",")
+        return found
+
     # Signatures
 
     def model(self) -> Model:
@@ -143,15 +152,11 @@ class _Parser:
             self._position = position
             if not 0 <= index < len(named):
                 raise self._wrong(f"signature {key}: subgraph #{index} does not exist")
-            graph, tensors = self._model.subgraphs[index], named[index]
-            self._model.signatures.append(
-                Signature(
-                    key,
-                    graph,
-                    {name: self._lookup(tensors, value) for name, value in inputs.items()},
-                    {name: self._lookup(tensors, value) for name, value in outputs.items()},
-                )
+            given, made = (
+                {name: self._lookup(named[index], value) for name, value in arguments.items()}
+                for arguments in (inputs, outputs)
             )
+            self._model.signatures.append(Signature(key, self._model.subgraphs[index], given, made))
         return self._model
 
     def _signature(self) -> tuple[str, int, int, dict[str, str], dict[str, str]]:
@@ -166,13 +171,12 @@ class _Parser:
 
     def _arguments(self) -> dict[str, str]:
         self._expect("(")
-        found: dict[str, str] = {}
-        while not self._take(")"):
-            name = self._word()
-            self._expect("=")
-            found[name] = self._tensor_name()
-            self._take(",")
-        return found
+        return dict(self._until(")", self._named_tensor))
+
+    def _named_tensor(self) -> tuple[str, str]:
+        name = self._word()
+        self._expect("=")
+        return name, self._tensor_name()
 
     # Subgraphs
 
@@ -181,18 +185,14 @@ class _Parser:
         tensors: dict[str, Tensor] = {}
         self._model.subgraphs.append(graph)
         self._expect("(")
-        while not self._take(")"):
-            graph.inputs.append(self._define(tensors, graph))
-            self._take(",")
+        graph.inputs = self._until(")", lambda: self._define(tensors, graph))
         self._expect("{")
         while self._peek() in ("variable", "unset"):
             kept = self._next() == "variable"
             self._define(tensors, graph).is_variable = kept
         while not self._take("return"):
             self._operator(graph, tensors)
-        while not self._take("}"):
-            graph.outputs.append(self._lookup(tensors, self._tensor_name()))
-            self._take(",")
+        graph.outputs = self._until("}", lambda: self._lookup(tensors, self._tensor_name()))
         return tensors
 
     def _tensor_name(self) -> str:
@@ -227,10 +227,7 @@ class _Parser:
 
     def _shape(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         self._expect("[")
-        sizes: list[int] = []
-        while not self._take("]"):
-            sizes.append(-1 if self._take("?") else self._integer())
-            self._take(",")
+        sizes = self._until("]", lambda: -1 if self._take("?") else self._integer())
         shape = tuple(max(size, 1) if size == -1 else size for size in sizes)
         return shape, tuple(sizes) if -1 in sizes else None
 
@@ -252,13 +249,7 @@ class _Parser:
         return parameters.along(axis) if axis else parameters
 
     def _numbers(self) -> list[str]:
-        values: list[str] = []
-        if self._take("["):
-            while not self._take("]"):
-                values.append(self._number())
-                self._take(",")
-        else:
-            values.append(self._number())
+        values = self._until("]", self._number) if self._take("[") else [self._number()]
         self._take(",")
         return values
 
@@ -278,10 +269,7 @@ class _Parser:
         self._position += 1
         custom = self._string() if name == "CUSTOM" else None
         self._expect("(")
-        inputs: list[Tensor | None] = []
-        while not self._take(")"):
-            inputs.append(self._argument(graph, tensors))
-            self._take(",")
+        inputs = self._until(")", lambda: self._argument(graph, tensors))
         tensors.update(made)
         code = OperatorCode(BUILTIN_OPERATORS[name], 1, custom)
         known = [c for c in self._model.operator_codes if c.key() == code.key()]
@@ -306,10 +294,7 @@ class _Parser:
         if not scalar:
             self._expect("{")
         splat = self._take("splat")
-        values: list[float | int | bool] = []
-        while not self._take(")" if scalar else "}"):
-            values.append(self._value(dtype))
-            self._take(",")
+        values = self._until(")" if scalar else "}", lambda: self._value(dtype))
         array = self._array(values, dtype.numpy, () if scalar else shape, splat=splat)
         buffer = Buffer(Data(array.tobytes()))
         self._model.buffers.append(buffer)
@@ -345,18 +330,15 @@ class _Parser:
     def _options_of(self, operator: str) -> Table | None:
         name = options_table(operator) if operator != "CUSTOM" else None
         table = None if name is None else new_table(name)
-        if not self._take("{"):
-            return table
-        while not self._take("}"):
-            field = self._word()
-            if table is None or field not in table.spec.by_name:
-                raise self._wrong(f"{operator} has no option '{field}'")
-            self._expect(":")
-            self._set_option(table, field)
-            self._take(",")
+        if self._take("{"):
+            self._until("}", lambda: self._option(operator, table))
         return table
 
-    def _set_option(self, table: Table, field: str) -> None:
+    def _option(self, operator: str, table: Table | None) -> None:
+        field = self._word()
+        if table is None or field not in table.spec.by_name:
+            raise self._wrong(f"{operator} has no option '{field}'")
+        self._expect(":")
         kind = table.spec.by_name[field].kind
         value = self._option_value()
         if isinstance(value, list) != (kind == "scalars"):
@@ -369,11 +351,7 @@ class _Parser:
 
     def _option_value(self) -> Any:
         if self._take("["):
-            values: list[Any] = []
-            while not self._take("]"):
-                values.append(self._option_value())
-                self._take(",")
-            return values
+            return self._until("]", self._option_value)
         if self._kind() in ("string", "quoted"):
             return self._string()
         if self._peek() in ("true", "false"):

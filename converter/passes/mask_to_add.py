@@ -214,7 +214,7 @@ def _uniform(tensor: Tensor, result: Tensor) -> float | None:
     if result.dtype not in _QUANTIZED:
         return first
     assert result.quantization is not None
-    return (first - int(result.quantization.zero_point[0])) * float(result.quantization.scale[0])
+    return result.quantization.real(first)
 
 
 def _added(context: Context, site: MaskedSoftmax) -> float:
@@ -339,18 +339,10 @@ def _values(chain: Sequence[Operator], *, masked_when: bool) -> tuple[float, flo
         masked = masked_when is (comparison is None)
         return float(masked), float(not masked)
     constant = next(t for t in comparison.inputs if t is not None and t.is_constant)
-    value = _real(constant)
+    value = constant.real()
     other = 1.0 if value == 0 else 0.0
     equal_is_masked = masked_when is (comparison.name == "EQUAL")
     return (value, other) if equal_is_masked else (other, value)
-
-
-def _real(constant: Tensor) -> float:
-    value = float(constant.array().ravel()[0])
-    parameters = constant.quantization
-    if parameters is None or not parameters.is_affine:
-        return value
-    return (value - int(parameters.zero_point[0])) * float(parameters.scale[0])
 
 
 class _MaskBuilder:

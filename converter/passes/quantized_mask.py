@@ -101,7 +101,7 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | Refusal:
             real = 1.0 - real
         elif operator.name == "MUL":
             factor = next(t for t in operator.inputs if t is not None and t.is_constant)
-            real *= _real_value(factor)
+            real *= factor.real()
             if operator.option("fused_activation_function"):
                 return Refusal("the mask is clipped by a fused activation", operator)
         output = operator.outputs[0]
@@ -115,14 +115,6 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | Refusal:
                 return Refusal("an integer mask needs one scale", operator, output)
             stored, real = rounded
     return stored
-
-
-def _real_value(tensor: Tensor) -> float:
-    value = float(tensor.array().ravel()[0])
-    if not tensor.is_quantized:
-        return value
-    assert tensor.quantization is not None
-    return (value - int(tensor.quantization.zero_point[0])) * float(tensor.quantization.scale[0])
 
 
 def _quantize(real: float, parameters: Quantization, dtype: DType) -> tuple[float, float] | None:

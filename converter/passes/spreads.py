@@ -42,9 +42,8 @@ def code_limits(tensor: Tensor) -> tuple[int, int]:
 def real_range(tensor: Tensor) -> tuple[float, float]:
     """The least and the largest real number that a tensor holds."""
     assert tensor.quantization is not None
-    scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
-    least, most = code_limits(tensor)
-    return (least - zero_point) * scale, (most - zero_point) * scale
+    least, most = map(tensor.quantization.real, code_limits(tensor))
+    return least, most
 
 
 def moments(tensor: Tensor) -> tuple[float, float]:
@@ -126,13 +125,8 @@ def _summands(tensor: Tensor, inside: set[Operator], gain: float = 1.0) -> Itera
 
 
 def _constant_factor(operator: Operator) -> float:
-    constants = [t for t in operator.inputs if t is not None and t.has_numbers and t.elements == 1]
-    factor = 1.0
-    for tensor in constants:
-        if is_integer(tensor):
-            factor *= abs(moments(tensor)[0])
-        elif tensor.dtype.is_float:
-            factor *= abs(float(tensor.array().ravel()[0]))
+    numbers = [t for t in operator.inputs if t is not None and t.has_numbers and t.elements == 1]
+    factor = math.prod(abs(t.real()) for t in numbers if t.dtype.is_float or is_integer(t))
     return factor if math.isfinite(factor) and factor else 1.0
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edge_opt.ir.graph import Tensor
 
 
-class Form(NamedTuple):
+class Arity(NamedTuple):
     """At least `least` and at most `most` inputs (None: any number); those from `least` to `most` may be left out."""
 
     least: int
@@ -21,37 +21,37 @@ class Form(NamedTuple):
     outputs: int | None
 
 
-_NAMES: Final[dict[Form, str]] = {
-    Form(1, 1, 1): (
+_NAMES: Final[dict[Arity, str]] = {
+    Arity(1, 1, 1): (
         "ABS CAST CEIL COS DEQUANTIZE ELU EXP FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX "
         "NEG QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIGN SIN SOFTMAX SQRT SQUARE SQUEEZE TANH "
         "ZEROS_LIKE"
     ),
-    Form(1, 2, 1): "RESHAPE",
-    Form(1, None, 1): "CONCATENATION PACK",
-    Form(1, 1, None): "UNPACK",
-    Form(2, 2, 1): (
+    Arity(1, 2, 1): "RESHAPE",
+    Arity(1, None, 1): "CONCATENATION PACK",
+    Arity(1, 1, None): "UNPACK",
+    Arity(2, 2, 1): (
         "ADD ATAN2 BATCH_MATMUL BITWISE_XOR BROADCAST_TO DIV EQUAL EXPAND_DIMS FLOOR_DIV FLOOR_MOD GATHER GREATER "
         "GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR MAXIMUM MEAN MINIMUM MIRROR_PAD MUL NOT_EQUAL PAD POW "
         "PRELU REDUCE_MAX REDUCE_MIN REDUCE_PROD RIGHT_SHIFT SQUARED_DIFFERENCE SUB SUM TILE TRANSPOSE"
     ),
-    Form(2, 2, None): "SPLIT",
-    Form(2, 3, 1): "CONV_2D",
-    Form(2, 3, None): "FULLY_CONNECTED",
-    Form(2, None, 1): "ADD_N",
-    Form(3, 3, 1): "PADV2 SELECT SELECT_V2 SLICE",
-    Form(3, 3, None): "SPLIT_V",
-    Form(4, 4, 1): "STRIDED_SLICE",
+    Arity(2, 2, None): "SPLIT",
+    Arity(2, 3, 1): "CONV_2D",
+    Arity(2, 3, None): "FULLY_CONNECTED",
+    Arity(2, None, 1): "ADD_N",
+    Arity(3, 3, 1): "PADV2 SELECT SELECT_V2 SLICE",
+    Arity(3, 3, None): "SPLIT_V",
+    Arity(4, 4, 1): "STRIDED_SLICE",
 }
-FORMS: Final = {name: form for form, names in _NAMES.items() for name in names.split()}
+ARITIES: Final = {name: arity for arity, names in _NAMES.items() for name in names.split()}
 
 
 def misformed(name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str | None:
     """Why an operator of that name cannot have these inputs and outputs; None where it can, or nobody says."""
-    form = FORMS.get(name)
-    if form is None:
+    arity = ARITIES.get(name)
+    if arity is None:
         return None
-    least, most, results = form
+    least, most, results = arity
     if len(inputs) < least or (most is not None and len(inputs) > most):
         wanted = f"{least} or more" if most is None else " or ".join(map(str, range(least, most + 1)))
         return f"has {len(inputs)} inputs, expected {wanted}"
