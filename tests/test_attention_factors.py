@@ -100,10 +100,10 @@ def test_an_operand_of_a_broadcast_gives_every_head_what_it_reads(data: st.DataO
     first = data.draw(st.integers(0, len(shape)))
     operand = tuple(size if data.draw(st.booleans()) else 1 for size in shape[first:])
     read = np.broadcast_to(np.arange(math.prod(operand)).reshape(operand), shape).ravel()
-    spread = fx.spread(factored, operand)
-    assert fx.sizes(spread) == operand
+    own = fx.of_operand(factored, operand)
+    assert fx.sizes(own) == operand
     for head in range(heads):
-        assert sorted(set(read[elements(factored, head)])) == elements(spread, head)
+        assert sorted(set(read[elements(factored, head)])) == elements(own, head)
 
 
 @quick
@@ -112,7 +112,7 @@ def test_operands_of_a_broadcast_still_align_when_head_axes_are_dropped(data: st
     factored, _ = data.draw(labelled_shapes())
     shape = fx.sizes(factored)
     operand = tuple(size if data.draw(st.booleans()) else 1 for size in shape)
-    piece, result = (fx.piece_shape(own, keep=False) for own in (fx.spread(factored, operand), factored))
+    piece, result = (fx.piece_shape(own, keep=False) for own in (fx.of_operand(factored, operand), factored))
     assert len(piece) == len(result)
     assert all(a in (1, b) for a, b in zip(piece, result, strict=True))
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import (
-    Builder,
     Labelled,
     Operands,
     Rule,
@@ -18,6 +17,7 @@ from edge_opt.attention.rule import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.attention.factors import Axis
     from edge_opt.ir import Shape, Tensor
 
@@ -35,10 +35,10 @@ class Elementwise(Rule):
                 return Refusal(
                     "operands must broadcast", of.operator, tensor, str(list(shape)), str(list(tensor.shape))
                 )
-            found[index] = fx.spread(of.factored, tensor.shape)
+            found[index] = fx.of_operand(of.factored, tensor.shape)
         return found
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         shape = of.piece_shape(keep=build.keep_axes)
         inputs: dict[int, Tensor] = {}
         for index, own in self.known_operands(of).items():
@@ -93,12 +93,9 @@ class BatchMatMul(Rule):
         a = (contracted, rows) if adj_x else (rows, contracted)
         b = (columns, contracted) if adj_y else (contracted, columns)
         return {
-            0: fx.spread(tuple(batch), left.shape[:-2]) + a,
-            1: fx.spread(tuple(batch), right.shape[:-2]) + b,
+            0: fx.of_operand(tuple(batch), left.shape[:-2]) + a,
+            1: fx.of_operand(tuple(batch), right.shape[:-2]) + b,
         }
-
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes))
 
 
 class FullyConnected(Rule):
@@ -122,7 +119,7 @@ class FullyConnected(Rule):
             found[2] = (columns,)
         return found
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         operands = self.known_operands(of)
         # Weights and bias are a matrix and a vector, whatever axes a head drops.
         inputs = {
@@ -141,9 +138,6 @@ class AlongLastAxis(Rule):
                 "the heads lie on the axis of the softmax", of.operator, actual=fx.to_text(of.factored)
             )
         return {0: of.factored}
-
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes))
 
 
 class Reduce(Rule):
@@ -167,7 +161,7 @@ class Reduce(Rule):
             axes.append(fx.plain((size,))[0])
         return {0: tuple(axes)}
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         reduced, operand = _reduced_axes(of), self.known_operands(of)[0]
         assert not isinstance(reduced, Refusal)
         kept = fx.piece_axes(operand, keep=build.keep_axes)
@@ -179,8 +173,7 @@ class Reduce(Rule):
             shape = tuple(1 if axis in reduced else size for axis, size in zip(kept, sizes, strict=True))
         else:
             shape = tuple(size for axis, size in zip(kept, sizes, strict=True) if axis not in reduced)
-        made = build.clone(of, {0: pieces[0], 1: steering}, shape)
-        return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
+        return build.clone(of, {0: pieces[0], 1: steering}, shape)
 
 
 def _reduced_axes(of: Labelled) -> set[int] | Refusal:

@@ -122,10 +122,10 @@ def _of_several_matrices(product: Operator) -> bool:
     return math.prod(product.outputs[0].shape[:-2]) > 1
 
 
-def _without_scores(softmax: Operator, ends: list[Operator | None]) -> NotABlock:
+def _without_scores(softmax: Operator, ends: list[Operator]) -> NotABlock:
     """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
-    blocker = next((end for end in ends if end is not None), None)
-    learned = all(end is None or end.name in _LINEAR for end in ends)
+    blocker = ends[0] if ends else None
+    learned = all(end.name in _LINEAR for end in ends)
     if learned and not between_products(softmax):
         reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
         return NotABlock(softmax, reason, is_attention=False)

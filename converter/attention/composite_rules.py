@@ -8,7 +8,7 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, HeadBuilder
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rule import Builder, Labelled, Operands, Rule
+from edge_opt.attention.rule import Labelled, Operands, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, Subgraph, same_type, topological
 from edge_opt.ir.extract import renamed, repeated
@@ -56,7 +56,7 @@ class Composite(Rule):
             return labels
         return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: HeadBuilder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         body = self._for_one_head(self._body(of.operator), of.factored, f"head_{head}")
         self._model.subgraphs.append(body)
         options = {BODY: len(self._model.subgraphs) - 1}

@@ -9,7 +9,6 @@ import numpy as np
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import (
-    Builder,
     Labelled,
     Operands,
     Rule,
@@ -22,6 +21,7 @@ from edge_opt.attention.rule import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.attention.factors import Axis, Factored
     from edge_opt.ir import Operator, Tensor
 
@@ -44,7 +44,7 @@ class Slice(Rule):
                 axes.append(fx.plain((whole,))[0])
         return {0: tuple(axes)}
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         ranges = slice_ranges(of.operator)
         assert not isinstance(ranges, Refusal)
         own = self.known_operands(of)[0]
@@ -62,8 +62,7 @@ class Slice(Rule):
             steering[2] = build.integers(f"{name}/end", ends)
             steering[3] = build.integers(f"{name}/strides", [1] * len(axes))
             options = dict.fromkeys(("begin_mask", "end_mask"), 0)
-        made = build.clone(of, {0: source, **steering}, shape, options)
-        return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
+        return build.clone(of, {0: source, **steering}, shape, options)
 
 
 class Pad(Rule):
@@ -83,14 +82,13 @@ class Pad(Rule):
                 axes.append(fx.plain((of.input(0).shape[axis],))[0])
         return {0: tuple(axes)}
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         own = self.known_operands(of)[0]
         axes = shared_axes(build, of.factored, own)
         source = on_axes(build, of, pieces[0], own, axes)
         numbers = known_integers(of.operator, 1)
         around = build.integers(f"{of.tensor.name}/paddings", [numbers[2 * i : 2 * i + 2] for i in axes])
-        made = build.clone(of, {0: source, 1: around}, fx.piece_shape_on(of.factored, axes))
-        return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
+        return build.clone(of, {0: source, 1: around}, fx.piece_shape_on(of.factored, axes))
 
 
 def slice_ranges(operator: Operator) -> list[tuple[int, int]] | Refusal:
@@ -142,10 +140,7 @@ class Split(Rule):
         axis = constant_integers(of.operator, 0 if of.operator.name == "SPLIT" else 2)
         return axis if isinstance(axis, Refusal) else axis[0] % len(of.factored)
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        shape = of.piece_shape(keep=build.keep_axes)
-        if self.vanishes(of, keep=build.keep_axes):
-            return build.reshape(of, pieces[self.data(of.operator)], shape)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         axis, data = self._axis(of), self.data(of.operator)
         assert isinstance(axis, int)
         own = self.known_operands(of)[data]
@@ -159,10 +154,13 @@ class Split(Rule):
             shapes.append(tuple(sizes))
         where = build.integers(f"{of.tensor.name}/axis", np.int32(position))
         inputs = {data: source, (0 if of.operator.name == "SPLIT" else 2): where}
-        return build.reshape(of, build.clone_all(of, inputs, shapes)[of.output], shape)
+        return build.clone_all(of, inputs, shapes)[of.output]
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return len(of.operator.outputs) == 1
+
+    def left(self, of: Labelled, head: int) -> int:
+        return self.data(of.operator)
 
 
 class Unpack(Rule):
@@ -177,14 +175,11 @@ class Unpack(Rule):
     def _source(result: Factored, axis: int, size: int) -> Factored:
         return (*result[:axis], fx.plain((size,))[0], *result[axis:])
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        shape = of.piece_shape(keep=build.keep_axes)
-        if self.vanishes(of, keep=build.keep_axes):
-            return build.reshape(of, pieces[0], shape)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         axis = of.axis(rank=len(of.input(0).shape))
         position = fx.piece_axes(self.known_operands(of)[0], keep=build.keep_axes).index(axis)
-        count = len(of.operator.outputs)
-        return build.clone_all(of, pieces, [shape] * count, {"axis": position})[of.output]
+        shapes = [of.piece_shape(keep=build.keep_axes)] * len(of.operator.outputs)
+        return build.clone_all(of, pieces, shapes, {"axis": position})[of.output]
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return len(of.operator.outputs) == 1

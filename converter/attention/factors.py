@@ -151,7 +151,7 @@ def regroup(factored: Factored, shape: Shape) -> Factored | Mismatch:
     return Mismatch(1, pending[-1].size) if pending else tuple(axes)
 
 
-def spread(factored: Factored, shape: Shape) -> Factored:
+def of_operand(factored: Factored, shape: Shape) -> Factored:
     """Labels of an operand of `shape` that is broadcast (from the right) to a result of these factors."""
     offset = len(factored) - len(shape)
     return tuple(

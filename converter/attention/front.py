@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY, is_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from edge_opt.ir import Operator, Tensor
 
@@ -21,9 +22,9 @@ _PROJECTIONS = PRODUCTS | {"CONV_2D"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
 
 
-def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator | None]]:
-    """The nearest products on the way up from a SOFTMAX, as they are met, and where the other ways end."""
-    return _products_above(*softmax.inputs)
+def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator]]:
+    """The nearest products on the way up from a SOFTMAX, as they are met, and the operators where other ways end."""
+    return _products_above(_producers(softmax))
 
 
 def last_computation(tensor: Tensor) -> Operator | None:
@@ -36,26 +37,24 @@ def last_computation(tensor: Tensor) -> Operator | None:
     return operator
 
 
-def _products_above(*starts: Tensor | None) -> tuple[list[Operator], list[Operator | None]]:
-    found: list[Operator] = []
-    ends: list[Operator | None] = []
-    seen: set[int] = set()
-    frontier = list(starts)
+def _products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
+    met = list(_walked(starts, lambda operator: _producers(operator) if operator.name in _FOLLOWED else ()))
+    ends = [operator for operator in met if operator.name not in _FOLLOWED and not is_product(operator)]
+    return [operator for operator in met if is_product(operator)], ends
+
+
+def _walked(
+    starts: Iterable[Operator], beside: Callable[[Operator], Iterable[Operator]]
+) -> Iterator[Operator]:
+    """These operators and those `beside` each, the nearest first; as many as real blocks have."""
+    frontier = deque(starts)
+    seen: set[Operator] = set()
     while frontier and len(seen) < DEEPEST:
-        tensor = frontier.pop(0)
-        producer = None if tensor is None else tensor.producer
-        if producer is None:
-            ends.append(None)
-        elif id(producer) in seen:
-            continue
-        elif is_product(producer):
-            found.append(producer)
-        elif producer.name in _FOLLOWED:
-            frontier.extend(producer.inputs)
-        else:
-            ends.append(producer)
-        seen.add(id(producer))
-    return found, ends
+        operator = frontier.popleft()
+        if operator not in seen:
+            seen.add(operator)
+            yield operator
+            frontier.extend(beside(operator))
 
 
 def between_products(softmax: Operator) -> bool:
@@ -73,26 +72,14 @@ def between_products(softmax: Operator) -> bool:
 
 def products_beside(core: Collection[Operator]) -> list[Operator]:
     """Products of several matrices that are added to the scores of a block, and that the label of its heads missed."""
-    found: dict[Operator, None] = {}
-    frontier = [
-        above
-        for operator in core
-        if not is_product(operator)
-        for above in _producers(operator)
-        if above not in core
-    ]
-    seen = set(frontier)
-    while frontier and len(seen) < DEEPEST:
-        operator = frontier.pop(0)
-        if operator.name in _PROJECTIONS | SOFTMAXES:
-            if is_product(operator) and math.prod(operator.outputs[0].shape[:-2]) > 1:
-                found[operator] = None
-            continue
-        for above in _producers(operator):
-            if above not in seen and above not in core:
-                seen.add(above)
-                frontier.append(above)
-    return list(found)
+
+    def above(operator: Operator) -> Iterable[Operator]:
+        stops = operator.name in _PROJECTIONS | SOFTMAXES
+        return () if stops else [source for source in _producers(operator) if source not in core]
+
+    computed = [operator for operator in core if not is_product(operator)]
+    starts = [source for operator in computed for source in _producers(operator) if source not in core]
+    return [op for op in _walked(starts, above) if is_product(op) and math.prod(op.outputs[0].shape[:-2]) > 1]
 
 
 def multiplies_activations(operator: Operator) -> bool:
@@ -133,20 +120,17 @@ def mask_between(softmax: Operator) -> Tensor | None:
     if operator is None or operator.name not in MASKING:
         return None
     for tensor in operator.inputs:
-        if tensor is not None and tensor.elements > 1 and not _products_above(tensor)[0]:
+        if tensor is None or tensor.elements == 1:
+            continue
+        if tensor.producer is None or not _products_above([tensor.producer])[0]:
             return tensor
     return None
 
 
 def softmax_behind(product: Operator) -> Operator | None:
     """The SOFTMAX that a product of queries and keys leads to, the nearest one."""
-    seen: set[int] = set()
-    frontier = [product]
-    while frontier and len(seen) < DEEPEST:
-        for reader in frontier.pop(0).outputs[0].consumers:
-            if reader.name == "SOFTMAX":
-                return reader
-            if id(reader) not in seen and reader.name in _FOLLOWED:
-                seen.add(id(reader))
-                frontier.append(reader)
-    return None
+
+    def behind(operator: Operator) -> Iterable[Operator]:
+        return _readers(operator) if operator is product or operator.name in _FOLLOWED else ()
+
+    return next((operator for operator in _walked([product], behind) if operator.name == "SOFTMAX"), None)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import (
-    Builder,
     Labelled,
     Operands,
     Rule,
@@ -20,6 +19,7 @@ from edge_opt.attention.rule import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.attention.factors import Axis, Factored
     from edge_opt.ir import Tensor
 
@@ -52,20 +52,20 @@ class Concatenation(Rule):
             return None
         return fx.take_outer(of.factored[of.axis()], len(of.operator.inputs))
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        shape = of.piece_shape(keep=build.keep_axes)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         axis, operands = of.axis(), self.known_operands(of)
-        if fx.tells_heads(of.factored[axis]):
-            cut = self._cut(of)
-            assert cut is not None
-            return build.reshape(of, pieces[fx.mixed_index(cut[0], head)], shape)
         axes = shared_axes(build, of.factored, *operands.values())
         inputs = {index: on_axes(build, of, pieces[index], own, axes) for index, own in operands.items()}
         joined = fx.piece_shape_on(of.factored, axes)
-        return build.reshape(of, build.clone(of, inputs, joined, {"axis": axes.index(axis)}), shape)
+        return build.clone(of, inputs, joined, {"axis": axes.index(axis)})
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return fx.tells_heads(of.factored[of.axis()])
+
+    def left(self, of: Labelled, head: int) -> int:
+        cut = self._cut(of)
+        assert cut is not None
+        return fx.mixed_index(cut[0], head)
 
 
 class Pack(Rule):
@@ -78,18 +78,16 @@ class Pack(Rule):
             return Refusal("the parts of a PACK are not the heads", of.operator)
         return dict.fromkeys(range(count), (*of.factored[:axis], *of.factored[axis + 1 :]))
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        shape, axis = of.piece_shape(keep=build.keep_axes), of.axis()
-        own = of.factored[axis]
-        if fx.tells_heads(own):
-            return build.reshape(of, pieces[fx.mixed_index(own, head)], shape)
-        if len(of.operator.inputs) == 1:
-            return build.reshape(of, pieces[0], shape)
-        position = fx.piece_axes(of.factored, keep=build.keep_axes).index(axis)
-        return build.clone(of, pieces, shape, {"axis": position})
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        position = fx.piece_axes(of.factored, keep=build.keep_axes).index(of.axis())
+        return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes), {"axis": position})
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return len(of.operator.inputs) == 1 or fx.tells_heads(of.factored[of.axis()])
+
+    def left(self, of: Labelled, head: int) -> int:
+        own = of.factored[of.axis()]
+        return fx.mixed_index(own, head) if fx.tells_heads(own) else 0
 
 
 class Broadcast(Rule):
@@ -117,10 +115,8 @@ class Broadcast(Rule):
         own = self.known_operands(of)[0]
         return math.prod(fx.piece_shape(own, keep=keep)) == math.prod(of.piece_shape(keep=keep))
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         shape = of.piece_shape(keep=build.keep_axes)
-        if self.vanishes(of, keep=build.keep_axes):
-            return build.reshape(of, pieces[0], shape)
         own = self.known_operands(of)[0]
         offset = len(of.factored) - len(own)
         kept = fx.piece_axes(of.factored, keep=build.keep_axes)
@@ -174,10 +170,7 @@ class Gather(Rule):
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return not self._batch(of) and any(fx.tells_heads(axis) for axis in of.factored[self._span(of)])
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        shape = of.piece_shape(keep=build.keep_axes)
-        if self.vanishes(of, keep=build.keep_axes):
-            return build.reshape(of, pieces[0], shape)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         operands = self.known_operands(of)
         kept = fx.piece_axes(operands[0], keep=build.keep_axes)
         sizes, position = fx.piece_shape_on(operands[0], kept), kept.index(self._axis(of))
@@ -186,7 +179,7 @@ class Gather(Rule):
         gathered = (*sizes[:position], *positions[batch:], *sizes[position + 1 :])
         options = {"axis": position, "batch_dims": batch}
         inputs = {index: pieces[index] for index in operands}
-        return build.reshape(of, build.clone(of, inputs, gathered, options), shape)
+        return build.clone(of, inputs, gathered, options)
 
 
 def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:

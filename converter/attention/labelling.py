@@ -11,7 +11,7 @@ from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from edge_opt.attention.factors import Factored
     from edge_opt.attention.rule import Operands, Rule
@@ -54,6 +54,28 @@ class OperandFactors:
         """As for the operator that defines the tensor; None where that is none."""
         operator = tensor.producer
         return None if operator is None else self(operator, factored, output_index(tensor))
+
+    def upwards(
+        self, starts: Iterable[tuple[Tensor, Factored]], through: Callable[[Tensor, Factored], bool]
+    ) -> Iterator[tuple[Tensor, Factored, bool]]:
+        """The labelled tensors that these are made of, themselves too, and whether the way up ends there.
+
+        It goes on above those that `through` lets pass, as far as the label can be followed.
+        """
+        pending = list(starts)
+        seen: set[tuple[int, Factored]] = set()
+        while pending:
+            tensor, factored = pending.pop()
+            if (id(tensor), factored) in seen:
+                continue
+            seen.add((id(tensor), factored))
+            operator = tensor.producer
+            above = self.of(tensor, factored) if through(tensor, factored) else None
+            if operator is None or not isinstance(above, dict):
+                yield tensor, factored, True
+                continue
+            yield tensor, factored, False
+            pending.extend((operator.input(index), own) for index, own in above.items())
 
 
 def output_index(tensor: Tensor) -> int:
@@ -104,20 +126,13 @@ class Labelling:
     def reach_products(self, tensor: Tensor, factored: Factored) -> dict[Operator, Factored]:
         """Factors of the value products' results, those that can be reached; nothing is kept of the walk."""
         found: dict[Operator, Factored] = {}
-        seen: set[tuple[int, Factored]] = set()
-        pending = [(tensor, factored)]
-        while pending:
-            current, labelled = pending.pop()
-            operator = current.producer
-            if operator is None or (id(current), labelled) in seen:
-                continue
-            seen.add((id(current), labelled))
-            if operator in self._values:
-                found[operator] = labelled
-                continue
-            operands = self._operands.of(current, labelled)
-            if isinstance(operands, dict) and fx.piece_count(labelled) > 1:
-                pending.extend((operator.input(i), own) for i, own in operands.items())
+        walk = self._operands.upwards(
+            [(tensor, factored)],
+            lambda tensor, own: tensor.producer not in self._values and fx.piece_count(own) > 1,
+        )
+        for current, labelled, _ in walk:
+            if current.producer in self._values:
+                found[current.producer] = labelled
         return found
 
     def core(self, tensor: Tensor, factored: Factored) -> bool:

@@ -234,9 +234,7 @@ class Matcher:
             block = None if softmax in (None, self._softmax) else self._match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue
-            operands = self._operands(end, block.logits[end])
-            assert isinstance(operands, dict)
-            for index, factored in operands.items():
+            for index, factored in self._operands.known(end, block.logits[end]).items():
                 tensor = end.input(index)
                 held = any(tensor is other for other in self._tail.tensors)
                 if held and fx.piece_count(factored) == block.heads:
@@ -291,10 +289,8 @@ class Matcher:
 
     def _kv_heads(self, product: Operator, labelled: Factored) -> int:
         """K: how many different keys and values the heads have, before any repeats them."""
-        operands = self._operands(product, labelled)
-        assert isinstance(operands, dict)
         side = 1 - self._products[product][0]
-        tensor, factored = product.input(side), operands[side]
+        tensor, factored = product.input(side), self._operands.known(product, labelled)[side]
         count = fx.piece_count(factored)
         for _ in range(DEEPEST):
             operator, above = tensor.producer, self._operands.of(tensor, factored)

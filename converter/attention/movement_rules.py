@@ -8,7 +8,6 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Mismatch
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import (
-    Builder,
     Labelled,
     Operands,
     Rule,
@@ -19,6 +18,7 @@ from edge_opt.attention.rule import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.ir import Tensor
 
 
@@ -40,8 +40,8 @@ class Regroup(Rule):
             )
         return {0: grouped}
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        return build.reshape(of, pieces[0], of.piece_shape(keep=build.keep_axes))
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        return pieces[0]
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         source = self.known_operands(of)[0]
@@ -62,10 +62,9 @@ class Transpose(Rule):
             axes[source] = of.factored[target]
         return {0: tuple(axes)}
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        shape = of.piece_shape(keep=build.keep_axes)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
         if self.keeps_order(of):
-            return build.reshape(of, pieces[0], shape)
+            return pieces[0]
         source = self.known_operands(of)[0]
         kept = fx.piece_axes(source, keep=build.keep_axes)
         order = [kept.index(axis) for axis in known_integers(of.operator, 1) if axis in kept]
@@ -75,8 +74,7 @@ class Transpose(Rule):
             order = [*range(len(order) - 2), len(order) - 1, len(order) - 2]
         steering = build.integers(f"{of.tensor.name}/perm", order)
         sizes = fx.piece_shape_on(source, kept)
-        made = build.clone(of, {0: pieces[0], 1: steering}, tuple(sizes[axis] for axis in order))
-        return build.reshape(of, made, shape)
+        return build.clone(of, {0: pieces[0], 1: steering}, tuple(sizes[axis] for axis in order))
 
     def keeps_order(self, of: Labelled) -> bool:
         """True where one head's elements stay in row-major order."""

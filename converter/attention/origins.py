@@ -108,10 +108,8 @@ def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged:
     `merged`: in one axis with it, nothing less will do. Without a sequence, `[1, N, H]` may be `[1, T, H]` as well.
     """
     for product, factored in labelling.logits.items():
-        sides = operands(product, factored)
-        assert isinstance(sides, dict)
         size = _contracted(product)
-        for index, own in sides.items():
+        for index, own in operands.known(product, factored).items():
             tensor, labelled = product.input(index), _with_size(product, index, own, size)
             for _ in range(DEEPEST):
                 if _beside(labelled, size, heads, merged=merged):

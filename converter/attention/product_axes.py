@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
@@ -94,20 +95,13 @@ def _is_batch(labelling: Labelling, operands: OperandFactors) -> bool:
 
 def _edges(labelling: Labelling, operands: OperandFactors) -> Iterator[tuple[Tensor, Factored]]:
     """Where the label of queries, keys and values comes from: as far up as it can be followed."""
-    pending = [
+    starts = [
         (product.input(index), labelled)
         for product, own in (*labelling.products.items(), *labelling.logits.items())
         for index, labelled in operands.known(product, own).items()
         if not labelling.is_core(product.input(index))
     ]
-    seen: set[tuple[int, Factored]] = set()
-    while pending and len(seen) < DEEPEST * len(labelling.logits):
-        tensor, own = pending.pop()
-        if fx.piece_count(own) == 1 or (id(tensor), own) in seen:
-            continue
-        seen.add((id(tensor), own))
-        above = None if tensor.is_constant else operands.of(tensor, own)
-        if isinstance(above, dict) and tensor.producer is not None:
-            pending += [(tensor.producer.input(index), labelled) for index, labelled in above.items()]
-        else:
+    walk = operands.upwards(starts, lambda tensor, own: not tensor.is_constant and fx.piece_count(own) > 1)
+    for tensor, own, ends in islice(walk, DEEPEST * len(labelling.logits)):
+        if ends and fx.piece_count(own) > 1:
             yield tensor, own

@@ -36,20 +36,13 @@ class _Reach:
     def edges(self, block: Block) -> list[Tensor]:
         """What the core reads of heads from outside."""
         found: list[Tensor] = []
-        seen: set[tuple[int, Factored]] = set()
-        pending = [(block.output, block.factored)]
-        while pending:
-            tensor, factored = pending.pop()
-            if (id(tensor), factored) in seen:
-                continue
-            seen.add((id(tensor), factored))
-            if tensor.producer not in block.core:
+        top = [(block.output, block.factored)]
+        for tensor, factored, ends in self._operands.upwards(
+            top, lambda tensor, _: tensor.producer in block.core
+        ):
+            if ends:
                 self._demand(tensor, factored)
                 found.append(tensor)
-                continue
-            operands = self._operands.of(tensor, factored)
-            assert isinstance(operands, dict)
-            pending.extend((tensor.producer.input(index), own) for index, own in operands.items())
         return found
 
     def climb(self, pending: list[Tensor]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factored
@@ -16,6 +16,7 @@ from edge_opt.attention.refusal import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.ir import Operator, Shape, Tensor
 
 Operands = dict[int, Factored]
@@ -49,36 +50,6 @@ class Labelled:
         return fx.piece_shape(self.factored, keep=keep)
 
 
-class Builder(Protocol):
-    """What a rule may ask of the graph that is being built for one head."""
-
-    keep_axes: bool
-
-    def clone(
-        self,
-        of: Labelled,
-        inputs: Mapping[int, Tensor],
-        shape: Shape,
-        options: Mapping[str, object] | None = None,
-    ) -> Tensor:
-        """The operator again, with other inputs and options, and a result of `shape`."""
-
-    def clone_all(
-        self,
-        of: Labelled,
-        inputs: Mapping[int, Tensor],
-        shapes: Sequence[Shape],
-        options: Mapping[str, object] | None = None,
-    ) -> tuple[Tensor, ...]:
-        """As `clone`, for an operator with several results; made once, whichever of them is asked for."""
-
-    def integers(self, name: str, values: object) -> Tensor:
-        """An int32 constant."""
-
-    def reshape(self, of: Labelled, source: Tensor, shape: Shape) -> Tensor:
-        """`source` as `shape`, its type that of the result; the source itself where that is its shape already."""
-
-
 class Rule(ABC):
     """How the head label passes through an operator."""
 
@@ -86,13 +57,23 @@ class Rule(ABC):
     def operands(self, of: Labelled) -> Operands | Refusal:
         """Factors of the operands, given the factors of one result."""
 
-    @abstractmethod
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        """The result for one head; `pieces` holds that head's part of each operand."""
-
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         """True where nothing of the operator is left for a single head, or at most a RESHAPE."""
         return False
+
+    def left(self, of: Labelled, head: int) -> int:
+        """Of an operator that vanishes, the operand that the result is a RESHAPE of."""
+        return 0
+
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        """The operator for one head, its result perhaps still to be reshaped."""
+        return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes))
+
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+        """The result for one head; `pieces` holds that head's part of each operand."""
+        gone = self.vanishes(of, keep=build.keep_axes)
+        made = pieces[self.left(of, head)] if gone else self.made(build, of, head, pieces)
+        return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
 
     def known_operands(self, of: Labelled) -> Operands:
         """As `operands`, where those were asked for before and are known not to be refused."""

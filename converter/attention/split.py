@@ -126,8 +126,7 @@ class _Splitter:
         return piece
 
     def _emit(self, of: Labelled, head: int, depth: int, known: Mapping[int, Tensor] | None = None) -> Tensor:
-        operands = self._operands(of.operator, of.factored, of.output)
-        assert isinstance(operands, dict)
+        operands = self._operands.known(of.operator, of.factored, of.output)
         pieces = _Pieces(self, of.operator, operands, head, depth, known or {})
         name = name_of_piece(of, head, self._block.heads, self._block.tiles)
         builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)

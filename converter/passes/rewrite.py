@@ -21,7 +21,6 @@ from edge_opt.shapes.values import constants_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from edge_opt.attention.factors import Factored
     from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
     from edge_opt.shapes.dimension import Shape
     from edge_opt.shapes.lengths import Lengths
@@ -155,16 +154,10 @@ def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:
         if size % rows:
             continue
         plain = fx.plain(output.shape)
-        pending = [(output, (*plain[:axis], (Factor(size, 1),), *plain[axis + 1 :]))]
-        seen: set[tuple[int, Factored]] = set()
-        while pending:
-            tensor, factored = pending.pop()
+        labelled = (*plain[:axis], (Factor(size, 1),), *plain[axis + 1 :])
+        for tensor, factored, _ in operands.upwards([(output, labelled)], lambda *_: True):
             if tensor is mask and factored[-2] == (Factor(rows, 1),):
                 return axis
-            above = operands.of(tensor, factored)
-            if (id(tensor), factored) not in seen and isinstance(above, dict) and tensor.producer is not None:
-                seen.add((id(tensor), factored))
-                pending += [(tensor.producer.input(index), own) for index, own in above.items()]
     return None
 
 

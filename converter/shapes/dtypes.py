@@ -57,7 +57,7 @@ _BY_NAMES: dict[str, TypeRule] = {
     "WHERE": TypeRule((DType.INT64,)),
 }
 _RULES = {name: rule for names, rule in _BY_NAMES.items() for name in names.split()}
-_SPREADING = {"SPLIT": 1, "SPLIT_V": 0, "UNPACK": 0}
+_PARTED = {"SPLIT": 1, "SPLIT_V": 0, "UNPACK": 0}
 _TYPES = frozenset(DType)
 _PRODUCTS = ("BATCH_MATMUL", "FULLY_CONNECTED")
 _WIDER_PRODUCTS = frozenset(
@@ -82,9 +82,9 @@ def wrong_types(op: Operator) -> Iterator[WrongResult]:
 
 
 def _rule_of(op: Operator) -> TypeRule | None:
-    spread = _SPREADING.get(op.name)
-    if spread is not None:
-        return TypeRule((spread,) * len(op.outputs))
+    whole = _PARTED.get(op.name)
+    if whole is not None:
+        return TypeRule((whole,) * len(op.outputs))
     if op.name in _PRODUCTS:
         return None if _is_wider_product(op) else TypeRule((0,))
     return _RULES.get(op.name)
