@@ -9,15 +9,13 @@ import numpy as np
 from edge_opt.attention import factors as fx
 from edge_opt.attention.transposes import cancel_transposes
 from edge_opt.ir import DType, Operator, Tensor
-from edge_opt.ir.operators import options_table
-from edge_opt.ir.versions import operator_version
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_opt.attention.rule import Labelled
-    from edge_opt.ir import Constants, Model, OperatorCode, Quantization, Shape
+    from edge_opt.ir import Constants, Model, Quantization, Shape
 
 
 class Assembly:
@@ -54,14 +52,9 @@ class Assembly:
         self._names.add(unique)
         return Tensor(unique, shape, like.dtype, quantization=quantization or like.quantization)
 
-    def emit(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], options: Table) -> None:
+    def emit(self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object) -> None:
         """A new operator of a builtin kind."""
-        assert options.spec.name == options_table(name)
-        data = inputs[-1] if name == "SPLIT" else inputs[0]
-        self._operators.append(Operator(self._code(name, data), inputs, outputs, options))
-
-    def _code(self, name: str, data: Tensor) -> OperatorCode:
-        return self._model.operator_code(name, operator_version(name, data.dtype, len(data.shape)))
+        self._operators.append(self._model.new_operator(name, inputs, outputs, **options))
 
     def again(
         self,
@@ -118,25 +111,25 @@ class Assembly:
         root = self.source(source)
         wanted = np.array(output.shape, np.int32)
         steering = self.integers(f"{output.name}/shape", wanted)
-        self.emit("RESHAPE", [root, steering], [output], new_table("ReshapeOptions", new_shape=wanted))
+        self.emit("RESHAPE", [root, steering], output, new_shape=wanted)
         self._reshaped_from[id(output)] = root
         return output
 
 
-def piece_name(head: int, heads: int, tiles: int) -> str:
-    """What distinguishes one of `heads` pieces, of which the tiles are the outer digit: `head_1`, `rows_3/head_1`."""
-    of_tile = heads // tiles
-    names = [f"rows_{head // of_tile}"] if tiles > 1 else []
+def piece_name(piece: int, pieces: int, tiles: int) -> str:
+    """What distinguishes one of the pieces, of which the tiles are the outer digit: `head_1`, `rows_3/head_1`."""
+    of_tile = pieces // tiles
+    names = [f"rows_{piece // of_tile}"] if tiles > 1 else []
     if of_tile > 1 or not names:
-        names.append(f"head_{head % of_tile}")
+        names.append(f"head_{piece % of_tile}")
     return "/".join(names)
 
 
-def name_of_piece(of: Labelled, head: int, heads: int, tiles: int = 1) -> str:
+def name_of_piece(of: Labelled, head: int, pieces: int, tiles: int = 1) -> str:
     """As `piece_name`, but `group_1` where several heads see the same piece, and `shared` where all do."""
     count = fx.piece_count(of.factored)
-    if count == heads:
-        return piece_name(head, heads, tiles)
+    if count == pieces:
+        return piece_name(head, pieces, tiles)
     return f"group_{fx.mixed_index(fx.labels(of.factored), head)}" if count > 1 else "shared"
 
 

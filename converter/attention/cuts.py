@@ -14,7 +14,7 @@ from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.ir import DType, Operator, Quantization, Tensor
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -66,14 +66,14 @@ class Cutter:
         operands: OperandFactors,
         form: Form,
         assembly: Assembly,
-        heads: int,
+        pieces: int,
         tiles: int,
     ) -> None:
         self._subgraph = subgraph
         self._operands = operands
         self._form = form
         self._assembly = assembly
-        self._heads = heads
+        self._count = pieces
         self._tiles = tiles
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._parts: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
@@ -177,7 +177,7 @@ class Cutter:
                 inputs[index] = self._assembly.constant(
                     tensor, tensor.array().reshape(()), tensor.quantization
                 )
-        name = name_of_piece(step.result, head, self._heads, self._tiles)
+        name = name_of_piece(step.result, head, self._count, self._tiles)
         builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
         return builder.clone(step.result, inputs, piece.shape)
 
@@ -213,18 +213,16 @@ class Cutter:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
         key = (id(tensor), axis, count)
         if key not in self._parts:
-            part = "piece" if self._tiles > 1 else "head" if count == self._heads else "group"
+            part = "piece" if self._tiles > 1 else "head" if count == self._count else "group"
             size = tensor.shape[axis] // count
             between = () if drops else (size,)
             shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
             parts = [self._assembly.tensor(f"{tensor.name}/{part}_{i}", shape, tensor) for i in range(count)]
             if drops:
-                options = new_table("UnpackOptions", num=count, axis=axis)
-                self._assembly.emit("UNPACK", [tensor], parts, options)
+                self._assembly.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
             elif tensor.dtype in SPLIT_TYPES:
                 where = self._assembly.integers("split/axis", axis)
-                options = new_table("SplitOptions", num_splits=count)
-                self._assembly.emit("SPLIT", [where, tensor], parts, options)
+                self._assembly.emit("SPLIT", [where, tensor], *parts, num_splits=count)
             else:
                 for index, made in enumerate(parts):
                     self._slice(tensor, axis, index * size, made)
@@ -237,7 +235,7 @@ class Cutter:
             self._assembly.integers(f"{output.name}/begin", begins),
             self._assembly.integers(f"{output.name}/size", output.shape),
         ]
-        self._assembly.emit("SLICE", [tensor, *steering], [output], new_table("SliceOptions"))
+        self._assembly.emit("SLICE", [tensor, *steering], output)
 
     def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         keep = self._form.keep_axes

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 class Block:
     """One layer's attention, matched.
 
-    `output` is the tensor where the heads stand side by side (factors `factored`, heads N), `others` are more of them,
-    where several products of values are never summed. `core` are the operators from the logits products to these,
-    `logits` (with the factors of their results) and `values` the products themselves.
-    `heads_are_rows` is True where a product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T,
-    `key_lengths` the segments of keys (S, or S and T), `head_size` H. Where rows are cut into `tiles`, `heads` counts
-    the pieces, N*tiles, and `query_length` is a tile's.
+    `output` is the tensor where the heads stand side by side, with factors `factored`; `others` are more of them, where
+    several products of values are never summed. `core` are the operators from the logits products to these, `logits`
+    (with the factors of their results) and `values` the products themselves. `heads_are_rows` is True where a product's
+    rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S
+    and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there are N*tiles
+    pieces, and `query_length` is a tile's.
     """
 
     softmax: Operator
     output: Tensor
     factored: Factored
-    heads: int
+    pieces: int
     kv_heads: int
     head_size: int
     query_length: int
@@ -40,6 +40,11 @@ class Block:
     heads_are_rows: bool
     tiles: int = 1
     others: tuple[tuple[Tensor, Factored], ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """N, however the rows are cut."""
+        return self.pieces // self.tiles
 
     @property
     def merged(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY, is_product
+from edge_opt.ir.region import moved_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -29,9 +30,7 @@ def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator]]:
 
 def last_computation(tensor: Tensor) -> Operator | None:
     """The elementwise operator or product that a tensor is a rearrangement of; None where it is one of others."""
-    operator = tensor.producer
-    while operator is not None and operator.name in MOVEMENT | REPEATING:
-        operator = operator.input(0).producer
+    operator = moved_from(tensor, MOVEMENT | REPEATING)[0].producer
     if operator is None or not (operator.name in ELEMENTWISE or multiplies_activations(operator)):
         return None
     return operator
@@ -114,9 +113,7 @@ def _readers(operator: Operator) -> Iterable[Operator]:
 
 def mask_between(softmax: Operator) -> Tensor | None:
     """What is added to, or selects from, the logits of a single head."""
-    operator = softmax.input(0).producer
-    while operator is not None and operator.name in UNARY | MOVEMENT:
-        operator = operator.input(0).producer
+    operator = moved_from(softmax.input(0), UNARY | MOVEMENT)[0].producer
     if operator is None or operator.name not in MASKING:
         return None
     for tensor in operator.inputs:

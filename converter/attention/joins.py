@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.cuts import SPLIT_TYPES
-from edge_opt.schema.table import new_table
 
 if TYPE_CHECKING:
     from edge_opt.attention.assembly import Assembly
@@ -74,18 +73,16 @@ class _Joiner:
         if last and self._form.cut == "unpack" and self._output.dtype in SPLIT_TYPES:
             for axis in places:
                 if self._output.shape == (*shape[:axis], count, *shape[axis:]):
-                    options = new_table("PackOptions", values_count=count, axis=axis)
-                    self._assembly.emit("PACK", parts, [self._output], options)
+                    self._assembly.emit("PACK", parts, self._output, values_count=count, axis=axis)
                     return self._output
         joined = {axis: _times(shape, axis, count) for axis in places if axis < len(shape)}
         exact = next((axis for axis, sizes in joined.items() if sizes == self._output.shape), None)
         axis = max(joined) if exact is None else exact
-        options = new_table("ConcatenationOptions", axis=axis)
         if last and exact is not None:
-            self._assembly.emit("CONCATENATION", parts, [self._output], options)
+            self._assembly.emit("CONCATENATION", parts, self._output, axis=axis)
             return self._output
         made = self._assembly.tensor(f"{self._output.name}/heads", joined[axis], self._output)
-        self._assembly.emit("CONCATENATION", parts, [made], options)
+        self._assembly.emit("CONCATENATION", parts, made, axis=axis)
         return self._assembly.reshape_to(made, self._output) if last else made
 
     def _cuttable(self, parts: list[Tensor], front: int) -> list[Tensor]:

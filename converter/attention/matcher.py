@@ -91,7 +91,7 @@ class Matcher:
             softmax=self._softmax,
             output=output,
             factored=factored,
-            heads=heads,
+            pieces=heads,
             kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
             head_size=self._products[product][1],
             query_length=_plain(labelled[-2 if self._products[product][0] == 0 else -1]),

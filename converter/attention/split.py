@@ -61,7 +61,7 @@ class _Splitter:
         if form.position == "above" and form.composites:
             self._operands = with_composites(model)
         self._assembly = Assembly(model, constants)
-        self._cutter = Cutter(subgraph, self._operands, form, self._assembly, block.heads, block.tiles)
+        self._cutter = Cutter(subgraph, self._operands, form, self._assembly, block.pieces, block.tiles)
         self._old: dict[Operator, None] = {}
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._cuts: dict[tuple[int, Factored], Cut] = {}
@@ -75,7 +75,7 @@ class _Splitter:
     def build(self) -> tuple[list[Operator], list[Operator]]:
         output, factored = self._block.output, self._block.factored
         heads = []
-        for head in range(self._block.heads):
+        for head in range(self._block.pieces):
             heads.append(self.piece(output, factored, head))
             for other, own in self._block.others:
                 self.piece(other, own, head)
@@ -85,7 +85,7 @@ class _Splitter:
         joined = [output]
         for tensor, own in self._labelled.items():
             if tensor is not output and self._is_read_outside(tensor):
-                pieces = [self.piece(tensor, own, head) for head in range(self._block.heads)]
+                pieces = [self.piece(tensor, own, head) for head in range(self._block.pieces)]
                 join_heads(self._assembly, self._form, pieces, tensor, own)
                 joined.append(tensor)
         new = self._assembly.finished(*joined)
@@ -111,7 +111,7 @@ class _Splitter:
         operator = tensor.producer
         if operator is not None and self._passes(tensor, factored, depth):
             self._old[operator] = None
-            if operator in self._block.core and fx.piece_count(factored) == self._block.heads:
+            if operator in self._block.core and fx.piece_count(factored) == self._block.pieces:
                 self._labelled.setdefault(tensor, factored)
             return self._emit(Labelled(operator, factored, output_index(tensor)), head, depth)
         cut = self._cut(tensor, factored)
@@ -128,7 +128,7 @@ class _Splitter:
     def _emit(self, of: Labelled, head: int, depth: int, known: Mapping[int, Tensor] | None = None) -> Tensor:
         operands = self._operands.known(of.operator, of.factored, of.output)
         pieces = _Pieces(self, of.operator, operands, head, depth, known or {})
-        name = name_of_piece(of, head, self._block.heads, self._block.tiles)
+        name = name_of_piece(of, head, self._block.pieces, self._block.tiles)
         builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
         return self._operands.rules[of.operator.name].emit(builder, of, head, pieces)
 

@@ -48,7 +48,7 @@ def _as_block(single: SingleHead) -> Block | Refusal:
         softmax=single.softmax,
         output=single.output,
         factored=fx.plain(shape),
-        heads=1,
+        pieces=1,
         kv_heads=1,
         head_size=single.head_size,
         query_length=single.query_length,
@@ -95,7 +95,7 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
     return replace(
         block,
         factored=factored,
-        heads=pieces,
+        pieces=pieces,
         query_length=block.query_length // count,
         logits=dict(labelling.logits),
         core=frozenset(labelling.core_operators),

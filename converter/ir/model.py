@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, OperatorCode, Tensor
+from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Tensor
+from edge_opt.ir.operators import options_table
+from edge_opt.ir.versions import required_version
 from edge_opt.ir.write import save as write_tables
 from edge_opt.schema.data import Data
+from edge_opt.schema.table import new_table
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -90,6 +93,20 @@ class Model:
             if known.key() == code.key():
                 return known
         return self.new_codes.setdefault(code.key(), code)
+
+    def new_operator(
+        self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
+    ) -> Operator:
+        """A builtin operator that is in no subgraph yet, in the version that its types need.
+
+        Raises:
+            KeyError: its options have no such field.
+        """
+        table = options_table(name)
+        fields = None if table is None else new_table(table, **options)
+        made = Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, fields)
+        made.code = self.operator_code(name, required_version(made))
+        return made
 
     def signature_name(self, subgraph: Subgraph) -> str:
         """The name users know the subgraph by: its signature's key, else its own name."""

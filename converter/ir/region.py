@@ -21,6 +21,15 @@ def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     return tuple(found.values())
 
 
+def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
+    """What operators of these names make a tensor of, by their first inputs; and the operators, the last one first."""
+    passed: list[Operator] = []
+    while tensor.producer is not None and tensor.producer.name in names:
+        passed.append(tensor.producer)
+        tensor = tensor.producer.input(0)
+    return tensor, passed
+
+
 def still_needed(
     subgraph: Subgraph,
     old: Sequence[Operator],

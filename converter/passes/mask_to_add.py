@@ -11,11 +11,9 @@ import numpy as np
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Tensor
-from edge_opt.ir.region import still_needed
-from edge_opt.ir.versions import operator_version
+from edge_opt.ir.region import moved_from, still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import MaskInput, Rewrite
-from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -106,12 +104,8 @@ class MaskToAdd(Pass):
 
 def match_masked_softmax(subgraph: Subgraph, softmax: Operator) -> MaskedSoftmax | Refusal | None:
     """The SELECT that masks a SOFTMAX's operand, why it cannot be an ADD, or None where there is none."""
-    path: list[Operator] = []
-    tensor = softmax.input(0)
-    while tensor.producer is not None and tensor.producer.name in MOVEMENT:
-        path.append(tensor.producer)
-        tensor = tensor.producer.input(0)
-    select = tensor.producer
+    masked, path = moved_from(softmax.input(0), MOVEMENT)
+    select = masked.producer
     if select is None or select.name not in _SELECTS:
         return None
     between = [select, *path]
@@ -299,24 +293,15 @@ def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:
 
 def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:
     """Follow a condition up to the tensor it is made of: through one comparison or NOT, and the reshapes around it."""
-    chain: list[Operator] = []
-    tensor = _above_reshapes(condition, chain)
+    tensor, below = moved_from(condition, ("RESHAPE",))
     comparison = tensor.producer
     if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
         return condition, ()
     data = _compared(comparison)
     if data is None:
         return condition, ()
-    chain.append(comparison)
-    source = _above_reshapes(data, chain)
-    return source, tuple(reversed(chain))
-
-
-def _above_reshapes(tensor: Tensor, passed: list[Operator]) -> Tensor:
-    while tensor.producer is not None and tensor.producer.name == "RESHAPE":
-        passed.append(tensor.producer)
-        tensor = tensor.producer.input(0)
-    return tensor
+    source, above = moved_from(data, ("RESHAPE",))
+    return source, (*reversed(above), comparison, *reversed(below))
 
 
 def _comparison(chain: Sequence[Operator]) -> Operator | None:
@@ -354,11 +339,8 @@ class _MaskBuilder:
         self._like = site.select.outputs[0]
         self.operators: list[Operator] = []
 
-    def emit(self, name: str, inputs: Sequence[Tensor], output: Tensor, options: Table | None) -> Tensor:
-        code = self._context.model.operator_code(
-            name, operator_version(name, inputs[0].dtype, len(inputs[0].shape), result=output.dtype)
-        )
-        self.operators.append(Operator(code, inputs, [output], options))
+    def emit(self, name: str, inputs: Sequence[Tensor], output: Tensor, **options: object) -> Tensor:
+        self.operators.append(self._context.model.new_operator(name, inputs, [output], **options))
         return output
 
     def clone(self, operator: Operator, source: Tensor, output: Tensor) -> None:
@@ -367,11 +349,9 @@ class _MaskBuilder:
 
     def softmax_of(self, mask: Tensor) -> None:
         """The rest of the block: the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
-        options = new_table("AddOptions")
-        if self._like.dtype is DType.INT16:
-            # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
-            options.set("pot_scale_int16", False)
-        tensor = self.emit("ADD", [self._site.logits, mask], self._masked_copy(self._like), options)
+        # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
+        options = {"pot_scale_int16": False} if self._like.dtype is DType.INT16 else {}
+        tensor = self.emit("ADD", [self._site.logits, mask], self._masked_copy(self._like), **options)
         for operator in self._site.path:
             copy = self._masked_copy(operator.outputs[0])
             self.clone(operator, tensor, copy)
@@ -400,7 +380,7 @@ class _MaskBuilder:
         mask = Tensor(
             f"{site.condition.name}/additive", site.condition.shape, like.dtype, quantization=parameters
         )
-        return self.emit("SELECT_V2", [site.condition, *values], mask, new_table("SelectV2Options"))
+        return self.emit("SELECT_V2", [site.condition, *values], mask)
 
     def additive(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """`c` where masked, 0 where open; shaped like the source until the end, then like the condition."""
@@ -408,32 +388,27 @@ class _MaskBuilder:
         name = self._site.condition.name
         shape, dtype = masked.shape, self._like.dtype
         number = Tensor(f"{name}/number", shape, dtype)
-        options = new_table("CastOptions", in_data_type=int(DType.BOOL), out_data_type=int(dtype))
-        self.emit("CAST", [masked], number, options)
+        self.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
         assert dtype.numpy is not None
         added = np.array(_added(self._context, self._site), dtype.numpy)
         constant = self._context.constants.make("mask/constant", added, dtype)
         mask = Tensor(f"{name}/additive", shape, dtype)
-        self.emit("MUL", [number, constant], mask, new_table("MulOptions"))
+        self.emit("MUL", [number, constant], mask)
         target = self._site.condition.shape
         if shape == target:
             return mask
         steering = self._context.constants.make("mask/shape", np.array(target, np.int32), DType.INT32)
         reshaped = Tensor(f"{name}/additive/reshaped", target, dtype)
-        return self.emit(
-            "RESHAPE", [mask, steering], reshaped, new_table("ReshapeOptions", new_shape=list(target))
-        )
+        return self.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
 
     def _masked(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """True where masked: the complement of the condition where that one says what is open."""
         comparison = _comparison(chain)
-        name = self._site.condition.name
         negate = not self._site.masked_when
         if comparison is None:
             if not negate:
                 return source
-            flipped = Tensor(f"{name}/masked", source.shape, DType.BOOL)
-            return self.emit("LOGICAL_NOT", [source], flipped, new_table("LogicalNotOptions"))
+            return self._compare("LOGICAL_NOT", [source], source)
         if comparison.name == "LOGICAL_NOT":
             if negate:
                 return source
@@ -449,7 +424,4 @@ class _MaskBuilder:
 
     def _compare(self, name: str, inputs: Sequence[Tensor], source: Tensor) -> Tensor:
         masked = Tensor(f"{self._site.condition.name}/masked", source.shape, DType.BOOL)
-        table = {"LOGICAL_NOT": "LogicalNotOptions", "EQUAL": "EqualOptions", "NOT_EQUAL": "NotEqualOptions"}[
-            name
-        ]
-        return self.emit(name, inputs, masked, new_table(table))
+        return self.emit(name, inputs, masked)

@@ -10,16 +10,14 @@ from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import form_for
 from edge_opt.attention.front import PRODUCTS, products_beside
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.split import split_heads
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite
-from edge_opt.passes.spreads import attention_spreads
-from edge_opt.passes.tile_rows import tiled_block
+from edge_opt.passes.tile_rows import in_pieces, tiled_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_opt.attention.form import Form
+    from edge_opt.passes.rewrite import Rewrite
     from edge_opt.targets import Target
 
 ROUNDED = Demand("relative", 1e-6)
@@ -82,19 +80,8 @@ def _tiled(target: Target, block: Block, notes: list[str]) -> Block:
 
 
 def _build(context: Context, block: Block, form: Form) -> Rewrite | Refusal:
-    anchor = block.output.producer
-    assert anchor is not None
-    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    staying = next((op for op in new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
+    rewrite = in_pieces(context, block, form)
+    staying = next((op for op in rewrite.new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
     if staying is not None:
         return Refusal("somebody else reads what several heads make together", staying)
-    spreads = (attention_spreads(old, block.softmax),)
-    return Rewrite(
-        context.subgraph,
-        tuple(old),
-        tuple(new),
-        anchor,
-        calls=context.model,
-        spreads=spreads,
-        parts=block.heads,
-    )
+    return rewrite

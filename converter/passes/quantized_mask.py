@@ -11,10 +11,8 @@ import numpy as np
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.region import still_needed
-from edge_opt.ir.versions import operator_version
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.schema.table import new_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -140,8 +138,6 @@ def _build(context: Context, mask: QuantizedMask) -> Rewrite | Refusal:
         return context.constants.make("mask/value", array, result.dtype, result.quantization)
 
     when_false, when_true = (constant(value) for value in mask.values)
-    code = context.model.operator_code("SELECT_V2", operator_version("SELECT_V2", result.dtype))
-    inputs = (mask.condition, when_true, when_false)
-    select = Operator(code, inputs, [result], new_table("SelectV2Options"))
+    select = context.model.new_operator("SELECT_V2", (mask.condition, when_true, when_false), [result])
     kept = still_needed(context.subgraph, mask.chain, last)
     return Rewrite(context.subgraph, mask.chain, (*kept, select), last)

@@ -44,7 +44,7 @@ class TileRows(Pass):
                 if isinstance(tiled, Refusal):
                     yield SkippedSite(match.softmax, str(tiled))
                 elif tiled is not None:
-                    yield Site(match.softmax, partial(_build, context, tiled), heads=1, kv_heads=1)
+                    yield Site(match.softmax, partial(in_pieces, context, tiled, _FORM), heads=1, kv_heads=1)
 
 
 def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | None:
@@ -56,9 +56,17 @@ def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | 
     return row_tiles(match, rows // size)
 
 
-def _build(context: Context, block: Block) -> Rewrite:
+def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:
+    """The block with each of its pieces computed alone."""
     anchor = block.output.producer
     assert anchor is not None
-    old, new = split_heads(context.model, context.subgraph, block, _FORM, context.constants)
-    spreads = (attention_spreads(old, block.softmax),)
-    return Rewrite(context.subgraph, tuple(old), tuple(new), anchor, spreads=spreads, parts=block.heads)
+    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    return Rewrite(
+        context.subgraph,
+        tuple(old),
+        tuple(new),
+        anchor,
+        calls=context.model,
+        spreads=(attention_spreads(old, block.softmax),),
+        parts=block.pieces,
+    )
