@@ -174,8 +174,8 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None
     heads = 2 if lead == "1,2" else 1
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
-    assert (tiled.heads, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
-    assert (tiled.output.name, tiled.others, tiled.heads_are_rows) == ("s", (), False)
+    assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
+    assert (tiled.output.name, tiled.others, tiled.pieces_are_rows) == ("s", (), False)
 
 
 @pytest.mark.parametrize(
