@@ -1,0 +1,143 @@
+"""`edge-opt build` with every stage real: litert-torch's on a freshly made checkpoint, Qualcomm's compiler, ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_opt import compare
+from edge_opt.build import Job, build, pipeline
+from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.schema.errors import UsageError
+from edge_opt.schema.litertlm import read_bundle
+
+pytestmark = pytest.mark.slow
+TESTDATA = Path(__file__).parent.parent / "testdata"
+OPTIONS = {"soc": "SM8750", "prefill": [128], "cache": 1024, "settings": {"max_calibration_decode_steps": 4}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> None:
+    for module in ("litert_torch", "tensorflow"):
+        pytest.importorskip(module, reason=f"{module} is not installed (extra build)")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of three layers and prompts."""
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    made = tmp_path_factory.mktemp("build")
+    subprocess.run(
+        [sys.executable, TESTDATA / "make_checkpoint.py", made / "gemma"], check=True, capture_output=True
+    )
+    return made
+
+
+def interrupted(folder: Path) -> None:
+    """The same build as a command, ended in the middle of the export."""
+    words = ["build", "gemma", "-o", "gemma.litertlm", "--soc", "SM8750", "--prompts", "gemma.jsonl"]
+    words += ["--prefill", "128", "--cache", "1024", "--set", "max_calibration_decode_steps=4"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_opt", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
+        log = folder / "gemma.work" / "export.log"
+        while command.poll() is None and not (log.exists() and log.stat().st_size):
+            time.sleep(0.1)
+        command.send_signal(signal.SIGTERM)
+        said, complaints = (text.decode() for text in command.communicate(timeout=60))
+    assert command.returncode == 128 + signal.SIGTERM, complaints
+    assert said.split()[0] == "configure"
+    assert complaints == "edge-opt: ended by SIGTERM\n"
+    assert not (folder / "gemma.litertlm").exists()
+
+
+def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_an_interruption(folder: Path) -> None:
+    interrupted(folder)
+    work, output = folder / "gemma.work", folder / "gemma.litertlm"
+    result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
+    assert [stage.again for stage in result.stages] == [False, True, True, True, True, True]
+    assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
+    assert result.put_back == ["executor metadata"]
+    prefill, decode = result.optimized["signatures"]
+    assert (prefill["kept"], decode["kept"]) == ("converted", "exported")
+    assert prefill["after"]["time"]["us"] < 0.6 * prefill["before"]["time"]["us"]
+    first = contents(output)
+
+    quantized, converted = (work / stage / "model.litertlm" for stage in ("quantize", "optimize"))
+    exported = contents(work / "export" / "model.litertlm")
+    assert [name for name, _ in first] == [name for name, _ in exported]
+    report = compare(quantized, converted, generate=2)
+    assert report.bitwise, report.summary()
+
+    (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
+    again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
+    assert [stage.again for stage in again.stages] == [False] * 5 + [True]
+    assert contents(output) == first
+
+
+def contents(path: Path) -> list[tuple[str, bytes]]:
+    """The sections of a bundle; its header has a time and a UUID of litert-lm-builder's."""
+    bundle = read_bundle(path)
+    parts = [(section, bundle.content(index)) for index, section in enumerate(bundle.sections)]
+    return [(section.model_type, bytes(part.view(0, part.size))) for section, part in parts]
+
+
+def configured(**options: Any) -> dict[str, Any]:
+    told = {
+        "vendor": "qualcomm",
+        "chip": "SM8750",
+        "model_type": "",
+        "cache_shape": (),
+        "file": {},
+        "settings": {},
+    }
+    return pipeline.configure(
+        Job("configure", "", {"model": "gemma"}, options=told | options), lambda *_: None
+    )
+
+
+def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order() -> None:
+    found = configured(file={"cache_length": 64, "ema_smoothing_factor": 0.2}, settings={"cache_length": 32})
+    assert found["config"]["cache_length"] == 32
+    assert found["config"]["ema_smoothing_factor"] == 0.2
+    assert found["config"]["k_ts_idx"] == 3
+    assert configured(vendor="mediatek", chip="MT6993")["config"]["k_ts_idx"] == 2
+    assert configured(vendor="google_tensor", chip="Tensor_G5")["config"]["v_ts_idx"] == 2
+    assert configured(cache_shape=(1, 1, 256, 96))["config"]["cache_length"] == 96
+
+
+def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:
+    from litert_torch.generative.export_hf.experimental.npu_export import config_manager
+
+    written = config_manager.build_pipeline_config(
+        "google/gemma", "qualcomm", "SM8850", cache_length=2048
+    ).to_json()
+    found = configured(file=json.loads(written))
+    assert found["config"]["cache_length"] == 2048
+    assert (found["config"]["model_id"], found["config"]["soc_model"]) == ("gemma", "SM8750")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
+        ({"file": {"cache_lenght": 3}}, "--config: setting 'cache_lenght' does not exist"),
+        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is no int, as 1280 is'),
+        ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
+        ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),
+        ({"model_type": "gemma3_txt"}, "no language model of the type 'gemma3_txt', which config.json names; did you"),
+    ],
+)  # fmt: skip
+def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        configured(**options)
+    assert sentence in str(caught.value)
