@@ -262,3 +262,73 @@ def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
 def test_a_plan_survives_the_way_to_the_worker() -> None:
     for made in plan(split_cache(), seed=5, kind="large"):
         assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made
+
+
+def test_only_a_vector_of_flags_is_padding_and_three_axes_are_causal() -> None:
+    padding = lone(tensor("mask", (1, 20), "bool"), run=1)[0]
+    assert padding.tolist() == [True] * 15 + [False] * 5
+    assert lone(tensor("mask", (1, 20), "bool"))[0].all()
+    *cache, own = lone(tensor("mask", (1, 1, 20), "bool"))[0, 0].tolist()
+    assert own
+    assert 0 < sum(cache) < 19
+    assert cache == sorted(cache, reverse=True)
+    assert not lone(tensor("mask", (1, 20)))[0].all()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "length"),
+    [(((1, 2, 32, 64),), 32), (((1, 64, 32), (1, 32, 16)), 16), (((40, 8),), 8), (((64,),), 1)],
+)
+def test_without_a_mask_a_cache_is_as_long_as_the_smaller_of_its_two_largest_sizes(
+    shapes: tuple[tuple[int, ...], ...], length: int
+) -> None:
+    caches = tuple(tensor(f"kv_cache_{place}", shape) for place, shape in enumerate(shapes))
+    signature = SignatureInfo("decode", (tensor("input_pos", (1,), "int32"), *caches), ())
+    positions = [
+        int(arrays(signature, seed=seed, run=run)["input_pos"][0]) for seed in range(30) for run in (0, 3)
+    ]
+    room = length - 1
+    assert min(positions) == 0 or room == 0
+    assert {position for position in positions if position} <= set(
+        range(room // 4, room // 4 + room // 2 + 1)
+    )
+    assert len(set(positions)) > room // 4
+
+
+def test_a_chosen_start_is_where_positions_and_masks_begin() -> None:
+    made = {one.info.name: generate(one) for one in plan(one_cache(rows=2, cache=16), start=5)}
+    assert made["input_pos"].tolist() == [5, 6]
+    assert (made["mask"][0, 0] == 0).sum(axis=1).tolist() == [6, 7]
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("int8", 0.5), ("int16", 0.001)])
+def test_large_codes_are_the_ends_of_the_range_and_other_kinds_leave_them(dtype: str, scale: float) -> None:
+    info = tensor("x", (1, 999), dtype, scale)
+    made, plain = lone(info, kind="large"), lone(info)
+    limits = np.iinfo(dtype)
+    assert set(np.unique(made)) == {limits.min, limits.max}
+    assert abs(int((made == limits.max).sum()) - 500) <= 30
+    assert np.array_equal(made == limits.min, plain < np.median(plain))
+    for kind in ("denormal", "nan", "masked_rows"):
+        assert np.array_equal(lone(info, kind=kind), plain)
+
+
+def test_numbers_that_are_no_numbers_stay_out_of_caches_and_angles() -> None:
+    made = arrays(split_cache(), kind="nan")
+    assert np.isnan(made["embeddings"]).sum() == np.isinf(made["embeddings"]).sum() == 1
+    assert all(np.isfinite(made[name]).all() for name in ("kv_cache_k_0", "pos_emb_cos", "mask_global"))
+    assert np.isnan(lone(tensor("x", (1,)), kind="nan")).all()
+
+
+def test_a_quarter_of_the_range_is_a_quarter_of_the_spread() -> None:
+    for info in (tensor("x", (9999,)), tensor("x", (9999,), "int16", 0.001)):
+        whole, part = (
+            lone(info, hints=[InputHint(spread=spread)]).astype(np.float64) for spread in (1.0, 0.25)
+        )
+        assert part.std() == pytest.approx(whole.std() / 4, rel=0.02)
+
+
+def test_codes_with_a_scale_for_each_channel_fill_the_range_of_each() -> None:
+    info = TensorInfo("x", "x", (500, 2), (500, 2), "int8", (0.5, 5.0), (0, 0), axis=1)
+    made = lone(info)
+    assert made.std(axis=0) == pytest.approx([42, 42], rel=0.2)

@@ -150,7 +150,8 @@ def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask() -> None:
     )
     assert cache_length(SignatureInfo("s", (cache, mask), (part,))) == 6
     assert cache_length(SignatureInfo("s", (cache, mask), ())) == 9
-    assert cache_length(SignatureInfo("s", (cache,), ())) == 0
+    others = tensor("input_pos", 12, dtype="int32"), tensor("embeddings", 1, 4, 64), tensor("mask")
+    assert cache_length(SignatureInfo("s", (cache, *others), ())) == 0
 
 
 def test_the_longest_prefill_with_the_readers_caches_is_taken() -> None:

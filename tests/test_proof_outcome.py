@@ -203,6 +203,7 @@ def test_results_that_tell_nothing_are_told_of() -> None:
 
 def test_bitwise_means_everywhere_with_closed_rows_and_nothing_clipped() -> None:
     fine = only(compared(same, same)).open_rows
+    assert only(compared(same, same)) == OutputProof(0, fine, None, saturated=0, short=0)
     worse = only(compared(same, lambda x: x + 1)).open_rows
     assert Outcome({"xnnpack": (OutputProof(0, fine, fine),)}).bitwise
     for proof in (OutputProof(0, worse), OutputProof(0, fine, worse), OutputProof(0, fine, saturated=1)):

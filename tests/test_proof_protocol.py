@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from edge_opt.proof.errors import BackendMissing, RuntimeCrashed, RuntimeRefused
 from edge_opt.proof.protocol import FrameError, frame, read_frame
+from edge_opt.proof.runner import _raise_reply
 
 
 def reader(data: bytes):
@@ -52,3 +54,22 @@ def test_objects_and_absurd_sizes_are_not_read(listed: list[object]) -> None:
 def test_objects_are_not_sent() -> None:
     with pytest.raises(FrameError, match="tensor 'words'"):
         list(frame({}, {"words": np.array(["a"], object)}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "error", "said"),
+    [
+        ("missing", "tensorflow", BackendMissing, "install it with: pip install 'edge-opt[tensorflow]'"),
+        ("internal", "KeyError", RuntimeCrashed, "region: the worker failed: KeyError"),
+        ("refused", "no kernel", RuntimeRefused, "region: the runtime refused it: no kernel"),
+        ("refused", "out of memory", RuntimeRefused, "out of memory; it was allowed 3 MiB of memory"),
+        ("refused", "no reason given", RuntimeRefused, "no reason given; it was allowed 3 MiB of memory"),
+    ],
+)
+def test_each_kind_of_error_comes_out_as_its_own_type(
+    kind: str, reason: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error) as caught:
+        _raise_reply({"error": kind, "reason": reason}, "region", 3 << 20)
+    assert type(caught.value) is error
+    assert str(caught.value).endswith(said)
