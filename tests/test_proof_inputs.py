@@ -332,3 +332,16 @@ def test_codes_with_a_scale_for_each_channel_fill_the_range_of_each() -> None:
     info = TensorInfo("x", "x", (500, 2), (500, 2), "int8", (0.5, 5.0), (0, 0), axis=1)
     made = lone(info)
     assert made.std(axis=0) == pytest.approx([42, 42], rel=0.2)
+
+
+@pytest.mark.parametrize(("start", "padding"), [(0, 1), (3, 1), (4, 2), (9, 3), (30, 8)])
+def test_every_fourth_run_has_padding_in_front_of_its_tokens(start: int, padding: int) -> None:
+    mask = generate(plan(one_cache(rows=1, cache=32), run=1, start=start)[2])[0, 0, 0]
+    assert np.flatnonzero(mask == 0).tolist() == ([*range(padding, start), start] if start else [0])
+
+
+def test_a_mask_as_wide_as_a_head_still_begins_with_the_cache() -> None:
+    """48 positions and 16 new tokens make 64 columns, and so many numbers has a head."""
+    inputs = (tensor("mask", (1, 1, 16, 64)), tensor("kv_cache_k_0", (1, 1, 48, 64)))
+    mask = generate(plan(SignatureInfo("prefill", inputs, ()), start=5)[0])[0, 0]
+    assert np.flatnonzero(mask[2] == 0).tolist() == [0, 1, 2, 3, 4, 48, 49, 50]
