@@ -175,7 +175,7 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
     assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
-    assert (tiled.output.name, tiled.others, tiled.pieces_are_rows) == ("s", (), False)
+    assert (tiled.output.name, tiled.others, tiled.heads_are_rows) == ("s", (), False)
 
 
 @pytest.mark.parametrize(
