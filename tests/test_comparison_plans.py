@@ -93,7 +93,7 @@ ALL = {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS, UPDATE]}
     [
         (
             {**ALL, "embedder": None},
-            "input 'embeddings' comes from the embedder model, and there is no embedder.tflite beside it: ADD --embedder",
+            "input 'embeddings' comes from the embedder model, and there is no embedder.tflite ADD --embedder",
         ),
         (
             {**ALL, "embedder": [OTHER_EMBEDDER]},
@@ -101,7 +101,7 @@ ALL = {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS, UPDATE]}
         ),
         (
             {"embedder": [EMBEDDER]},
-            "input 'mask' comes from the auxiliary model, and there is no auxiliary.tflite beside it: ADD --auxiliary",
+            "input 'mask' comes from the auxiliary model, and there is no auxiliary.tflite ADD --auxiliary",
         ),
         (
             {**ALL, "auxiliary": [MASKS, UPDATE]},
@@ -114,7 +114,9 @@ def test_what_is_missing_is_said(helpers: dict[str, Any], said: str) -> None:
     made = planner(SPLIT, **{name: given for name, given in helpers.items() if given is not None})
     with pytest.raises(UsageError) as caught:
         made.calls(SPLIT)
-    assert str(caught.value) == f"model.tflite, signature 'decode': {said}".replace("ADD", "give one with")
+    assert str(caught.value) == f"model.tflite, signature 'decode': {said}".replace(
+        "ADD", "beside it: give one with"
+    )
 
 
 def test_caches_that_nothing_updates_are_said() -> None:
@@ -182,7 +184,7 @@ def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> N
     assert len(planned(LONG, decode, count=12).prompt[0]) == 16 - 12 + 1
     assert len(planned(LONG, decode, count=15).prompt[0]) == 2
     with pytest.raises(
-        UsageError, match="model.tflite: 16 tokens do not fit into a cache of 16: generate fewer"
+        UsageError, match=r"model.tflite: 16 tokens do not fit into a cache of 16: generate fewer"
     ):
         planned(LONG, decode, count=16)
     assert planned(LONG, decode, seed=1).prompt != loop.prompt
