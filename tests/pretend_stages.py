@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from bundles import GENERIC, bundle, model_part
 
-from edge_opt.build import Carried
+from edge_opt.build import Carried, build
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_opt.build import Job
+    from edge_opt.build import BuildResult, Job
 
 FLOAT = """
 signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y)
@@ -129,3 +129,28 @@ class Stages:
         """One call of the NPU."""
         write(job.model, COMPILED)
         return {}
+
+
+class Place:
+    """A folder with all that a build needs: checkpoint, prompts, and a vendor's libraries."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = checkpoint(folder / "gemma")
+        self.output = folder / "gemma.litertlm"
+        self.work = folder / "gemma.work"
+        self.prompts = folder / "prompts.jsonl"
+        self.prompts.write_text('"hello"\n{"prompt": "how are you"}\n')
+        self.sdk = folder / "sdk"
+        self.sdk.mkdir()
+        for name in ("libQnnHtp.so", "libQnnSystem.so"):
+            (self.sdk / name).write_bytes(name.encode())
+
+    def build(
+        self, source: Path | None = None, stages: Stages | None = None, **options: Any
+    ) -> tuple[Stages, BuildResult]:
+        stages = stages or Stages()
+        if options.get("prompts", "") == "":
+            options["prompts"] = self.prompts
+        told = {"soc": "SM8750", "sdk": self.sdk, "overwrite": True, "output": self.output, **options}
+        return stages, build(source or self.checkpoint, toolchain=stages, **told)

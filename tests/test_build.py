@@ -6,34 +6,25 @@ The stages are small functions here; those marked slow run the real ones.
 from __future__ import annotations
 
 import errno
-import os
-import re
-import signal
-import sys
-import threading
-import time
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, run
+from cli_runs import DEMO
 from pretend_stages import (
     COMPILED,
     FLOAT,
     METADATA,
     QUANTIZED,
     TOKENIZER,
+    Place,
     Stages,
     bundle_of,
-    checkpoint,
     write,
 )
 
-from edge_opt import build as package
-from edge_opt.build import BuildCheckError, BuildResult, Job, StageFailedError, build, pipeline
-from edge_opt.build.processes import Processes
+from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
 from edge_opt.build.vendors import find_chip
 from edge_opt.ir import load, to_bytes
@@ -45,33 +36,7 @@ from edge_opt.schema.errors import ModelFormatError, OutputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parent.parent
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
-
-
-class Place:
-    """A folder with all that a build needs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.checkpoint = checkpoint(folder / "gemma")
-        self.output = folder / "gemma.litertlm"
-        self.work = folder / "gemma.work"
-        self.prompts = folder / "prompts.jsonl"
-        self.prompts.write_text('"hello"\n{"prompt": "how are you"}\n')
-        self.sdk = folder / "sdk"
-        self.sdk.mkdir()
-        for name in ("libQnnHtp.so", "libQnnSystem.so"):
-            (self.sdk / name).write_bytes(name.encode())
-
-    def build(
-        self, source: Path | None = None, stages: Stages | None = None, **options: Any
-    ) -> tuple[Stages, BuildResult]:
-        stages = stages or Stages()
-        if options.get("prompts", "") == "":
-            options["prompts"] = self.prompts
-        told = {"soc": "SM8750", "sdk": self.sdk, "overwrite": True, **options}
-        return stages, build(source or self.checkpoint, self.output, toolchain=stages, **told)
 
 
 @pytest.fixture
@@ -329,6 +294,8 @@ BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
     "the Hexagon compiler needs Qualcomm's QNN libraries": lambda _: {"sdk": None},
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     "exists: pass --force": lambda place: {"none": place.output.write_text(""), "overwrite": False},
+    "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
+    "work folder .* cannot be made: No such file": lambda place: {"work": place.folder / "no" / "folder"},
     "configuration .* cannot be read": lambda place: {"config": place.folder / "none.json"},
     "is no JSON object with settings": config("[]"),
 }  # fmt: skip
@@ -339,7 +306,7 @@ def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: st
     options = BAD[sentence](place)
     options.pop("none", None)
     stages = Stages()
-    with pytest.raises((UsageError, ModelFormatError), match=sentence.replace("?", r"\?")):
+    with pytest.raises((UsageError, ModelFormatError, OutputError), match=sentence.replace("?", r"\?")):
         place.build(stages=stages, **options)
     assert stages.ran == []
 
@@ -378,6 +345,19 @@ def test_a_folder_with_mediateks_compiler_is_taken(place: Place) -> None:
     assert stages.jobs["compile"].libraries == str(place.sdk / "lib")
     with pytest.raises(CompilerMissingError, match="give the folder of MediaTek's SDK"):
         place.build(soc="MT6993", sdk=place.checkpoint)
+
+
+def test_litert_s_own_package_of_qualcomms_libraries_is_found(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ai_edge_litert_sdk_qualcomm"
+    (place.folder / f"{name}.py").write_text(f"def path_to_sdk_libs():\n    return {str(place.sdk)!r}\n")
+    monkeypatch.syspath_prepend(str(place.folder))
+    stages, _ = place.build(sdk=None)
+    assert stages.jobs["compile"].libraries == str(place.sdk)
+    monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
+    with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
+        place.build(sdk=None)
 
 
 def test_chips_are_found_however_they_are_spelled() -> None:
@@ -422,156 +402,3 @@ def test_other_models_are_as_they_were_or_compiled(tmp_path: Path, made: str, to
 def test_weights_that_signatures_share_are_counted_once() -> None:
     once, each = weights(load(DEMO))
     assert once < each <= 2 * once
-
-
-# --- the pipeline's own package ---
-
-
-def test_the_extra_holds_the_version_that_is_known_here() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"litert-torch=={pipeline.SUPPORTED}.*" in extras["build"]
-
-
-@pytest.mark.parametrize(
-    ("found", "sentence"),
-    [
-        ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, and its pipeline for NPUs, which is experimental, is"),
-        ({"torch": None}, "the build needs torch: pip install 'edge-opt"),
-    ],
-)  # fmt: skip
-def test_another_version_or_none_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, str | None], sentence: str
-) -> None:
-    def version(name: str) -> str:
-        told = found.get(name, "0.10.0")
-        if told is None:
-            raise pipeline.PackageNotFoundError(name)
-        return told
-
-    monkeypatch.setattr(pipeline, "version", version)
-    monkeypatch.setattr(pipeline, "find_spec", lambda _: True)
-    with pytest.raises(UsageError, match=re.escape(sentence)):
-        pipeline.check_versions()
-
-
-# --- the command ---
-
-
-def test_the_command_says_one_line_a_stage_and_what_was_kept(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(package.building, "Processes", Stages)
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
-    done = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64")
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
-    assert "5.00 MiB of memory" in lines[1]
-    assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
-    again = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64", "--force", "--json")
-    assert [stage["made_now"] for stage in again.json["stages"]] == [False] * len(ALL)
-    assert again.json["settings"]["export"] == {"cache_length": 64}
-    assert again.err == ""
-
-
-def test_an_error_of_the_command_is_one_sentence_and_says_what_was_done(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Broken(Stages):
-        def quantize(self, job: Job) -> dict[str, Any]:
-            raise StageFailedError("ValueError: a scale of zero")
-
-    monkeypatch.setattr(package.building, "Processes", Broken)
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
-    done = run(capsys, *words, "--prompts", place.prompts, "--json")
-    sentence = done.failed_in_one_sentence(3)
-    assert sentence.startswith("stage 'quantize': ValueError: a scale of zero; its log is ")
-    assert [stage["name"] for stage in done.json["stages"]] == ALL[:3]
-    assert done.json["error"]["type"] == "StageFailedError"
-
-
-@pytest.mark.parametrize("given", ["cache_length", "=3"])
-def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--set", given]
-    assert "is no setting, write key=value" in run(capsys, *words).failed_in_one_sentence(2)
-
-
-# --- a stage in a process of its own ---
-
-
-def child(place: Place, stage: str, monkeypatch: pytest.MonkeyPatch, code: str) -> Any:
-    """Carry out a stage that a module on the path puts in the place of the real one."""
-    (place.folder / "sitecustomize.py").write_text(
-        f"import time, os\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n    {code}\n"
-        f"pipeline.STAGES = {{**pipeline.STAGES, {stage!r}: stage}}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
-    scratch, made = place.folder / "scratch", place.folder / "made"
-    for folder in (scratch, made):
-        folder.mkdir()
-    steps: list[tuple[int, int]] = []
-    job = Job(stage, str(made), libraries=str(place.sdk))
-    done = Processes().carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
-    return done, steps
-
-
-def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "progress('x', 3, 7); held = bytearray(200 << 20); print(os.environ['LD_LIBRARY_PATH']); time.sleep(1.5); "
-        "return {'tmp': os.environ['TMPDIR']}"
-    )
-    done, steps = child(place, "export", monkeypatch, code)
-    assert (3, 7) in steps
-    assert done.peak_bytes > 200 << 20
-    assert done.told == {"tmp": str(place.folder / "scratch" / "tmp")}
-    assert str(place.sdk) in (place.folder / "log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "sentence"),
-    [
-        ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
-        ("raise OSError(28, 'No space left on device')", OutputError, "the disk is full"),
-        ("from edge_opt import UsageError; raise UsageError('no such setting')", UsageError, "no such setting"),
-        ("os.kill(os.getpid(), 9)", StageFailedError, "killed by SIGKILL, as the system does when memory runs out"),
-        ("os._exit(7)", StageFailedError, "exit status 7"),
-    ],
-)  # fmt: skip
-def test_however_a_stages_process_ends_there_is_a_cause(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(kind) as caught:
-        child(place, "export", monkeypatch, code)
-    assert str(caught.value) == sentence
-
-
-def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = place.folder / "pid"
-
-    def interrupt() -> None:
-        while not told.exists() or not told.read_text():
-            time.sleep(0.05)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    waiting = threading.Thread(target=interrupt, daemon=True)
-    waiting.start()
-    code = (
-        f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(told)!r}, 'w').write(str(p.pid)); "
-        f"time.sleep(600)"
-    )
-    with pytest.raises(KeyboardInterrupt):
-        child(place, "export", monkeypatch, code)
-    assert _gone(int(told.read_text()))
-
-
-def _gone(pid: int) -> bool:
-    for _ in range(100):
-        status = Path(f"/proc/{pid}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.05)
-    return False

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     StagePath = str | os.PathLike[str]
 
 
+_SUFFIX = Path(MODEL).suffix
 _OURS = ("configure", "optimize")
 """Stages whose results depend on our own version."""
 
@@ -150,6 +151,8 @@ def build(
     """
     vendor, chip = find_chip(soc)
     resolve_target(output, overwrite=overwrite)
+    if Path(output).suffix != _SUFFIX:
+        raise UsageError(f"{output} must end in {_SUFFIX}, as LiteRT-LM's bundles do")
     given = look_at(Path(source))
     _check_together(given, prompts, prefill, cache)
     told = {**(settings or {})}

@@ -1,0 +1,236 @@
+"""How a stage of `edge-opt build` is carried out in a process of its own, and what the command says of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli_runs import run
+from pretend_stages import Place, Stages
+
+from edge_opt import build as package
+from edge_opt.build import Job, StageFailedError, pipeline
+from edge_opt.build.processes import Processes
+from edge_opt.npu import CompilerFailedError
+from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.schema.errors import OutputError, UsageError
+
+ROOT = Path(__file__).parent.parent
+ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for name in SDK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return Place(tmp_path)
+
+
+# --- the pipeline's own package ---
+
+
+def test_the_extra_holds_the_version_that_is_known_here() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"litert-torch=={pipeline.SUPPORTED}.*" in extras["build"]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, and its pipeline for NPUs, which is experimental, is"),
+        ({"torch": None}, "the build needs torch: pip install 'edge-opt"),
+    ],
+)  # fmt: skip
+def test_another_version_or_none_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str | None], sentence: str
+) -> None:
+    def version(name: str) -> str:
+        told = found.get(name, "0.10.0")
+        if told is None:
+            raise pipeline.PackageNotFoundError(name)
+        return told
+
+    monkeypatch.setattr(pipeline, "version", version)
+    monkeypatch.setattr(pipeline, "find_spec", lambda _: True)
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        pipeline.check_versions()
+
+
+# --- the command ---
+
+
+def test_the_command_says_one_line_a_stage_and_what_was_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(package.building, "Processes", Stages)
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
+    done = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
+    assert "5.00 MiB of memory" in lines[1]
+    assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
+    again = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64", "--force", "--json")
+    assert [stage["made_now"] for stage in again.json["stages"]] == [False] * len(ALL)
+    assert again.json["settings"]["export"] == {"cache_length": 64}
+    assert again.err == ""
+
+
+def test_an_error_of_the_command_is_one_sentence_and_says_what_was_done(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Stages):
+        def quantize(self, job: Job) -> dict[str, Any]:
+            raise StageFailedError("ValueError: a scale of zero")
+
+    monkeypatch.setattr(package.building, "Processes", Broken)
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
+    done = run(capsys, *words, "--prompts", place.prompts, "--json")
+    sentence = done.failed_in_one_sentence(3)
+    assert sentence.startswith("stage 'quantize': ValueError: a scale of zero; its log is ")
+    assert [stage["name"] for stage in done.json["stages"]] == ALL[:3]
+    assert done.json["error"]["type"] == "StageFailedError"
+
+
+@pytest.mark.parametrize("given", ["cache_length", "=3"])
+def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--set", given]
+    assert "is no setting, write key=value" in run(capsys, *words).failed_in_one_sentence(2)
+
+
+# --- a stage in a process of its own ---
+
+
+def child(place: Place, stage: str, monkeypatch: pytest.MonkeyPatch, code: str) -> Any:
+    """Carry out a stage that a module on the path puts in the place of the real one."""
+    (place.folder / "sitecustomize.py").write_text(
+        f"import time, os\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n    {code}\n"
+        f"pipeline.STAGES = {{**pipeline.STAGES, {stage!r}: stage}}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
+    scratch, made = place.folder / "scratch", place.folder / "made"
+    for folder in (scratch, made):
+        folder.mkdir()
+    steps: list[tuple[int, int]] = []
+    job = Job(stage, str(made), libraries=str(place.sdk))
+    done = Processes().carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
+    return done, steps
+
+
+def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "progress('x', 3, 7); held = bytearray(200 << 20); print(os.environ['LD_LIBRARY_PATH']); time.sleep(1.5); "
+        "return {'tmp': os.environ['TMPDIR']}"
+    )
+    done, steps = child(place, "export", monkeypatch, code)
+    assert (3, 7) in steps
+    assert done.peak_bytes > 200 << 20
+    assert done.told == {"tmp": str(place.folder / "scratch" / "tmp")}
+    assert str(place.sdk) in (place.folder / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "sentence"),
+    [
+        ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
+        ("raise OSError(28, 'No space left on device')", OutputError, "the disk is full"),
+        ("from edge_opt import UsageError; raise UsageError('no such setting')", UsageError, "no such setting"),
+        ("os.kill(os.getpid(), 9)", StageFailedError, "killed by SIGKILL, as the system does when memory runs out"),
+        ("os._exit(7)", StageFailedError, "exit status 7"),
+    ],
+)  # fmt: skip
+def test_however_a_stages_process_ends_there_is_a_cause(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        child(place, "export", monkeypatch, code)
+    assert str(caught.value) == sentence
+
+
+def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = place.folder / "pid"
+
+    def interrupt() -> None:
+        while not told.exists() or not told.read_text():
+            time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt, daemon=True)
+    waiting.start()
+    code = (
+        f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(told)!r}, 'w').write(str(p.pid)); "
+        f"time.sleep(600)"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        child(place, "export", monkeypatch, code)
+    assert _gone(int(told.read_text()))
+
+
+def test_a_build_that_is_killed_takes_the_processes_of_its_stage_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = place.folder / "pid"
+    (place.folder / "sitecustomize.py").write_text(
+        "import os, subprocess, time\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n"
+        f"    p = subprocess.Popen(['sleep', '600']); open({str(told)!r}, 'w').write(str(p.pid)); time.sleep(600)\n"
+        "pipeline.STAGES = {**pipeline.STAGES, 'export': stage}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
+    code = (
+        "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.processes import Processes; "
+        "here = pathlib.Path(sys.argv[1]); "
+        "Processes().carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(place.folder)]) as command:
+        while not told.exists() or not told.read_text():
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.kill()
+    assert _gone(int(told.read_text()))
+
+
+def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(total=1, used=1, free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(OutputError, match="the disk is full"):
+        child(place, "export", monkeypatch, "raise RuntimeError('Unable to write')")
+
+
+def test_of_a_compiler_that_fails_the_first_complaint_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def npu_compile(*_: object, **__: object) -> None:
+        (place.folder / "tmp1.error").write_text("fine\n 0.0ms [ ERROR ]   <E> no room for the weights\n")
+        raise ValueError("apply_plugin failed to apply plugin. See /tmp/tmp1.error for details.")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
+    pretend = SimpleNamespace(npu_compile=npu_compile, NpuPipelineConfig=SimpleNamespace(from_dict=dict))
+    monkeypatch.setattr(pipeline, "_lib", lambda _: pretend)
+    job = Job("compile", str(place.folder), {"model": "m"}, {}, {"compile_configs": {}})
+    with pytest.raises(CompilerFailedError, match=r"^no room for the weights$"):
+        pipeline.compile_bundle(job, lambda *_: None)
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(100):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
