@@ -27,7 +27,8 @@ def labelling_by_origin(
     `values`: the value products, and which of their operands holds the probabilities.
     """
     products = [*values, *logits]
-    if any(map(operands.distrusted, products)) or not all(map(_contracted, products)):
+    summed = [] if output.producer is None else [output.producer]
+    if any(map(operands.distrusted, products + summed)) or not all(map(_contracted, products)):
         return None
     side = next(iter(values.values()))
     rows = len(output.shape) - (2 if side == 0 else 1)

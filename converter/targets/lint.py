@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from edge_opt.ir import DType
 from edge_opt.targets.target import COMPOSITE, composite_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
     from edge_opt.targets.target import Target
@@ -41,12 +41,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
-        return {
-            "severity": self.severity,
-            "rule": self.rule,
-            "message": self.message,
-            "signature": self.signature,
-        }
+        return asdict(self)
 
 
 def lint(model: Model, target: Target) -> list[Finding]:
@@ -81,15 +76,9 @@ def _warning(rule: str, message: str) -> Finding:
 
 
 def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
-    counts: dict[str, int] = defaultdict(int)
-    composites: dict[str, int] = defaultdict(int)
-    for operator in graph.operators:
-        if not target.refuses(operator):
-            continue
-        if operator.name == COMPOSITE:
-            composites[composite_name(operator)] += 1
-        else:
-            counts[operator.name] += 1
+    refused = [operator for operator in graph.operators if target.refuses(operator)]
+    counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
+    composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
     for name, count in sorted(counts.items()):
         yield _error("operator", f"{name} is not taken ({_times(count)})")
     if composites:
@@ -105,22 +94,29 @@ def _times(count: int) -> str:
 
 def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
     defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
-    if target.largest_rank is not None:
-        high = [tensor for tensor in defined if len(tensor.shape) > target.largest_rank]
-        if high:
-            yield _error("rank", f"tensors of a rank over {target.largest_rank}: {_names(high)}")
-    if target.int64 is False:
-        wide = [tensor for tensor in defined if tensor.dtype is DType.INT64]
-        if wide:
-            yield _error("int64", f"64-bit integers are not taken: {_names(wide)}")
-    if target.floats is False:
-        real = [tensor for tensor in defined if tensor.dtype.is_float]
-        if real:
-            yield _error("float", f"floating point is not taken, quantize the model: {_names(real)}")
-    if target.dynamic_shapes is False:
-        dynamic = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
-        if dynamic:
-            yield _error("dynamic", f"dimensions known only at run time are not taken: {_names(dynamic)}")
+    limit = target.largest_rank
+    rules: tuple[tuple[str, str, Callable[[Tensor], bool]], ...] = (
+        ("rank", f"tensors of a rank over {limit}", lambda t: limit is not None and len(t.shape) > limit),
+        (
+            "int64",
+            "64-bit integers are not taken",
+            lambda t: target.int64 is False and t.dtype is DType.INT64,
+        ),
+        (
+            "float",
+            "floating point is not taken, quantize the model",
+            lambda t: target.floats is False and t.dtype.is_float,
+        ),
+        (
+            "dynamic",
+            "dimensions known only at run time are not taken",
+            lambda t: target.dynamic_shapes is False and (t.is_dynamic or not t.has_rank),
+        ),
+    )
+    for rule, text, breaks in rules:
+        found = [tensor for tensor in defined if breaks(tensor)]
+        if found:
+            yield _error(rule, f"{text}: {_names(found)}")
 
 
 def _names(tensors: list[Tensor]) -> str:

@@ -15,7 +15,7 @@ from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from edge_opt.attention.block import Block, SingleHead
     from edge_opt.ir import Operator
@@ -175,30 +175,33 @@ def load_target(name: str) -> Target:
     return _parse(text, name)
 
 
-_TEXTS = frozenset({"name", "summary", "form", "compile_with"})
-_LISTS = frozenset({"split_signatures", "refused_operators", "taken_operators", "taken_composites"})
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("text", lambda value: isinstance(value, str)),
+    "tuple[str, ...]": ("a list of texts", lambda value: isinstance(value, list) and _are_texts(value)),
+    "int | None": ("a number of 1 or more", lambda value: type(value) is int and value > 0),
+    "float | None": (
+        "a finite number below 0",
+        lambda value: type(value) in (int, float) and -3.4e38 < value < 0,
+    ),
+    "bool": ("true or false", _is_flag),
+    "bool | None": ("true or false", _is_flag),
+    "Mapping[str, str]": (
+        "a table of texts",
+        lambda value: isinstance(value, dict) and _are_texts(value.values()),
+    ),
+}
+"""Of a field of that type: what a file must say, in words, and whether it does."""
+
+_TYPES: dict[str, Any] = {entry.name: entry.type for entry in fields(Target)}
 _OPERATOR_LISTS = ("refused_operators", "taken_operators")
-_COUNTS = frozenset(
-    {"norm_per_head_from", "rows_per_tile", "largest_joined_rows_bytes", "largest_rank", "on_chip_bytes"}
-)
-_FLAGS = frozenset(
-    {
-        "inline_composites",
-        "converting_matmul",
-        "int64",
-        "floats",
-        "dynamic_shapes",
-        "composites",
-        "signatures",
-    }
-)
-_TABLES = frozenset(
-    {
-        "compiler_flags",
-        "sources",
-        "versions",
-    }
-)
 _LONG = ("form", "rows_per_tile")
 
 
@@ -207,10 +210,9 @@ def _parse(text: str, source: str) -> Target:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
-    known = [entry.name for entry in fields(Target)]
     for key, value in data.items():
-        if key not in known:
-            raise UsageError(f"target file {source}: '{key}' is unknown, {did_you_mean(key, known)}")
+        if key not in _TYPES:
+            raise UsageError(f"target file {source}: '{key}' is unknown, {did_you_mean(key, _TYPES)}")
         expected = _misfit(key, value)
         if expected is not None:
             raise UsageError(f"target file {source}: '{key}' must be {expected}, found {value!r}")
@@ -224,8 +226,8 @@ def _parse(text: str, source: str) -> Target:
     for key in ("name", "summary"):
         if key not in data:
             raise UsageError(f"target file {source}: '{key}' must be there, as text")
-    lists = {key: tuple(value) for key, value in data.items() if key in _LISTS}
-    return Target(**{**data, **lists})
+    facts: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+    return Target(**facts)
 
 
 def _misfit(key: str, value: object) -> str | None:
@@ -233,22 +235,8 @@ def _misfit(key: str, value: object) -> str | None:
     if key == "form":
         forms = (AS_FOUND, *FORMS)
         return None if value in forms else f"one of {', '.join(forms)}"
-    if key in _TEXTS:
-        return None if isinstance(value, str) else "text"
-    if key in _LISTS:
-        return (
-            None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "a list of texts"
-        )
-    if key in _COUNTS:
-        return None if type(value) is int and value > 0 else "a number of 1 or more"
-    if key in _FLAGS:
-        return None if isinstance(value, bool) else "true or false"
     if key == "long_context":
         wrong = not isinstance(value, dict) or any(k not in _LONG or _misfit(k, v) for k, v in value.items())
         return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
-    if key in _TABLES:
-        texts = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-        return None if texts else "a table of texts"
-    assert key == "mask_constant"
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and -3.4e38 < value < 0
-    return None if fits else "a finite number below 0"
+    words, fits = _KINDS[_TYPES[key]]
+    return None if fits(value) else words
