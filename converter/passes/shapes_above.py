@@ -17,7 +17,6 @@ from edge_opt.attention.rules import MOVEMENT, RULES, is_product
 from edge_opt.ir import topological
 from edge_opt.passes.contract import Context, Demand, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.schema.table import new_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,8 +110,7 @@ class _Sizes:
             if part is None:
                 return []
             parts.append(part)
-        options = new_table("ConcatenationOptions", axis=0)
-        self._assembly.emit("CONCATENATION", parts, [result], options)
+        self._assembly.emit("CONCATENATION", parts, result, axis=0)
         return self._assembly.finished(result)
 
     def _part(self, sizes: list[int]) -> Tensor | None:
@@ -134,14 +132,14 @@ class _Sizes:
     def _axis(self, tensor: Tensor, axis: int, times: int) -> Tensor:
         like, make = self._operator.output, self._assembly
         whole = make.tensor(f"{like.name}/of", (len(tensor.shape),), like)
-        make.emit("SHAPE", [tensor], [whole], new_table("ShapeOptions", out_type=int(like.dtype)))
+        make.emit("SHAPE", [tensor], whole, out_type=int(like.dtype))
         part = make.tensor(f"{like.name}/axis_{axis}", (1,), like)
         place = [
             make.integers(f"{like.name}/{word}", [value]) for word, value in (("begin", axis), ("count", 1))
         ]
-        make.emit("SLICE", [whole, *place], [part], new_table("SliceOptions"))
+        make.emit("SLICE", [whole, *place], part)
         if times == 1:
             return part
         result = make.tensor(f"{like.name}/axis_{axis}_times", (1,), like)
-        make.emit("MUL", [part, self._number(times)], [result], new_table("MulOptions"))
+        make.emit("MUL", [part, self._number(times)], result)
         return result
