@@ -126,6 +126,31 @@ def _qwen3_5(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _gemma3n(s: Sizes) -> dict[str, Any]:
+    return {
+        **_with_head_size(s),
+        "intermediate_size": [s.ffn] * s.layers,
+        "vocab_size_per_layer_input": s.vocab,
+        "hidden_size_per_layer_input": 12,
+        "laurel_rank": 8,
+        "num_kv_shared_layers": 2,
+        "sliding_window": s.window,
+        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(s.layers)],
+        "activation_sparsity_pattern": [0.0] * s.layers,
+    }
+
+
+def _deepseek_v3(s: Sizes) -> dict[str, Any]:
+    latent = {
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 18,
+    }
+    return {**_common(s), **latent, "first_k_dense_replace": s.layers}
+
+
 def _lfm2(s: Sizes) -> dict[str, Any]:
     return {
         **_common(s),
@@ -137,6 +162,8 @@ def _lfm2(s: Sizes) -> dict[str, Any]:
 ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Sizes], dict[str, Any]]]] = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _with_window),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _with_window),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3),
+    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM", _gemma3n),
     "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", _gemma4),
     "gemma4_shared": ("Gemma4Config", "Gemma4ForConditionalGeneration", _gemma4_shared),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _lfm2),
@@ -267,6 +294,9 @@ _HUGGING_FACE: list[tuple[str, str, str, Sizes, dict[str, Any]]] = [
     ("qwen3_k2", "split cache, norms on Q and K", "qwen3", _K2, {}),
     ("qwen3_one_cache", "the same, not split", "qwen3", _K2, _ONE),
     ("qwen3_5_one_cache", "gated attention beside linear attention", "qwen3_5", _K2, _ONE),
+    ("qwen3_5_k2", "gated attention beside linear attention, split cache", "qwen3_5", _K2, {}),
+    ("gemma3n_one_cache", "AltUp, the last layers read an earlier cache", "gemma3n", _DEEP, _EMBEDDED),
+    ("deepseek_v3_one_cache", "latent attention, not split", "deepseek_v3", _KN, _ONE),
     ("llama_k2", "split cache", "llama", _K2, {}),
     ("llama_kn", "split cache, K=N", "llama", _KN, {}),
     ("llama_one_cache", "not split", "llama", _K2, _ONE),

@@ -46,6 +46,7 @@ NPU_RECIPES = {
 # names in ai_edge_quantizer.recipe
 LIBRARY_RECIPES = {
     "dynamic": "dynamic_wi8_afp32",
+    "int4-blocks": "dynamic_wi4b32_afp32",
     "weight-only": "weight_only_wi8_afp32",
     "static8": "static_wi8_ai8",
     "static16": "static_wi8_ai16",

@@ -198,6 +198,19 @@ CASES = {
           %r: float32[6,20] = RESHAPE(%t, int32{6, 20})
           return %r
         }""",
+    "values that leave a latent by a matrix for each head": """
+        subgraph main (%x: float32[4,3,1], %c: float32[1,8,3]) {
+          %q: float32[1,4,3] = RESHAPE(%x, int32{1, 4, 3})
+          %l: float32[1,8,4] = BATCH_MATMUL(%c, %q) {adj_y: true}
+          %l4: float32[1,8,1,4] = RESHAPE(%l, int32{1, 8, 1, 4})
+          %t: float32[1,4,1,8] = TRANSPOSE(%l4, int32{0, 3, 2, 1})
+          %p: float32[1,4,1,8] = SOFTMAX(%t) {beta: 1.0}
+          %p3: float32[1,4,8] = RESHAPE(%p, int32{1, 4, 8})
+          %o: float32[1,3,4] = BATCH_MATMUL(%c, %p3) {adj_x: true, adj_y: true}
+          %u: float32[4,1,3] = TRANSPOSE(%o, int32{2, 0, 1})
+          %r: float32[4,1,2] = BATCH_MATMUL(%u, float32[4,3,2]{WEIGHTS})
+          return %r
+        }""".replace("WEIGHTS", ", ".join(str(float(7 * i % 11)) for i in range(24))),
 }
 
 
@@ -261,3 +274,29 @@ def test_heads_folded_into_rows_of_computed_fully_connected_weights_are_split_an
     assert result.model is not None
     products = [op for op in result.model.subgraphs[0].operators if op.name == "FULLY_CONNECTED"]
     assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4
+
+
+FOLDED_ROWS = """
+subgraph main (%q: float32[1,1,24,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5], %m: float32[1,1,6,8]) {
+  %l: float32[1,1,24,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %rows: float32[1,1,24,8] = CONCATENATION(%m, %m, %m, %m) {axis: 2}
+  %masked: float32[1,1,24,8] = ADD(%l, %rows)
+  %p: float32[1,1,24,8] = SOFTMAX(%masked) {beta: 1.0}
+  %r: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
+  return %r
+}"""
+
+
+def test_heads_folded_into_rows_are_known_by_the_mask_that_repeats_for_them() -> None:
+    before = to_bytes(signed(parse(FOLDED_ROWS)))
+    model = load(before)
+    (report,) = convert(model, "split")
+    assert (report.status, report.heads, report.kv_heads) == (Status.CONVERTED, 4, 1)
+    softmaxes = [op.outputs[0].shape for op in model.subgraphs[0].operators if op.name == "SOFTMAX"]
+    assert softmaxes == [(1, 1, 6, 8)] * 4
+    assert_same_bits(before, to_bytes(model), random_inputs(model), "reference")
+
+
+def test_heads_folded_into_rows_of_which_nothing_tells_are_one_matrix() -> None:
+    (report,) = convert(signed(parse(FOLDED_ROWS.replace("ADD(%l, %rows)", "ADD(%l, %l)"))), "split")
+    assert (report.settled, report.reason) == (True, "already single-head")

@@ -14,7 +14,7 @@ from edge_opt.attention.origins import labelling_by_origin
 from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import constant_integers
-from edge_opt.attention.rules import MOVEMENT, REPEATING, UNARY, is_product
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
 from edge_opt.attention.tail import Tail
 
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ class Matcher:
     def match(self) -> Match:
         """What the SOFTMAX belongs to."""
         found = self._by_size() or self._by_origin()
-        if found is None:
-            return self._by_products()
-        output, factored, heads = found
+        return self._by_products() if found is None else self._told(*found)
+
+    def _told(self, output: Tensor, factored: Factored, heads: int) -> Match:
+        """The block, by a tensor of its tail of which it is known how the heads lie in it."""
         output, factored = self._before_escapes(output, factored)
         return self._block([(output, factored)], heads, core=self._labelling.core(output, factored))
 
@@ -72,7 +73,8 @@ class Matcher:
         outputs = summed if alike else [product.outputs[0] for product in self._products]
         placed = labelling_by_products(outputs, values, self._operands)
         if placed is None:
-            return self._without_heads()
+            found = self._by_weights() or self._by_mask()
+            return self._without_heads() if found is None else self._told(*found)
         if isinstance(placed, Refusal):
             return NotABlock(self._softmax, placed)
         self._labelling = placed.labelling
@@ -239,6 +241,53 @@ class Matcher:
                 held = any(tensor is other for other in self._tail.tensors)
                 if held and fx.piece_count(factored) == block.heads:
                     return tensor, factored, block.heads
+        return None
+
+    def _by_weights(self) -> tuple[Tensor, Factored, int] | None:
+        """As a product with constants has them, one matrix a head: values leave a latent by `[N,T,C] x [N,C,H]`."""
+        for end in self._tail.ends:
+            for index in (0, 1) if end.name == "BATCH_MATMUL" else ():
+                tensor, batch = end.input(index), end.input(1 - index).shape[:-2]
+                heads = math.prod(batch)
+                held = any(tensor is other for other in self._tail.tensors)
+                if heads == 1 or not held or not end.input(1 - index).is_constant:
+                    continue
+                if len(batch) > len(tensor.shape) - 2 or tensor.shape[-2 - len(batch) : -2] != batch:
+                    continue
+                axes = list(fx.plain(tensor.shape))
+                for axis, size in enumerate(batch):
+                    own = (Factor(size, math.prod(batch[axis + 1 :])),) if size > 1 else ()
+                    axes[axis - 2 - len(batch)] = own
+                reached = self._labelling.reach_products(tensor, tuple(axes))
+                if len(reached) == len(self._products) and not any(map(self._in_head_size, reached.items())):
+                    return tensor, tuple(axes), heads
+        return None
+
+    def _in_head_size(self, reached: tuple[Operator, Factored]) -> bool:
+        """True where a label lies on the axis of the head size of a value product."""
+        product, own = reached
+        return fx.tells_heads(own[-1 if self._products[product][0] == 0 else -2])
+
+    def _by_mask(self) -> tuple[Tensor, Factored, int] | None:
+        """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
+        product, (side, _) = next(iter(self._products.items()))
+        shape, place = product.outputs[0].shape, -2 if side == 0 else -1
+        if len(self._products) > 1 or math.prod(shape[:-2]) > 1:
+            return None
+        pending, seen = [self._softmax.input(0)], 0
+        while pending and seen < DEEPEST:
+            operator, seen = pending.pop().producer, seen + 1
+            if operator is None:
+                continue
+            count = len(operator.inputs)
+            if _only_repeats(operator) and operator.name == "CONCATENATION" and count > 1:
+                axis = int(operator.option("axis"))
+                if operator.outputs[0].shape[axis] == shape[place] and axis % len(shape) == len(shape) - 2:
+                    axes = list(fx.plain(shape))
+                    axes[place] = (Factor(count, 1), Factor(shape[place] // count))
+                    return product.outputs[0], tuple(axes), count
+            elif operator.name in ELEMENTWISE | MOVEMENT:
+                pending += [tensor for tensor in operator.inputs if tensor is not None]
         return None
 
     def _by_origin(self) -> tuple[Tensor, Factored, int] | None:
