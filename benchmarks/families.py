@@ -1,48 +1,44 @@
-"""What becomes of every family of attention that exporters write: a table, from freshly exported models.
+"""What becomes of every family of attention that exporters write: docs/families.csv, from freshly exported models.
 
-    python testdata/make_families.py MODELS
-    python testdata/quantize_model.py a16w8 MODELS/*.tflite          (and a8w8, dynamic)
-    python benchmarks/families.py MODELS --out docs/families.md
+    python testdata/make_families.py MODELS [--only NAME ...]       litert-torch, TensorFlow, Keras, JAX
+    python benchmarks/exports.py MODELS                             Keras 3, keras-hub, onnx2tf
+    python testdata/quantize_model.py a16w8 MODELS/*.tflite         also a8w8, dynamic, int4-blocks
+    python benchmarks/families.py MODELS
 
-Each model is converted with every region proved, and compared with the original, whole, on both kernel sets.
+Each model is converted with every region proved, and compared with the original, whole, on both kernel sets. Rows of
+models that are measured take the place of theirs, others stay. The last column is read from the written file, not from
+our report: products of two activations and SOFTMAXes that hold more than one matrix of rows (windows of a picture, or
+rows with vectors of their own, are none of heads).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import math
+import re
+import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import edge_opt
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.passes import SiteReport, Status
 from edge_opt.schema.errors import EdgeOptError
 
+_ROOT = Path(__file__).resolve().parent.parent
 _SPLITS = "mha_to_sha"
-_HEAD = "| family | types | blocks | converted | regions | whole model | left, and why |"
-
-
-@dataclass(slots=True)
-class Row:
-    """One model."""
-
-    family: str
-    types: str
-    blocks: int = 0
-    converted: int = 0
-    regions: str = ""
-    whole: str = ""
-    left: Counter[str] = field(default_factory=Counter)
-
-    def cells(self) -> str:
-        """As a line of the table."""
-        left = "; ".join(f"{count} x {reason}" for reason, count in self.left.items())
-        values = (self.family, self.types, self.blocks, self.converted, self.regions, self.whole, left)
-        return "| " + " | ".join(str(value).replace("|", "\\|") for value in values) + " |"
+_EXACT = "bit for bit"
+_COLUMNS = (
+    "family", "special", "types", "blocks", "converted", "regions", "whole_xnnpack", "whole_reference", "left",
+    "several_heads_in_file",
+)  # fmt: skip
+_SUMMARY = re.compile(r"^\d+ models, .*?\.$", re.MULTILINE | re.DOTALL)
+Row = dict[str, str]
 
 
 def attention(result: ConversionResult) -> list[SiteReport]:
@@ -51,25 +47,45 @@ def attention(result: ConversionResult) -> list[SiteReport]:
     return [site for site in sites if site.heads != 1 and (site.heads is not None or not site.settled)]
 
 
-def measure(path: Path, folder: Path) -> Row:
+def measure(path: Path, special: str, folder: Path) -> Row:
     """Convert one model and compare it with itself as it was."""
     name, _, recipe = path.stem.partition(".")
-    row = Row(name, recipe or "float32")
+    row = dict.fromkeys(_COLUMNS, "") | {"family": name, "special": special, "types": recipe or "float32"}
     output = folder / "converted.tflite"
     try:
         result = convert(path, output, overwrite=True)
     except EdgeOptError as error:
-        row.left[str(error)[:160]] += 1
-        return row
+        return row | {"left": str(error)[:160]}
     sites = attention(result)
-    row.blocks = len(sites)
-    row.converted = sum(site.status is Status.CONVERTED for site in sites)
-    row.regions = _regions(result)
+    row["blocks"] = str(len(sites))
+    row["converted"] = str(sum(site.status is Status.CONVERTED for site in sites))
+    row["regions"] = _regions(result)
+    left: Counter[str] = Counter()
     for site in result.sites:
         if site.status is not Status.CONVERTED and not site.settled:
-            row.left[f"{site.pass_name}: {site.reason[:200]}"] += 1
-    row.whole = _whole(path, output) if result.converted else "unchanged"
+            left[f"{site.pass_name}: {site.reason[:200]}"] += 1
+    row["left"] = _counted(left)
+    for backend in ("xnnpack", "reference"):
+        row[f"whole_{backend}"] = _compared(path, output, backend) if result.converted else "unchanged"
+    row["several_heads_in_file"] = several_heads(output) or "none"
     return row
+
+
+def several_heads(path: Path) -> str:
+    """Products of two activations and SOFTMAXes with more than one matrix of rows in a file, counted by shape."""
+    found: Counter[str] = Counter()
+    for _, graph in edge_opt.load(path).entry_points():
+        for operator in graph.operators:
+            product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
+            computed = product and not operator.input(1).is_constant and not operator.input(0).is_constant
+            shape = operator.outputs[0].shape
+            if (computed or operator.name in ("SOFTMAX", "LOG_SOFTMAX")) and math.prod(shape[:-2]) > 1:
+                found[f"{operator.name} {list(shape)}"] += 1
+    return _counted(found)
+
+
+def _counted(found: Counter[str]) -> str:
+    return "; ".join(f"{count} x {what}" for what, count in found.items())
 
 
 def _regions(result: ConversionResult) -> str:
@@ -78,20 +94,12 @@ def _regions(result: ConversionResult) -> str:
         return ""
     exact = sum(proof.bitwise for proof in proofs)
     if exact == len(proofs):
-        return "bit for bit"
+        return _EXACT
     worst = max(proof.max_abs for proof in proofs)
     masked = max((proof.fully_masked_rows_max_abs or 0.0 for proof in proofs), default=0.0)
-    return f"{exact} of {len(proofs)} bit for bit; others {worst:.2g}" + (
+    return f"{exact} of {len(proofs)} {_EXACT}; others {worst:.2g}" + (
         f", masked rows {masked:.2g}" * (masked > 0)
     )
-
-
-def _whole(before: Path, after: Path) -> str:
-    """What comparing the whole models gave; one word where both kernel sets agree."""
-    texts = {backend: _compared(before, after, backend) for backend in ("xnnpack", "reference")}
-    if len(set(texts.values())) == 1:
-        return texts["xnnpack"]
-    return ", ".join(f"{backend}: {text}" for backend, text in texts.items())
 
 
 def _compared(before: Path, after: Path, backend: Literal["xnnpack", "reference"]) -> str:
@@ -100,7 +108,7 @@ def _compared(before: Path, after: Path, backend: Literal["xnnpack", "reference"
     except EdgeOptError as error:
         return f"not run ({_without_folder(error, before)[:100]})"
     if report.bitwise:
-        return "bit for bit"
+        return _EXACT
     reasons = [signature.reason for signature in report.signatures if signature.reason]
     if reasons:
         return f"not run ({_without_folder(reasons[0], before)[:100]})"
@@ -115,39 +123,59 @@ def _without_folder(message: object, path: Path) -> str:
     return str(message).replace(f"{path.parent}/", "")
 
 
+def summary(rows: list[Row]) -> str:
+    """The table in a sentence."""
+    blocks, converted = (sum(int(row[column] or 0) for row in rows) for column in ("blocks", "converted"))
+    whole = sum(row["whole_xnnpack"] == row["whole_reference"] == _EXACT for row in rows)
+    return (
+        f"{len(rows)} models, {converted} of {blocks} multi-head blocks converted; {whole} models bit for bit equal as "
+        "a whole on both kernel sets."
+    )
+
+
+def _specials() -> dict[str, str]:
+    script = str(_ROOT / "testdata" / "make_families.py")
+    lines = subprocess.run(
+        [sys.executable, script, "--list"], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines}
+
+
 def main() -> int:
-    """Print the table, and write it where asked."""
+    """Measure the models, write the table, and the summary into the page beside it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, help="also write the page to this file")
+    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "families.csv")
+    parser.add_argument("--only", nargs="+", metavar="MODEL", help="files' names, without .tflite")
     arguments = parser.parse_args()
+    rows: dict[tuple[str, str], Row] = {}
+    if arguments.out.exists():
+        with arguments.out.open(newline="", encoding="utf-8") as file:
+            rows = {(row["family"], row["types"]): row for row in csv.DictReader(file)}
+    specials = {family: row["special"] for (family, _), row in rows.items()} | _specials()
     models = [p for p in sorted(arguments.folder.glob("*.tflite")) if ".auxiliary" not in p.name]
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for path in models:
-            rows.append(measure(path, Path(folder)))
-            print(rows[-1].cells(), flush=True)
-    page = _page(rows)
-    if arguments.out is not None:
-        arguments.out.write_text(page, encoding="utf-8")
-    print(page.splitlines()[2])
+            if arguments.only is None or path.stem in arguments.only:
+                row = measure(path, specials.get(path.stem.partition(".")[0], ""), Path(folder))
+                rows[row["family"], row["types"]] = row
+                print(", ".join(value for value in row.values() if value), flush=True)
+                _write(list(rows.values()), arguments.out)
+    print(summary(list(rows.values())))
     return 0
 
 
-def _page(rows: list[Row]) -> str:
-    blocks, converted = sum(row.blocks for row in rows), sum(row.converted for row in rows)
-    whole = sum(row.whole == "bit for bit" for row in rows)
-    summary = (
-        f"{len(rows)} models, {converted} of {blocks} multi-head blocks converted; {whole} models bit for bit equal on "
-        "both kernel sets."
-    )
-    head = [_HEAD, "|" + " --- |" * (_HEAD.count("|") - 1)]
-    about = (__doc__ or "").split("\n\n    python", maxsplit=1)[0].strip()
-    return "\n".join(
-        ["# Families of attention", "", summary, "", about, "", *head, *(row.cells() for row in rows), ""]
-    )
+def _write(rows: list[Row], out: Path) -> None:
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    page = out.with_suffix(".md")
+    if page.exists():
+        text = page.read_text(encoding="utf-8")
+        page.write_text(_SUMMARY.sub(summary(rows), text, count=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

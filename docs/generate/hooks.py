@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import page_commands
+import page_families
 import page_messages
 import page_passes
 import page_targets
@@ -39,6 +40,7 @@ MORE = "More"
 _PASSES = "passes/index.md"
 
 PARTS: dict[str, Callable[[], str]] = {
+    "families": page_families.table,
     "passes": page_passes.table,
     "targets": page_targets.table,
     "target-sections": page_targets.sections,
