@@ -14,8 +14,7 @@ import numpy as np
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Operator
-from edge_opt.ir.versions import operator_version
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.table import Table
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.lengths import choose_lengths, open_sizes
 from edge_opt.shapes.values import constants_of
@@ -124,11 +123,9 @@ class OpenLengths:
         dropped = [axis for axis, size in enumerate(source.shape) if size == 1]
         if result.shape != tuple(size for size in source.shape if size != 1):
             return Refusal("a RESHAPE to several lengths that are known only at run time", operator)
-        options = new_table("SqueezeOptions", squeeze_dims=np.array(dropped, np.int32))
-        code = self._model.operator_code(
-            "SQUEEZE", operator_version("SQUEEZE", source.dtype, len(source.shape))
+        return self._model.new_operator(
+            "SQUEEZE", [source], [result], squeeze_dims=np.array(dropped, np.int32)
         )
-        return Operator(code, [source], [result], options)
 
 
 def _reshape(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
