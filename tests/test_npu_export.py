@@ -277,6 +277,15 @@ def test_an_output_is_replaced_as_the_pipeline_is_told(quantized: Path, tmp_path
     assert out.stat().st_size > 0
 
 
+def test_an_output_that_exists_is_refused_before_anything_is_compiled(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(tmp_path, monkeypatch)
+    with pytest.raises(UsageError, match=r"quantized\.litertlm exists"):
+        npu_optimize(config(), quantized, quantized, sdk=compiler.sdk)
+    assert not (tmp_path / "calls").exists()
+
+
 @pytest.mark.slow
 def test_the_pipelines_own_settings_come_along_for_the_models_that_are_not_rewritten(tmp_path: Path) -> None:
     manager = pytest.importorskip(

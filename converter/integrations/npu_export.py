@@ -25,6 +25,7 @@ from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.gain import Gain, gain
 from edge_opt.npu.hexagon import find_sdk, judged_by
 from edge_opt.npu.profiling import profile
+from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.targets import Target, load_target
 
@@ -128,10 +129,11 @@ def npu_optimize(
     facts = _target(cfg, target)
     configs = _compile_configs(cfg, facts, sections)
     judge = _Judge.of(cfg, facts, configs, sdk, seconds)
+    replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
+    resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
     tell("compiling as exported", 0, 1)
     before = judge.measure(input_litertlm)
-    replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     run = partial(
         convert,
         input_litertlm,
