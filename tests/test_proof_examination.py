@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +15,7 @@ from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused,
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.metrics import Difference
-from edge_opt.proof.pair import Outcome, OutputProof
+from edge_opt.proof.pair import Outcome, OutputProof, ProofRequest
 from edge_opt.proof.rows import multiply_adds, peak_bytes
 from edge_opt.schema.errors import ModelFormatError
 
@@ -29,10 +29,14 @@ subgraph main (%x: float32[1,64,8], %w: float32[1,8,8]) {
 }
 """
 REGION = Region(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'")
-QUESTION = Question(b"before", b"after", Demand(), (), ())
+QUESTION = Question(b"before", b"after", Demand(), ProofRequest())
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
 REFUSED_BEFORE = RuntimeRefused("", "before: no kernel")
 REFUSED_AFTER = RuntimeRefused("", "after: no kernel")
+
+
+def asking(**request: Any) -> Question:
+    return replace(QUESTION, request=ProofRequest(**request))
 
 
 def answer(kernels: tuple[str, ...], differing: int = 0, seconds: float = 1.0, untold: str = "") -> Outcome:
@@ -47,12 +51,13 @@ class Worker:
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
 
-    def prove(self, before: bytes, after: bytes, **options: Any) -> Outcome:
-        self.asked.append({"before": before, "after": after, **options})
+    def prove(self, before: bytes, after: bytes, request: ProofRequest, **options: Any) -> Outcome:
+        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        self.asked.append({"before": before, "after": after, **told, **options})
         given = self.answers.pop(0)
         if isinstance(given, Exception):
             raise given
-        return given if isinstance(given, Outcome) else answer(options["kernels"], given)
+        return given if isinstance(given, Outcome) else answer(request.kernels, given)
 
     def kernels(self) -> list[tuple[str, ...]]:
         return [asked["kernels"] for asked in self.asked]
@@ -67,7 +72,7 @@ def examine(worker: Worker, question: Question = QUESTION, *, covered: bool = Fa
 
 def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     worker = Worker(0)
-    question = replace(QUESTION, parts=4, at_once=True)
+    question = asking(parts=4, at_once=True)
     proof = examine(worker, question)
     assert (proof.holds, proof.bitwise, proof.ran) == (True, True, (Ran("xnnpack"), Ran("reference")))
     (asked,) = worker.asked
@@ -147,7 +152,7 @@ def test_short_runs_say_nothing_of_the_machines_speed(monkeypatch: pytest.Monkey
 
 def test_other_inputs_are_tried_as_long_as_results_tell_nothing() -> None:
     silent = answer(BOTH, untold="output 0 is the same value everywhere")
-    question = replace(QUESTION, hints=(None, InputHint(spread=0.5)))
+    question = asking(hints=(None, InputHint(spread=0.5)))
     worker = Worker(silent, silent, silent)
     proof = examine(worker, question)
     assert (proof.holds, proof.open) == (False, True)
@@ -222,18 +227,18 @@ def test_where_the_structure_is_proved_rows_on_one_kernel_set_are_enough() -> No
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
-    ("changed", "exhaustive"),
+    ("question", "exhaustive"),
     [
-        ({}, True),
-        ({"demand": Demand("steps", 1)}, False),
-        ({"limits": ((-5, 5),)}, False),
-        ({"row_axes": (1,)}, False),
+        (QUESTION, True),
+        (replace(QUESTION, demand=Demand("steps", 1)), False),
+        (asking(limits=((-5, 5),)), False),
+        (asking(row_axes=(1,)), False),
     ],
 )
-def test_rows_stand_for_all_only_where_all_rows_are_alike(changed: dict[str, Any], exhaustive: bool) -> None:
+def test_rows_stand_for_all_only_where_all_rows_are_alike(question: Question, exhaustive: bool) -> None:
     found = Difference(512, 512, steps=0, largest=1.0)
     told = Outcome({name: (OutputProof(0, found),) for name in BOTH}, seconds=1.0)
-    proof = examine(Worker(told), replace(QUESTION, **changed), exhaustive=exhaustive)
+    proof = examine(Worker(told), question, exhaustive=exhaustive)
     assert extents(proof) == [("xnnpack", False), ("reference", False)]
 
 

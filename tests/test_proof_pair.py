@@ -1,6 +1,7 @@
 """Two versions of a region on the same inputs: only figures come back, and a failed proof is a value."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import proof_models as models
@@ -9,6 +10,7 @@ from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.proof.errors import RuntimeRefused, RuntimeTimedOut
 from edge_opt.proof.inputs import InputHint
+from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.runner import Worker
 
 
@@ -16,6 +18,9 @@ from edge_opt.proof.runner import Worker
 def worker() -> Iterator[Worker]:
     with Worker(time_limit=60) as running:
         yield running
+
+
+REFERENCE = ProofRequest(kernels=("reference",))
 
 
 def subtraction(*, swapped: bool = False, names: str = "xyz") -> bytes:
@@ -37,7 +42,7 @@ def test_tensors_are_matched_by_position_not_by_name(worker: Worker) -> None:
 
 
 def test_a_difference_is_measured(worker: Worker) -> None:
-    proof = worker.prove(models.softmax(), models.softmax(scale=1.001), kernels=["reference"])
+    proof = worker.prove(models.softmax(), models.softmax(scale=1.001), REFERENCE)
     assert not proof.bitwise
     assert not proof.bitwise_on("reference")
     assert not proof.bitwise_on("xnnpack")
@@ -66,31 +71,23 @@ def test_what_cannot_be_compared_is_a_value_with_a_reason(worker: Worker, after:
 
 
 def test_fully_masked_rows_are_measured_apart(worker: Worker) -> None:
-    hints = [None, InputHint("mask", masked=-1e4, opened=0.0, masked_rows=(1,))]
-    shifted = [None, InputHint("mask", masked=-1e4, opened=0.0)]
+    hints = (None, InputHint("mask", masked=-1e4, opened=0.0, masked_rows=(1,)))
+    shifted = (None, InputHint("mask", masked=-1e4, opened=0.0))
     before, after = models.softmax(), models.softmax(unmask=True)
-    (apart,) = worker.prove(before, after, hints=hints, row_axes=[1], kernels=["reference"]).outputs[
-        "reference"
-    ]
+    request = replace(REFERENCE, hints=hints, row_axes=(1,))
+    (apart,) = worker.prove(before, after, request).outputs["reference"]
     assert apart.masked_rows is not None
     assert (apart.open_rows.elements, apart.masked_rows.elements) == (24, 8)
-    (together,) = worker.prove(before, after, hints=shifted, row_axes=[1], kernels=["reference"]).outputs[
-        "reference"
-    ]
+    (together,) = worker.prove(before, after, replace(request, hints=shifted)).outputs["reference"]
     assert together.masked_rows is None
     assert together.open_rows.elements == 32
-
-
-def test_more_runs_see_more_inputs(worker: Worker) -> None:
-    (output,) = worker.prove(subtraction(), subtraction(), runs=3, kernels=["xnnpack"]).outputs["xnnpack"]
-    assert output.open_rows.elements == 24
 
 
 def test_proofs_are_deterministic(worker: Worker) -> None:
     before, after = models.softmax(), models.softmax(scale=1.01)
     first, second = worker.prove(before, after), worker.prove(before, after)
     assert first == second
-    assert worker.prove(before, after, seed=1) != first
+    assert worker.prove(before, after, ProofRequest(seed=1)) != first
 
 
 def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
@@ -121,6 +118,6 @@ def test_proof_inputs_are_not_guessed_from_names(worker: Worker) -> None:
     doubled = build(
         Graph(tensors, [Op("ADD", ["mask", "mask"], ["z"], options("AddOptions"))], ["mask"], ["z"])
     )
-    (output,) = worker.prove(doubled, doubled, kernels=["xnnpack"]).outputs["xnnpack"]
+    (output,) = worker.prove(doubled, doubled, ProofRequest(kernels=("xnnpack",))).outputs["xnnpack"]
     assert 0 < output.open_rows.largest < 8
     assert np.isfinite(output.open_rows.largest)

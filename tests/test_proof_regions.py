@@ -21,6 +21,7 @@ from edge_opt.ir.text import parse
 from edge_opt.passes import Demand, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.proof import examination
+from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.runner import Worker
@@ -219,7 +220,7 @@ def test_closing_ends_what_still_runs() -> None:
     model = proof_models.endless()
     with RegionProver(workers=2, time_limit=600) as prover:
         region, question = next(prover._questions(layers("int16")[1][0], Demand()))
-        endless = replace(question, before=model, after=model, hints=(None,), row_axes=(None,))
+        endless = replace(question, before=model, after=model, request=ProofRequest(row_axes=(None,)))
         future = prover._begin(endless, region).proof
         with pytest.raises(TimeoutError):
             future.result(timeout=0.5)
@@ -297,9 +298,11 @@ def test_other_inputs_are_tried_where_the_first_tell_nothing(
     kinds = []
     prove = Worker.prove
 
-    def watching(self: Worker, *arguments: object, **options: object) -> object:
-        kinds.append([hint and hint.spread for hint in options["hints"]])  # type: ignore[attr-defined]
-        return prove(self, *arguments, **options)  # type: ignore[arg-type]
+    def watching(
+        self: Worker, before: bytes, after: bytes, request: ProofRequest, **options: object
+    ) -> object:
+        kinds.append([hint and hint.spread for hint in request.hints])
+        return prove(self, before, after, request, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "prove", watching)
     model = parse(COARSE)

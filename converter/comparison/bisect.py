@@ -144,7 +144,7 @@ class _Search:
         found: dict[int, OutputComparison] = {}
         low, high = -1, len(shared) - 1
         while high - low > 1 or high not in found:
-            self._look(shared, _spread(shared, low, high, len(self.probe.plans_a)), equal, found)
+            self._look(shared, _evenly(shared, low, high, len(self.probe.plans_a)), equal, found)
             if high not in found and high == len(shared) - 1 and not found:
                 return self._nowhere(_VANISHED)
             high = min(found)
@@ -244,7 +244,7 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.shape_signature, tensor.dtype
 
 
-def _spread(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: int) -> list[int]:
+def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: int) -> list[int]:
     """Up to `_PROBES` places in (low, high], evenly, `high` among them, that fit into memory."""
     count = min(_PROBES, high - low)
     places = sorted({low + round((high - low) * (step + 1) / count) for step in range(count)}, reverse=True)

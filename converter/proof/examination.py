@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_opt.ir import Model
-    from edge_opt.proof.inputs import InputHint, Kind
+    from edge_opt.proof.pair import ProofRequest
     from edge_opt.proof.rows import Rows
     from edge_opt.proof.runner import Worker
     from edge_opt.proof.tensors import Kernels
@@ -40,12 +40,8 @@ class Question:
     before: bytes
     after: bytes
     demand: Demand
-    hints: tuple[InputHint | None, ...]
-    row_axes: tuple[int | None, ...]
-    limits: tuple[tuple[int, int] | None, ...] = ()
+    request: ProofRequest
     must_compare: bool = True
-    at_once: bool = False
-    parts: int = 1
 
     def digest(self) -> Question:
         """The question with digests in place of its models, to be remembered by."""
@@ -54,15 +50,15 @@ class Question:
     @property
     def can_be_sampled(self) -> bool:
         """Whether rows are alike in it: none is masked everywhere on purpose, and no clipped value is left out."""
-        return self.demand.kind == "bitwise" and not self.limits and not self.row_axes
+        return self.demand.kind == "bitwise" and not self.request.limits and not self.request.row_axes
 
-    def others(self) -> Iterator[tuple[Question, Kind]]:
+    def others(self) -> Iterator[Question]:
         """The same with other inputs, should these not tell right from wrong: all of each range, then its ends."""
-        yield self, "realistic"
-        whole = tuple(hint and replace(hint, spread=1.0) for hint in self.hints)
-        if whole != self.hints:
-            yield replace(self, hints=whole), "realistic"
-        yield replace(self, hints=whole), "large"
+        yield self
+        whole = tuple(hint and replace(hint, spread=1.0) for hint in self.request.hints)
+        if whole != self.request.hints:
+            yield replace(self, request=replace(self.request, hints=whole))
+        yield replace(self, request=replace(self.request, hints=whole, kind="large"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A question on inputs of one kind; or on some rows only, which the models of the question then are made for."""
+    """A question on a region, or on some rows of it, which the models of the question then are made for."""
 
     question: Question
     region: Region
-    kind: Kind
     cut: Cut | None = None
     rows: tuple[int, ...] = ()
     length: int = 0
@@ -115,9 +110,10 @@ class _Run:
         """The same on some rows."""
         shapes = tuple(tensor.shape for tensor in self.region.before.subgraphs[0].inputs)
         before, after = to_bytes(part.before), to_bytes(part.after)
-        question = replace(self.question, before=before, after=after, at_once=True)
+        request = replace(self.question.request, at_once=True)
+        question = replace(self.question, before=before, after=after, request=request)
         region = Region(part.before, part.after, self.region.name)
-        return _Run(question, region, self.kind, Cut(shapes, part.boxes), part.rows, part.length)
+        return _Run(question, region, Cut(shapes, part.boxes), part.rows, part.length)
 
     def ran(self, kernels: tuple[Kernels, ...]) -> tuple[Ran, ...]:
         """What is told of it."""
@@ -141,16 +137,16 @@ class Examiner:
     def examine(self, question: Question, region: Region) -> Proof:
         """The first answer that says something; none, where no inputs make the results tell."""
         untold = ""
-        for other, kind in question.others():
+        for other in question.others():
             try:
-                return self._run(other, region, kind)
+                return self._run(other, region)
             except UntoldError as error:
                 untold = untold or str(error)
         reason = f"not provable: {untold}, whatever inputs are tried, so a wrong rewrite would give the same"
         return undecided(question.demand, reason)
 
-    def _run(self, question: Question, region: Region, kind: Kind) -> Proof:
-        run = _Run(question, region, kind)
+    def _run(self, question: Question, region: Region) -> Proof:
+        run = _Run(question, region)
         try:
             if not self._settings.samples(question, region):
                 return self._where_possible(run, _KERNELS)
@@ -229,14 +225,7 @@ class Examiner:
             outcome = self._worker.prove(
                 question.before,
                 question.after,
-                kernels=kernels,
-                seed=self._settings.seed,
-                kind=run.kind,
-                hints=question.hints,
-                row_axes=question.row_axes,
-                limits=question.limits,
-                at_once=question.at_once,
-                parts=question.parts,
+                replace(question.request, kernels=kernels, seed=self._settings.seed),
                 cut=run.cut,
                 seconds=limit,
                 where=run.region.name,
@@ -252,6 +241,6 @@ class Examiner:
             outcome,
             question.demand,
             run.ran(kernels),
-            clipped=bool(question.limits),
+            clipped=bool(question.request.limits),
             must_compare=question.must_compare,
         )

@@ -65,7 +65,7 @@ def judge(
         return failed(demand, "every value is clipped inside the old region, so nothing can be compared")
     max_abs = outcome.worst(lambda difference: difference.max_abs)
     masked = outcome.worst(lambda difference: difference.max_abs, masked=True)
-    has_masked = any(p.masked_rows is not None for proofs in outcome.outputs.values() for p in proofs)
+    has_masked = any(proof.masked_rows is not None for proof in outcome.all())
     holds, note = _holds(outcome, demand)
     reason = "" if holds else f"the new region differs: {_figures(outcome)}, demanded {demand}"
     if holds and clipped:
@@ -132,8 +132,7 @@ def _steps(outcome: Outcome) -> int | None:
         return -1 if difference.steps is None else difference.steps
 
     worst = outcome.worst(steps)
-    found = any(p.open_rows.steps is not None for proofs in outcome.outputs.values() for p in proofs)
-    return int(worst) if found else None
+    return int(worst) if any(proof.open_rows.steps is not None for proof in outcome.all()) else None
 
 
 def _figures(outcome: Outcome) -> str:

@@ -153,9 +153,7 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Arra
     if role == "token":
         return tokens.astype(dtype).reshape(info.shape)
     if role == "position":
-        count = info.shape[-1] if info.shape else 1
-        values = np.broadcast_to((start + np.arange(count)).astype(dtype), info.shape or (1,))
-        return values.reshape(info.shape).copy()
+        return generate(InputPlan(info, "", 0, role, start=start)).copy()
     if role == "mask" and "valid" in info.name:
         return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
     if role == "mask":

@@ -6,7 +6,7 @@ by any kernel, +0 and -0 on the other hand differ. Quantized integers are compar
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -117,23 +117,24 @@ def measure(
 def merge(one: Difference, other: Difference) -> Difference:
     """The worse of two comparisons of the same output, figure by figure; counts add up."""
     worse = other if other.max_abs > one.max_abs else one
-    return Difference(
+    return replace(
+        worse,
         elements=one.elements + other.elements,
         finite=one.finite + other.finite,
         differing=one.differing + other.differing,
         outside=one.outside + other.outside,
-        max_abs=worse.max_abs,
-        worst=worse.worst,
-        worst_values=worse.worst_values,
         largest=max(one.largest, other.largest),
         snr_db=_least(one.snr_db, other.snr_db),
         cosine=_least(one.cosine, other.cosine),
-        steps=None if one.steps is None or other.steps is None else max(one.steps, other.steps),
         ulps=_added(one.ulps, other.ulps),
-        kl=None if one.kl is None or other.kl is None else max(one.kl, other.kl),
-        top1=None if one.top1 is None or other.top1 is None else min(one.top1, other.top1),
-        top5=None if one.top5 is None or other.top5 is None else min(one.top5, other.top5),
+        **{name: _of_both(max, one, other, name) for name in ("steps", "kl")},
+        **{name: _of_both(min, one, other, name) for name in ("top1", "top5")},
     )
+
+
+def _of_both(choose: Callable[[Any, Any], Any], one: Difference, other: Difference, name: str) -> Any:
+    figures = getattr(one, name), getattr(other, name)
+    return None if None in figures else choose(*figures)
 
 
 def are_logits(info: TensorInfo) -> bool:

@@ -21,7 +21,6 @@ Model = Path | bytes
 _RESOLVERS = {
     "xnnpack": OpResolverType.BUILTIN,
     "reference": OpResolverType.BUILTIN_REF,
-    "optimized": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
 }
 
 
@@ -68,46 +67,43 @@ def run(
         RefusedError: the runtime cannot read, allocate or run the model, or does not know the signature.
         MissingError: the backend is not installed.
     """
-    interpreter: Any = None
-    call: Any = None
+    session: Session | None = None
     try:
-        with _refusals():
-            interpreter = _open(model, kernels)
-            call = _Positional(interpreter) if positional else _callable(interpreter, signature)
-        with _refusals():
-            interpreter.reset_all_variables()
+        session = Session(model, kernels, positional=positional)
         for make in input_sets:
-            values = make()
-            with _refusals():
-                outputs = call(values)
-            yield outputs
-            del outputs, values
+            yield session.run(signature, make())
     finally:
-        del call, interpreter
+        del session
 
 
 class Session:
-    """A model that stays loaded while its signatures are run again and again.
+    """A model that stays loaded while its signatures are run again and again; what it keeps is fresh at the first.
 
     Raises:
         RefusedError: the runtime cannot read the model.
         MissingError: the backend is not installed.
     """
 
-    def __init__(self, model: Model, kernels: Kernels) -> None:
+    def __init__(self, model: Model, kernels: Kernels, *, positional: bool = False) -> None:
+        self._positional = positional
+        self._calls: dict[str | None, Callable[[dict[str, Array]], dict[str, Array]]] = {}
         with _refusals():
             self._interpreter = _open(model, kernels)
-        self._calls: dict[str, Callable[[dict[str, Array]], dict[str, Array]]] = {}
 
-    def run(self, signature: str, values: dict[str, Array]) -> dict[str, Array]:
-        """One signature's outputs.
+    def run(self, signature: str | None, values: dict[str, Array]) -> dict[str, Array]:
+        """One signature's outputs; None means the model's only one.
 
         Raises:
             RefusedError: the runtime cannot run it, or does not know it.
         """
         with _refusals():
             if signature not in self._calls:
-                self._calls[signature] = _callable(self._interpreter, signature)
+                first, runtime = not self._calls, self._interpreter
+                self._calls[signature] = (
+                    _Positional(runtime) if self._positional else _callable(runtime, signature)
+                )
+                if first:
+                    runtime.reset_all_variables()
             return self._calls[signature](values)
 
 

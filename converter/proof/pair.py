@@ -4,30 +4,27 @@ Works on inputs and outputs by position, because a rewrite may rename tensors. N
 that fails is a value.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.proof import metrics, plain
+from edge_opt.proof import metrics
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, generate, plan
 from edge_opt.proof.metrics import Difference
-from edge_opt.proof.telling import Telling
-from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
+from edge_opt.proof.protocol import Array
+from edge_opt.proof.telling import untold
+from edge_opt.proof.tensors import Kernels, SignatureInfo
 
-Array = NDArray[Any]
 Box = tuple[NDArray[np.int64] | None, ...]
 """Which indices along each axis, ascending; None where all."""
 
 _Maker = Callable[[], dict[str, Array]]
-_KEPT = (
-    8 << 20
-)  # bytes of inputs that are held in memory instead of made again for each version and kernel set
-Runner = Callable[[bytes, Kernels, list[_Maker]], Iterable[dict[str, Array]]]
+_KEPT = 8 << 20  # bytes of inputs that are held in memory, not made again for each version and kernel set
+Runner = Callable[[bytes, Kernels, _Maker], list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,8 @@ class Outcome:
     """What came of running both versions of a region.
 
     `mismatch` says why the two could not be compared at all (numbers, shapes, dtypes or quantization of inputs or
-    outputs differ); then `outputs` is empty. `untold` says why what came out would be
-    the same for many a wrong version; it is empty where there is no such reason. `seconds` is how long all of it took.
+    outputs differ); then `outputs` is empty. `untold` says why many a wrong version would give the same results, and is
+    empty where there is no such reason. `seconds` is how long all of it took.
     """
 
     outputs: Mapping[str, tuple[OutputProof, ...]]
@@ -94,12 +91,22 @@ class Cut:
     shapes: tuple[tuple[int, ...], ...]
     boxes: tuple[tuple[Box, ...], tuple[Box, ...]]
 
+    def sent(self) -> dict[str, Array]:
+        """The indices, as a request carries them."""
+        return {
+            _index_name(version, place, axis): indices
+            for version, boxes in enumerate(self.boxes)
+            for place, box in enumerate(boxes)
+            for axis, indices in enumerate(box)
+            if indices is not None
+        }
+
     @classmethod
     def received(cls, shapes: Sequence[Sequence[int]], arrays: Mapping[str, Array]) -> Self:
-        """As a request carries it: `arrays` has the indices by `index_name`."""
+        """The inverse of `sent`."""
         first, second = (
             tuple(
-                tuple(arrays.get(index_name(version, place, axis)) for axis in range(len(shape)))
+                tuple(arrays.get(_index_name(version, place, axis)) for axis in range(len(shape)))
                 for place, shape in enumerate(shapes)
             )
             for version in range(2)
@@ -107,25 +114,36 @@ class Cut:
         return cls(tuple(map(tuple, shapes)), (first, second))
 
 
-def index_name(version: int, place: int, axis: int) -> str:
-    """Under which name the indices of a version's input along an axis are sent."""
+def _index_name(version: int, place: int, axis: int) -> str:
     return f"indices/{version}/{place}/{axis}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProofRequest:
-    """What to run: see `Worker.prove` for the meaning of each field."""
+    """On what two versions of a region are run, and what is measured apart.
 
-    kernels: tuple[Kernels, ...]
-    hints: tuple[InputHint | None, ...]
-    seed: int
-    runs: int
-    kind: Kind
-    row_axes: tuple[int | None, ...]
+    Args:
+        hints: what the inputs are, by position (None, or a missing one: plain data). A mask's hint can name query rows
+            to be masked everywhere.
+        row_axes: for each output, the axis on which the mask's query rows lie (index modulo the mask's rows), so that
+            fully masked rows are measured apart; None, or a missing one: not separated.
+        limits: for each output, the codes at which the first version was clipped inside, so that those elements are
+            counted apart; None, or a missing one: nowhere.
+        at_once: run both models at the same time, which takes the memory of both.
+        parts: how many heads or tiles the results must tell apart.
+        kind: realistic inputs or one of the hostile kinds.
+        seed: decides all inputs, together with their positions.
+        kernels: the kernel sets to run on.
+    """
+
+    hints: tuple[InputHint | None, ...] = ()
+    row_axes: tuple[int | None, ...] = ()
     limits: tuple[tuple[int, int] | None, ...] = ()
     at_once: bool = False
     parts: int = 1
-    cut: Cut | None = None
+    kind: Kind = "realistic"
+    seed: int = 0
+    kernels: tuple[Kernels, ...] = ("xnnpack", "reference")
 
 
 def prove(
@@ -134,62 +152,34 @@ def prove(
     signatures: tuple[SignatureInfo, SignatureInfo],
     request: ProofRequest,
     run: Runner,
+    cut: Cut | None = None,
 ) -> Outcome:
     """Runs both models on the same inputs, at once if the request says so, else one loaded at a time.
 
     Raises:
         Whatever `run` raises.
     """
-    first, second = _uncut(signatures, request.cut)
+    first, second = _uncut(signatures, cut)
     mismatch = _mismatch(first, second)
     if mismatch is not None:
         return Outcome({}, mismatch=mismatch)
     hints = request.hints + (None,) * (len(first.inputs) - len(request.hints))
-    plans = [
-        plan(first, seed=request.seed, run=number, kind=request.kind, hints=hints)
-        for number in range(request.runs)
-    ]
-    inputs, renamed = _makers((first, second), plans, request.cut)
-    telling = Telling(request.parts, len(first.outputs))
+    plans = plan(first, seed=request.seed, kind=request.kind, hints=hints)
+    inputs, renamed = _makers((first, second), plans, cut)
+    reason = ""
     outputs: dict[str, tuple[OutputProof, ...]] = {}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
             # The runtime lets other threads work while it computes.
             started = beside.submit(run, after, kernels, renamed) if request.at_once else None
-            reference = [list(values.values()) for values in run(before, kernels, inputs)]
-            if not outputs:
-                for values in reference:
-                    telling.add(values)
-            results = started.result() if started else run(after, kernels, renamed)
+            reference = run(before, kernels, inputs)
+            reason = reason if outputs else untold(reference, request.parts)
+            rewritten = started.result() if started else run(after, kernels, renamed)
             try:
-                rewritten = [list(values.values()) for values in results]
                 outputs[kernels] = _compare(reference, rewritten, first, plans, request)
             except _ShapesDifferError as error:
                 return Outcome({}, mismatch=str(error))
-    return Outcome(outputs, untold=telling.reason())
-
-
-def to_plain(proof: Outcome) -> dict[str, Any]:
-    """The fields as plain data, for the way from the worker."""
-    return {**asdict(proof), "outputs": {k: [asdict(p) for p in v] for k, v in proof.outputs.items()}}
-
-
-def from_plain(fields: Mapping[str, Any]) -> Outcome:
-    """The inverse of `to_plain`."""
-    outputs = {
-        kernels: tuple(
-            OutputProof(
-                proof["output"],
-                plain.from_plain(Difference, proof["open_rows"]),
-                plain.from_plain(Difference | None, proof["masked_rows"]),
-                proof["saturated"],
-                proof["short"],
-            )
-            for proof in proofs
-        )
-        for kernels, proofs in fields["outputs"].items()
-    }
-    return Outcome(outputs, fields["mismatch"], fields["untold"])
+    return Outcome(outputs, untold=reason)
 
 
 class _ShapesDifferError(Exception):
@@ -231,29 +221,18 @@ def _uncut(
 
 
 def _makers(
-    signatures: tuple[SignatureInfo, SignatureInfo],
-    plans: Sequence[Sequence[InputPlan]],
-    cut: Cut | None,
-) -> tuple[list[_Maker], list[_Maker]]:
-    """For each version, what makes its inputs run by run. Few, and parts of arrays, are made once and kept."""
-    names = [[info.name for info in signature.inputs] for signature in signatures]
-    if cut is None and sum(map(_size, signatures[0].inputs)) > _KEPT:
-        first, second = ([_maker(own, run) for run in plans] for own in names)
-        return first, second
-    kept: tuple[list[_Maker], list[_Maker]] = ([], [])
-    for run in plans:
-        parts: list[dict[str, Array]] = [{}, {}]
-        for place, made in enumerate(run):
-            whole = generate(made)
-            for version, own in enumerate(parts):
-                own[names[version][place]] = whole if cut is None else take(whole, cut.boxes[version][place])
-        for listed, own in zip(kept, parts, strict=True):
-            listed.append(own.copy)
-    return kept
-
-
-def _size(info: TensorInfo) -> int:
-    return math.prod(info.shape) * np.dtype(info.dtype).itemsize
+    signatures: tuple[SignatureInfo, SignatureInfo], plans: Sequence[InputPlan], cut: Cut | None
+) -> tuple[_Maker, _Maker]:
+    """For each version, what makes its inputs. Few, and parts of arrays, are made once and kept."""
+    first, second = ([info.name for info in signature.inputs] for signature in signatures)
+    if cut is None and sum(info.nbytes for info in signatures[0].inputs) > _KEPT:
+        return _maker(first, plans), _maker(second, plans)
+    ours, theirs = {}, {}
+    for place, made in enumerate(plans):
+        whole = generate(made)
+        ours[first[place]] = whole if cut is None else take(whole, cut.boxes[0][place])
+        theirs[second[place]] = whole if cut is None else take(whole, cut.boxes[1][place])
+    return ours.copy, theirs.copy
 
 
 def _maker(names: Sequence[str], plans: Sequence[InputPlan]) -> _Maker:
@@ -269,25 +248,22 @@ def take(array: Array, box: Box) -> Array:
 
 
 def _compare(
-    reference: Sequence[list[Array]],
-    rewritten: Iterable[list[Array]],
+    reference: Sequence[Array],
+    rewritten: Sequence[Array],
     first: SignatureInfo,
-    plans: Sequence[tuple[InputPlan, ...]],
+    plans: Sequence[InputPlan],
     request: ProofRequest,
 ) -> tuple[OutputProof, ...]:
-    merged: list[OutputProof] = []
-    for made, ones, others in zip(plans, reference, rewritten, strict=True):
-        masked = _masked_rows(made)
-        proofs = []
-        for place, (a, b) in enumerate(zip(ones, others, strict=True)):
-            axis = request.row_axes[place] if place < len(request.row_axes) else None
-            limits = request.limits[place] if place < len(request.limits) else None
-            if limits is not None and a.shape == b.shape:
-                proofs.append(_clipped_output(place, a, b, first, limits))
-            else:
-                proofs.append(_output(place, a, b, first, masked, axis))
-        merged = [_merge(*pair) for pair in zip(merged, proofs, strict=True)] if merged else proofs
-    return tuple(merged)
+    masked = _masked_rows(plans)
+    proofs = []
+    for place, (a, b) in enumerate(zip(reference, rewritten, strict=True)):
+        axis = request.row_axes[place] if place < len(request.row_axes) else None
+        limits = request.limits[place] if place < len(request.limits) else None
+        if limits is not None and a.shape == b.shape:
+            proofs.append(_clipped_output(place, a, b, first, limits))
+        else:
+            proofs.append(_output(place, a, b, first, masked, axis))
+    return tuple(proofs)
 
 
 def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, frozenset[int]]:
@@ -331,16 +307,3 @@ def _clipped_output(
     compared = metrics.measure(a[inside], b[inside], quantized_a=info, quantized_b=info)
     gap = np.where(a >= high, a.astype(np.int64) - b, b.astype(np.int64) - a)[~inside]
     return OutputProof(place, compared, None, gap.size, int(gap.max(initial=0)))
-
-
-def _merge(one: OutputProof, other: OutputProof) -> OutputProof:
-    masked = one.masked_rows
-    if masked is not None and other.masked_rows is not None:
-        masked = metrics.merge(masked, other.masked_rows)
-    return OutputProof(
-        one.output,
-        metrics.merge(one.open_rows, other.open_rows),
-        masked,
-        one.saturated + other.saturated,
-        max(one.short, other.short),
-    )

@@ -16,6 +16,7 @@ from edge_opt.passes.contract import Demand, Proof
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.judging import all_of
+from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
 from edge_opt.proof.structure import structure
@@ -130,12 +131,10 @@ class RegionProver:
             at_once = peak_bytes(old_model) + peak_bytes(new_model) <= _AT_ONCE_BYTES
             before, after = to_bytes(old_model), to_bytes(new_model)
             region = Region(old_model, new_model, self._name(rewrite))
-            for place, known in enumerate(_runs(rewrite, inputs, at)):
-                parts = rewrite.parts if at.tells else 1
-                yield (
-                    region,
-                    Question(before, after, demand, *known, limits, not place, at_once, parts),
-                )
+            parts = rewrite.parts if at.tells else 1
+            for place, (hints, axes) in enumerate(_runs(rewrite, inputs, at)):
+                request = ProofRequest(hints, axes, limits, at_once, parts)
+                yield region, Question(before, after, demand, request, must_compare=not place)
 
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""

@@ -65,6 +65,14 @@ def sizes(shape: Shape, box: Box) -> Shape:
     return tuple(size if indices is None else len(indices) for size, indices in zip(shape, box, strict=True))
 
 
+def slim(box: Box, shape: Shape) -> Box:
+    """The box with None for all indices of an axis."""
+    return tuple(
+        None if indices is None or len(indices) == size else indices
+        for indices, size in zip(box, shape, strict=True)
+    )
+
+
 def union(one: Box, other: Box) -> Box:
     """The least box that has both."""
     return tuple(

@@ -17,7 +17,7 @@ from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.versions import required_version
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Box, take
-from edge_opt.proof.row_rules import RULES, NotReducibleError, Step, cuts, sizes, union
+from edge_opt.proof.row_rules import RULES, NotReducibleError, Step, cuts, sizes, slim, union
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
@@ -163,12 +163,8 @@ class _Reduction:
         return Step(wanted, dict(enumerate(inner.boxes())))
 
     def _ask(self, tensor: Tensor, box: Box) -> None:
-        whole = tuple(
-            None if indices is None or len(indices) == size else indices
-            for indices, size in zip(box, tensor.shape, strict=True)
-        )
-        known = self._asked.get(tensor)
-        self._asked[tensor] = whole if known is None else union(known, whole)
+        known, own = self._asked.get(tensor), slim(box, tensor.shape)
+        self._asked[tensor] = own if known is None else union(known, own)
 
     def cuts(self) -> Iterable[int]:
         """Where axes that carry rows are cut or joined."""
@@ -261,10 +257,7 @@ class _Writer:
         self._graph.append(Operator(operator.code, inputs, outputs, options))
 
     def _narrow(self, tensor: Tensor, box: Box) -> Tensor:
-        box = tuple(
-            None if indices is None or len(indices) == size else indices
-            for indices, size in zip(box, tensor.shape, strict=True)
-        )
+        box = slim(box, tensor.shape)
         if tensor.has_numbers:
             array = take(tensor.array(), box)
             return self._tensor(tensor, array.shape, array)

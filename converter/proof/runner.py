@@ -18,10 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_opt.proof import pair
-from edge_opt.proof.checked import check_model
 from edge_opt.proof.errors import (
     BackendMissing,
     RuntimeCrashed,
@@ -29,16 +26,16 @@ from edge_opt.proof.errors import (
     RuntimeTimedOut,
     RuntimeUnavailable,
 )
-from edge_opt.proof.inputs import InputHint, InputPlan, Kind
+from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.loop import Call, Chunk, Loop
-from edge_opt.proof.pair import Outcome
+from edge_opt.proof.pair import Cut, Outcome, ProofRequest
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
-from edge_opt.proof.protocol import Arrays, FrameError, Header
+from edge_opt.proof.protocol import Array, Arrays, FrameError, Header
+from edge_opt.proof.source import check_model
 from edge_opt.proof.tensors import Kernels, SignatureInfo
 from edge_opt.schema.errors import EdgeOptError
 
-Array = NDArray[Any]
 Model = str | os.PathLike[str] | bytes
 
 _LARGE_MODEL = 64 << 20
@@ -112,22 +109,9 @@ class Worker:
 
         `signature` may be None if the model has only one, or none (then `describe` names the inputs of subgraph 0).
         """
-        return self.run_many(model, signature, [inputs], kernels)[0]
-
-    def run_many(
-        self,
-        model: Model,
-        signature: str | None,
-        inputs: Sequence[Mapping[str, Array]],
-        kernels: Kernels = "xnnpack",
-    ) -> list[Arrays]:
-        """The same for several sets of inputs; the model is loaded once."""
-        arrays: Arrays = {}
-        listed = []
-        for number, values in enumerate(inputs):
-            listed.append({"arrays": {name: f"{number}/{name}" for name in values}})
-            arrays.update({f"{number}/{name}": np.asarray(value) for name, value in values.items()})
-        return self._run(model, signature, listed, arrays, kernels)
+        listed = [{"arrays": {name: f"0/{name}" for name in inputs}}]
+        arrays = {f"0/{name}": np.asarray(value) for name, value in inputs.items()}
+        return self._run(model, signature, listed, arrays, kernels)[0]
 
     def run_plans(
         self,
@@ -136,7 +120,7 @@ class Worker:
         plans: Sequence[Sequence[InputPlan]],
         kernels: Kernels = "xnnpack",
     ) -> list[Arrays]:
-        """The same for inputs that the worker generates itself, one sequence of plans per run."""
+        """The same for inputs that the worker makes itself, a sequence of plans for each run of the loaded model."""
         listed = [{"plans": {made.info.name: asdict(made) for made in run}} for run in plans]
         return self._run(model, signature, listed, {}, kernels)
 
@@ -181,17 +165,9 @@ class Worker:
         self,
         before: bytes,
         after: bytes,
+        request: ProofRequest | None = None,
         *,
-        hints: Sequence[InputHint | None] = (),
-        kernels: Sequence[Kernels] = ("xnnpack", "reference"),
-        seed: int = 0,
-        runs: int = 1,
-        kind: Kind = "realistic",
-        row_axes: Sequence[int | None] = (),
-        limits: Sequence[tuple[int, int] | None] = (),
-        at_once: bool = False,
-        parts: int = 1,
-        cut: pair.Cut | None = None,
+        cut: Cut | None = None,
         seconds: float | None = None,
         where: str = "",
     ) -> Outcome:
@@ -200,18 +176,7 @@ class Worker:
         Args:
             before: the region as it was.
             after: the region rewritten: the same inputs and outputs in the same order.
-            hints: what the inputs are, by position (None, or a missing one: plain data). A mask's hint can name query
-                rows to be masked everywhere.
-            kernels: the kernel sets to run on.
-            seed: decides all inputs, together with their positions.
-            runs: how many input sets; the figures are the worst over all.
-            kind: realistic inputs or one of the hostile kinds.
-            row_axes: for each output, the axis on which the mask's query rows lie (index modulo the mask's rows), so
-                that fully masked rows are measured apart; None, or a missing one: not separated.
-            limits: for each output, the codes at which the first version was clipped inside, so that those elements
-                are counted apart; None, or a missing one: nowhere.
-            at_once: run both models at the same time, which takes the memory of both.
-            parts: how many heads or tiles the results must tell apart.
+            request: on what.
             cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
             seconds: other than the worker's time limit.
             where: the region's name, for error messages.
@@ -221,24 +186,14 @@ class Worker:
             RuntimeCrashed: the runtime's process ended.
             RuntimeTimedOut: it took longer than the time limit.
         """
-        header = {
-            "operation": "prove",
-            "kernels": list(kernels),
-            "hints": [asdict(hint) if hint else None for hint in hints],
-            "seed": seed,
-            "runs": runs,
-            "kind": kind,
-            "row_axes": list(row_axes),
-            "limits": [list(limit) if limit else None for limit in limits],
-            "at_once": at_once,
-            "parts": parts,
-        }
+        header: Header = {"operation": "prove", "request": asdict(request or ProofRequest())}
         arrays = {"before": _as_array(before), "after": _as_array(after)}
         if cut is not None:
             header["shapes"] = cut.shapes
-            arrays.update(_indices(cut))
+            arrays.update(cut.sent())
         reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip(), seconds=seconds)
-        return replace(pair.from_plain(reply["proof"]), seconds=reply["seconds"])
+        found: Outcome = from_plain(Outcome, reply["proof"])
+        return replace(found, seconds=reply["seconds"])
 
     def _run(
         self,
@@ -358,17 +313,6 @@ def _file_size(path: Path) -> int:
 
 def _as_array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
-
-
-def _indices(cut: pair.Cut) -> Arrays:
-    """The indices of both versions' boxes, each under the name that the worker looks for."""
-    return {
-        pair.index_name(version, place, axis): indices
-        for version, boxes in enumerate(cut.boxes)
-        for place, box in enumerate(boxes)
-        for axis, indices in enumerate(box)
-        if indices is not None
-    }
 
 
 def _translate(error: BaseException, process: ChildProcess, where: str, seconds: float) -> NoReturn:

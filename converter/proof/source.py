@@ -1,16 +1,16 @@
-"""A model in whatever form a caller has it, made into a path or bytes for the worker; checked before it may run.
+"""The door to the native runtime: a model in whatever form a caller has it, as a path or bytes for the worker.
 
-Must not change the model.
+What our own reader and graph checks refuse goes no further. Runs nothing, and changes no model.
 """
 
 import os
 import tempfile
+from collections import OrderedDict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edge_opt.ir import Model, save
-from edge_opt.proof.checked import check_model
+from edge_opt.ir import Model, load, save
 from edge_opt.schema.errors import EdgeOptError, UsageError
 
 ModelLike = str | os.PathLike[str] | bytes | Model
@@ -50,3 +50,34 @@ class Source:
     ) -> None:
         if self._folder is not None:
             self._folder.cleanup()
+
+
+_MOST_REMEMBERED = 32
+_passed: OrderedDict[tuple[object, ...], None] = OrderedDict()
+
+
+def check_model(model: str | os.PathLike[str] | bytes) -> None:
+    """Read the model's tables and graphs; a file that passed and was not written to since is not read again.
+
+    Raises:
+        ModelFormatError: it is no valid model.
+    """
+    if isinstance(model, bytes):
+        load(model)
+        return
+    identity = _identity(Path(model))
+    if identity is not None and identity in _passed:
+        return
+    load(model)
+    if identity is not None:
+        _passed[identity] = None
+        while len(_passed) > _MOST_REMEMBERED:
+            _passed.popitem(last=False)
+
+
+def _identity(path: Path) -> tuple[object, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # the reader has the sentence for it
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-Kernels = Literal["xnnpack", "reference", "optimized", "tensorflow"]
-"""Which kernels run: XNNPACK, the reference kernels, the optimized kernels without XNNPACK, TensorFlow's own."""
+Kernels = Literal["xnnpack", "reference", "tensorflow"]
+"""Which kernels run: XNNPACK, the reference kernels, TensorFlow's own."""
 
 MAIN = "main"
 """The name under which subgraph 0 of a model without signatures is run, by position."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from edge_opt.proof import inputs, loop, pair
 from edge_opt.proof.plain import from_plain
-from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, read_frame
+from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame, read_frame
 from edge_opt.proof.tensors import MAIN
 
 _PARENT_CHECK_SECONDS = 0.5
@@ -97,31 +97,21 @@ def _make(given: Header, arrays: Arrays) -> Arrays:
 
 
 def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
-    request = pair.ProofRequest(
-        kernels=tuple(header["kernels"]),
-        hints=tuple(from_plain(inputs.InputHint | None, hint) for hint in header["hints"]),
-        seed=header["seed"],
-        runs=header["runs"],
-        kind=header["kind"],
-        row_axes=tuple(header["row_axes"]),
-        limits=tuple(None if limit is None else (limit[0], limit[1]) for limit in header["limits"]),
-        at_once=header["at_once"],
-        parts=header["parts"],
-        cut=pair.Cut.received(header["shapes"], arrays) if "shapes" in header else None,
+    request = from_plain(pair.ProofRequest, header["request"])
+    cut = pair.Cut.received(header["shapes"], arrays) if "shapes" in header else None
+    sources = {which: arrays[which].tobytes() for which in ("before", "after")}
+    first, second = (
+        _of(which, native, partial(native.describe, source, positional=True))[0]
+        for which, source in sources.items()
     )
-    sources = [arrays[name].tobytes() for name in ("before", "after")]
-    described = []
-    for which, source in zip(("before", "after"), sources, strict=True):
-        described.append(_of(which, native, partial(native.describe, source, positional=True))[0])
 
-    def run(model: bytes, kernels: Any, makers: Any) -> list[Arrays]:
-        which = "before" if model is sources[0] else "after"
-        return list(
-            _of(which, native, lambda: list(native.run(model, kernels, MAIN, makers, positional=True)))
-        )
+    def run(model: bytes, kernels: Any, make: Any) -> list[Array]:
+        which = "before" if model is sources["before"] else "after"
+        (found,) = _of(which, native, lambda: list(native.run(model, kernels, MAIN, [make], positional=True)))
+        return list(found.values())
 
-    found = pair.prove(sources[0], sources[1], (described[0], described[1]), request, run)
-    return {"proof": pair.to_plain(found)}, {}
+    found = pair.prove(sources["before"], sources["after"], (first, second), request, run, cut)
+    return {"proof": asdict(found)}, {}
 
 
 def _generate(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
