@@ -145,6 +145,7 @@ def test_models_without_common_names_are_shown_whole_and_it_says_so(worker: Work
         operator.output.name = f"other_{operator.output.name}"
     found = located(chain(3), other, worker)
     assert "share no names" in found.reason
+    assert (found.tensor, found.names[found.short_name]) == ("y", "y")
     assert found.equal_before == ("%x",)
     assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
 

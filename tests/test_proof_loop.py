@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_opt.proof.caches import cache_length, growing_axis, longest_prefill, new_tokens
-from edge_opt.proof.inputs import plan
+from edge_opt.proof.inputs import generate, plan
 from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
@@ -123,6 +123,19 @@ def test_new_keys_that_come_apart_are_put_behind_the_old_ones_and_a_full_cache_b
 
     filled = fill(call, chunks, invoke)["kv_cache_k_0"]
     assert filled[0, :, 0].tolist() == filled[0, :, 1].tolist() == [7, 8, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_chunk_gives_each_input_what_was_planned_for_it(order: int) -> None:
+    infos = (
+        tensor("embeddings", 1, 4, 2),
+        tensor("input_pos", 4, dtype="int32"),
+        tensor("tokens", 1, 4, dtype="int32"),
+    )
+    plans = plan(SignatureInfo("prefill", infos[::order], ()), start=3)
+    chunk = Chunk(3, plans)
+    for made in plans:
+        assert np.array_equal(chunk.give(made.info), generate(made))
 
 
 def test_a_cache_that_comes_whole_is_taken_as_it_is() -> None:
