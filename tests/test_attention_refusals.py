@@ -282,6 +282,11 @@ EXAMPLES = (
         "an outermost axis that may be the batch, whose rows are summed",
     ),
     _one(
+        f"{BATCH} %r: float32[4] = SUM(%o, int32{{1, 2}}) return %r }}",
+        "already single-head",
+        "an outermost axis that may be the batch, of which all else is summed",
+    ),
+    _one(
         MOVED_BATCH,
         "heads never stand beside the head size (expected [.., N*5] or [.., N, 5], found [1, 4, 6, 5]), "
         "at BATCH_MATMUL",

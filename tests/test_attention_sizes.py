@@ -3,11 +3,18 @@
 import pytest
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
-from edge_opt.attention.logits import logits_bytes
+from edge_opt.attention.logits import element_bytes, logits_bytes
 from edge_opt.attention.tiles import row_tiles
 from edge_opt.ir.text import parse
 
 T, S, H = 3, 5, 4
+
+
+def test_a_number_takes_a_byte_at_least_and_a_float_two() -> None:
+    sizes = {"float32": 2, "float16": 2, "int4": 1, "int8": 1, "int16": 2, "int32": 4, "bool": 1}
+    given = ", ".join(f"%{name}: {name}[1]" for name in sizes)
+    inputs = parse(f"subgraph main ({given}) {{ return %int8 }}").subgraphs[0].inputs
+    assert {tensor.name: element_bytes(tensor) for tensor in inputs} == sizes
 
 
 def attention(lead: str, *, turned: bool) -> str:
@@ -69,6 +76,26 @@ def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_
     (match,) = find_blocks(parse(text).subgraphs[0])
     assert isinstance(match, Block)
     assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (2, 1, 1, (S,))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_heads_that_are_folded_into_rows_are_told_by_where_queries_have_them_beside_the_head_size(
+    merged: bool,
+) -> None:
+    given = f"1,{T},{2 * H}" if merged else f"1,{T},2,{H}"
+    text = f"""
+    subgraph main (%x: float32[{given}], %k: float32[1,1,{S},{H}], %v: float32[1,1,{S},{H}]) {{
+      %n: float32[1,{T},2,{H}] = RESHAPE(%x, int32{{1, {T}, 2, {H}}})
+      %t: float32[1,2,{T},{H}] = TRANSPOSE(%n, int32{{0, 2, 1, 3}})
+      %q: float32[1,1,{2 * T},{H}] = RESHAPE(%t, int32{{1, 1, {2 * T}, {H}}})
+      %l: float32[1,1,{2 * T},{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[1,1,{2 * T},{S}] = SOFTMAX(%l) {{beta: 1.0}}
+      %o: float32[1,1,{2 * T},{H}] = BATCH_MATMUL(%p, %v)
+      return %o
+    }}"""
+    (match,) = find_blocks(parse(text).subgraphs[0])
+    assert isinstance(match, Block)
+    assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (2, 1, T, (S,))
 
 
 def test_heads_of_a_result_that_is_flattened_to_one_axis() -> None:
