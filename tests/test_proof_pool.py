@@ -10,9 +10,9 @@ import pytest
 
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
-from edge_opt.proof import checked, pool
-from edge_opt.proof.checked import check_model
+from edge_opt.proof import pool, source
 from edge_opt.proof.pool import WorkerPool
+from edge_opt.proof.source import check_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,10 +97,10 @@ def test_a_file_that_passed_is_read_once_and_the_oldest_are_forgotten(
     for file in files:
         file.write_bytes(content)
     read: list[Any] = []
-    load = checked.load
-    monkeypatch.setattr(checked, "load", lambda model: read.append(model) or load(model))
-    monkeypatch.setattr(checked, "_passed", OrderedDict())
-    monkeypatch.setattr(checked, "_MOST_REMEMBERED", 2)
+    load = source.load
+    monkeypatch.setattr(source, "load", lambda model: read.append(model) or load(model))
+    monkeypatch.setattr(source, "_passed", OrderedDict())
+    monkeypatch.setattr(source, "_MOST_REMEMBERED", 2)
     for file in (*files, files[2], files[1], files[0], files[0]):
         check_model(file)
     assert read == [*files, files[0]]
