@@ -140,17 +140,6 @@ def _gemma3n(s: Sizes) -> dict[str, Any]:
     }
 
 
-def _deepseek_v3(s: Sizes) -> dict[str, Any]:
-    latent = {
-        "q_lora_rank": 24,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 12,
-        "v_head_dim": 18,
-    }
-    return {**_common(s), **latent, "first_k_dense_replace": s.layers}
-
-
 def _lfm2(s: Sizes) -> dict[str, Any]:
     return {
         **_common(s),
@@ -162,7 +151,6 @@ def _lfm2(s: Sizes) -> dict[str, Any]:
 ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Sizes], dict[str, Any]]]] = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _with_window),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _with_window),
-    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3),
     "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM", _gemma3n),
     "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", _gemma4),
     "gemma4_shared": ("Gemma4Config", "Gemma4ForConditionalGeneration", _gemma4_shared),
@@ -238,6 +226,7 @@ class HuggingFace:
 
 
 _K1, _K2, _KN, _N8, _DEEP = Sizes(kv_heads=1), Sizes(), Sizes(kv_heads=4), Sizes(heads=8), Sizes(layers=4)
+_BLOCKS = Sizes(head_size=24, hidden=96, ffn=160)
 _RING = {"sliding_window_ring_buffer_size": 32}
 _ONE = {"split_cache": False}
 _EMBEDDED = {**_ONE, "externalize_embedder": True}
@@ -294,10 +283,9 @@ _HUGGING_FACE: list[tuple[str, str, str, Sizes, dict[str, Any]]] = [
     ("qwen3_k2", "split cache, norms on Q and K", "qwen3", _K2, {}),
     ("qwen3_one_cache", "the same, not split", "qwen3", _K2, _ONE),
     ("qwen3_5_one_cache", "gated attention beside linear attention", "qwen3_5", _K2, _ONE),
-    ("qwen3_5_k2", "gated attention beside linear attention, split cache", "qwen3_5", _K2, {}),
     ("gemma3n_one_cache", "AltUp, the last layers read an earlier cache", "gemma3n", _DEEP, _EMBEDDED),
-    ("deepseek_v3_one_cache", "latent attention, not split", "deepseek_v3", _KN, _ONE),
     ("llama_k2", "split cache", "llama", _K2, {}),
+    ("llama_blocks", "split cache, sizes that blocks of 32 weights divide", "llama", _BLOCKS, {}),
     ("llama_kn", "split cache, K=N", "llama", _KN, {}),
     ("llama_one_cache", "not split", "llama", _K2, _ONE),
     ("llama_gpu", "odml.sdpa_transposed, one mask", "llama", _K2, _GPU),

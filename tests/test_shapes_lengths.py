@@ -42,6 +42,19 @@ def test_an_update_is_no_longer_than_what_it_goes_into() -> None:
     assert [cache[0] > part[0] for cache, part in found] == [True, True, False]
 
 
+def test_there_are_no_more_sizes_than_lengths_that_differ() -> None:
+    found = sizes("""
+        subgraph main (%a: float32[?,4], %b: float32[?,4], %c: float32[?,4], %d: float32[?,5]) {
+          %x: float32[?,4] = ADD(%a, %b)
+          %y: float32[?,4] = ADD(%x, %c)
+          %z: float32[?,5] = ABS(%d)
+          return %y, %z
+        }
+        """)
+    assert [shape[0] for shape in found[0]] == [11, 11, 11, 13]
+    assert [shape[0] for shape in found[1]] == [17, 17, 17, 19]
+
+
 def test_a_size_that_the_model_has_is_none_of_a_length() -> None:
     found = sizes("""
         subgraph main (%x: float32[?,11,26]) {
@@ -94,8 +107,14 @@ def test_open_sizes_are_those_that_another_choice_has_otherwise() -> None:
           return %y
         }
         """,
+        f"""
+        subgraph main ({", ".join(f"%x{i}: float32[?]" for i in range(400))}) {{
+          %y: float32[?] = ABS(%x0)
+          return %y
+        }}
+        """,
     ],
-    ids=["none is open", "none fits"],
+    ids=["none is open", "none fits", "there are too many"],
 )
 def test_there_is_no_choice_where(text: str) -> None:
     assert choose_lengths(parse(text)) == ()

@@ -51,9 +51,11 @@ def choose_lengths(model: Model) -> tuple[Lengths, ...]:
     axes = list(_open_inputs(model))
     if not axes:
         return ()
-    primes = _Primes(model)
+    primes, groups = _Primes(model), _same_names(model, axes)
     for _ in range(_ATTEMPTS):
-        found = _settled(_Choice(model, _same_names(model, axes), primes))
+        if 2 * (max(groups.values()) + 1) > len(primes):
+            return ()
+        found = _settled(_Choice(model, groups, primes))
         if found is None:
             return ()
         both = found.lengths(0), found.lengths(1)
@@ -109,6 +111,9 @@ class _Primes:
         self.divisors = {d for size in sizes for d in _divisors(size)}
         self._found = [p for p in range(_FIRST, 4000) if len(_divisors(p)) == 1 and p not in self.divisors]
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def drop_first(self) -> None:
         del self._found[0]
 
@@ -157,6 +162,11 @@ class _Choice:
                     groups[axis] = min(ends)
         return replace(self, groups=groups)
 
+    def renumbered(self) -> _Choice:
+        """The same groups with the smallest sizes that there are, in their order."""
+        numbers = {group: number for number, group in enumerate(sorted(set(self.groups.values())))}
+        return replace(self, groups={axis: numbers[group] for axis, group in self.groups.items()})
+
     def swapped(self, one: int, other: int) -> _Choice:
         places = {one: other, other: one}
         return replace(self, groups={axis: places.get(group, group) for axis, group in self.groups.items()})
@@ -179,7 +189,7 @@ def _settled(choice: _Choice) -> _Choice | None:
     report = choice.report(sizes)
     for _ in range(_FIRST + 2 * len(choice.groups)):
         if not report.refused:
-            return choice
+            return choice.renumbered()
         operator = report.refused[0]
         pairs = list(combinations(_met(choice, sizes, report), 2))
         swap = next((pair for pair in pairs if _accepts(operator, report, sizes, (), pair)), None)
