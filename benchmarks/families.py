@@ -50,7 +50,8 @@ def attention(result: ConversionResult) -> list[SiteReport]:
 def measure(path: Path, special: str, folder: Path) -> Row:
     """Convert one model and compare it with itself as it was."""
     name, _, recipe = path.stem.partition(".")
-    row = dict.fromkeys(_COLUMNS, "") | {"family": name, "special": special, "types": recipe or "float32"}
+    types = recipe or _floats(path)
+    row = dict.fromkeys(_COLUMNS, "") | {"family": name, "special": special, "types": types}
     output = folder / "converted.tflite"
     try:
         result = convert(path, output, overwrite=True)
@@ -69,6 +70,13 @@ def measure(path: Path, special: str, folder: Path) -> Row:
         row[f"whole_{backend}"] = _compared(path, output, backend) if result.converted else "unchanged"
     row["several_heads_in_file"] = several_heads(output) or "none"
     return row
+
+
+def _floats(path: Path) -> str:
+    """The type of most floats that a model computes."""
+    graphs = [graph for _, graph in edge_opt.load(path).entry_points()]
+    kinds = (tensor.dtype for graph in graphs for operator in graph.operators for tensor in operator.outputs)
+    return Counter(kind.name.lower() for kind in kinds if kind.is_float).most_common(1)[0][0]
 
 
 def several_heads(path: Path) -> str:
