@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_opt.proof.protocol import Arrays
-    from edge_opt.proof.runner import Model, Worker
+    from edge_opt.proof.runner import Runnable, Worker
     from edge_opt.proof.tensors import SignatureInfo
 
 _REPLY_BYTES = 256 << 20
@@ -61,7 +61,7 @@ class Filler:
     """Fills the caches of one model; `folder` is where they go."""
 
     worker: Worker
-    model: Model
+    model: Runnable
     described: Mapping[str, SignatureInfo]
     seed: int
     folder: Path

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_opt.ir import Subgraph, Tensor
-    from edge_opt.npu.hexagon import Outcome, Sdk
+    from edge_opt.npu.hexagon import CompilerRun, Sdk
     from edge_opt.proof.protocol import Array
 
 # Without it the plugin wants memory that only a device shares with its NPU.
@@ -88,7 +88,7 @@ def emulate(
         return Emulated(found, compiled.ran[1])
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: CompilerRun) -> str:
     """Why there is nothing to compare; empty where the graph ran."""
     reason = first_complaint(outcome.output, outcome.errors) or ended(outcome.code)
     heard = outcome.heard
@@ -109,7 +109,7 @@ def _verdict(outcome: Outcome) -> str:
     return _left(outcome)
 
 
-def _left(outcome: Outcome) -> str:
+def _left(outcome: CompilerRun) -> str:
     try:
         entries = read_log(outcome.output, outcome.errors)
     except ValueError as error:

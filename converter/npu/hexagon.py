@@ -133,7 +133,7 @@ def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompilerRun:
     """One run of the compiler: how it ended, what it printed on both streams, and what the probe heard."""
 
     code: int
@@ -202,7 +202,7 @@ def run_compiler(
     seconds: float | None = None,
     *,
     run: Path | None = None,
-) -> Outcome:
+) -> CompilerRun:
     """Compile one file; with a folder `run`, its graphs run in the emulator on the inputs in it, see `probe.c`.
 
     Raises:
@@ -236,7 +236,7 @@ def run_compiler(
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
             f"or another form"
         )
-    return Outcome(done.returncode, done.stdout, done.stderr, heard)
+    return CompilerRun(done.returncode, done.stdout, done.stderr, heard)
 
 
 def end_compilers() -> None:
@@ -289,7 +289,7 @@ def _environment(sdk: Sdk, folder: Path, log: Path, run: Path | None) -> dict[st
 
 
 def _compilation(
-    path: Path, model: Model, own: Outcome, chip: str, judge: Chip | None, heard: Heard, silence: str
+    path: Path, model: Model, own: CompilerRun, chip: str, judge: Chip | None, heard: Heard, silence: str
 ) -> Compilation:
     try:
         compiled = {entry.subgraph: entry for entry in read_log(own.output, own.errors)}

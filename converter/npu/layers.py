@@ -54,7 +54,7 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
 
 
 def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None = None) -> Layers:
-    """So many layers in a row, from where the attention before them ends to the projection of their own result.
+    """`blocks` layers in a row, from the end of the attention before them to the projection behind their own.
 
     Of the entry point with the largest attention, or of the one that is named; from the middle of it, since the first
     and the last layers may miss something. None takes the entry point whole.

@@ -273,7 +273,7 @@ class _Search:
             memory.keep(waiting[future], trial)
             found.append(trial)
             self._tell("compiling", len(found), len(wanted))
-        # In the order of the wishes, whichever was done first: trials that rank alike keep it.
+        # In the order in which they were asked for, not in which they ended: trials that rank alike keep it.
         order = {(choice, tuple(level.items())): place for place, (choice, level) in enumerate(wanted)}
         return sorted(found, key=lambda trial: order[trial.choice, tuple(trial.level.items())])
 

@@ -116,7 +116,7 @@ def _is_rounding(proof: OutputProof) -> bool:
 
 
 def _turns_back(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
-    """Of elements that the old region clipped: whether the new ones are at least there, and how many there were."""
+    """Whether elements that the old region clipped reach its clipping limits in the new one, and how many they are."""
     proofs = outcome.all()
     clipped, short = max(p.saturated for p in proofs), max(p.short for p in proofs)
     total = max(p.saturated + p.open_rows.elements for p in proofs)

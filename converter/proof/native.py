@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-from numpy.typing import NDArray
 
+from edge_opt.proof.protocol import Array
 from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
-Array = NDArray[Any]
-Model = Path | bytes
+ModelContent = Path | bytes
 
 _RESOLVERS = {
     "xnnpack": OpResolverType.BUILTIN,
@@ -32,7 +31,7 @@ class MissingError(Exception):
     """A backend that is not installed; the text is its name."""
 
 
-def describe(model: Model, *, positional: bool = False) -> tuple[SignatureInfo, ...]:
+def describe(model: ModelContent, *, positional: bool = False) -> tuple[SignatureInfo, ...]:
     """Every signature of the model; subgraph 0 under the name `main` if it has none, or if `positional`.
 
     Nothing is allocated.
@@ -50,7 +49,7 @@ def describe(model: Model, *, positional: bool = False) -> tuple[SignatureInfo, 
 
 
 def run(
-    model: Model,
+    model: ModelContent,
     kernels: Kernels,
     signature: str | None,
     input_sets: Sequence[Callable[[], dict[str, Array]]],
@@ -84,7 +83,7 @@ class Session:
         MissingError: the backend is not installed.
     """
 
-    def __init__(self, model: Model, kernels: Kernels, *, positional: bool = False) -> None:
+    def __init__(self, model: ModelContent, kernels: Kernels, *, positional: bool = False) -> None:
         self._positional = positional
         self._calls: dict[str | None, Callable[[dict[str, Array]], dict[str, Array]]] = {}
         with _refusals():
@@ -116,7 +115,7 @@ def _refusals() -> Iterator[None]:
         raise RefusedError(words[:600] or f"no reason given ({type(error).__name__})") from error
 
 
-def _open(model: Model, kernels: Kernels) -> Any:
+def _open(model: ModelContent, kernels: Kernels) -> Any:
     if model == b"":
         raise ValueError("the model is empty")
     source: dict[str, Any] = (

@@ -300,7 +300,7 @@ def _output(
 def _clipped_output(
     place: int, a: Array, b: Array, first: SignatureInfo, limits: tuple[int, int]
 ) -> OutputProof:
-    """Where the first version was clipped, the second may go on, but not turn back."""
+    """Where the first version was clipped, the second may lie beyond that limit, but must not fall short of it."""
     low, high = limits
     info = first.outputs[place]
     inside = (a > low) & (a < high)

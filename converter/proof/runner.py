@@ -36,7 +36,7 @@ from edge_opt.proof.source import check_model
 from edge_opt.proof.tensors import Kernels, SignatureInfo
 from edge_opt.schema.errors import EdgeOptError
 
-Model = str | os.PathLike[str] | bytes
+Runnable = str | os.PathLike[str] | bytes
 
 _LARGE_MODEL = 64 << 20
 _BASE_MEMORY = 4 << 30
@@ -97,13 +97,17 @@ class Worker:
         if process is not None:
             process.stop()
 
-    def describe(self, model: Model) -> tuple[SignatureInfo, ...]:
+    def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
         reply, _ = self._ask({"operation": "describe"}, model, {}, f"model {name_of(model)}")
         return tuple(from_plain(SignatureInfo, fields) for fields in reply["signatures"])
 
     def run(
-        self, model: Model, signature: str | None, inputs: Mapping[str, Array], kernels: Kernels = "xnnpack"
+        self,
+        model: Runnable,
+        signature: str | None,
+        inputs: Mapping[str, Array],
+        kernels: Kernels = "xnnpack",
     ) -> Arrays:
         """Runs one signature on one set of inputs (by the signature's names) and returns its outputs.
 
@@ -115,7 +119,7 @@ class Worker:
 
     def run_plans(
         self,
-        model: Model,
+        model: Runnable,
         signature: str | None,
         plans: Sequence[Sequence[InputPlan]],
         kernels: Kernels = "xnnpack",
@@ -125,7 +129,7 @@ class Worker:
         return self._run(model, signature, listed, {}, kernels)
 
     def generate(
-        self, model: Model, others: Mapping[str, Model], loop: Loop, kernels: Kernels = "xnnpack"
+        self, model: Runnable, others: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
     ) -> tuple[list[list[int]], Array]:
         """Carries out a loop of prefill and decode; the tokens of every step, and its logits.
 
@@ -148,7 +152,7 @@ class Worker:
 
     def fill(
         self,
-        model: Model,
+        model: Runnable,
         signature: SignatureInfo,
         runs: Sequence[Sequence[Chunk]],
         kernels: Kernels = "xnnpack",
@@ -197,7 +201,7 @@ class Worker:
 
     def _run(
         self,
-        model: Model,
+        model: Runnable,
         signature: str | None,
         inputs: Sequence[Mapping[str, Any]],
         arrays: Arrays,
@@ -211,7 +215,7 @@ class Worker:
     def _ask(
         self,
         header: Header,
-        model: Model,
+        model: Runnable,
         arrays: Arrays,
         where: str,
         *,
@@ -271,7 +275,7 @@ def _by_run(results: Arrays, count: int) -> list[Arrays]:
 class _Sent:
     """How a model goes to the worker: by its path, as bytes, or by a temporary file if it is large."""
 
-    def __init__(self, model: Model, *, as_file: bool = False) -> None:
+    def __init__(self, model: Runnable, *, as_file: bool = False) -> None:
         self._largest = 0 if as_file else _LARGE_MODEL
         self.header: Header = {}
         self.arrays: Arrays = {}
@@ -296,7 +300,7 @@ class _Sent:
             Path(self._temporary).unlink(missing_ok=True)
 
 
-def name_of(model: Model) -> str:
+def name_of(model: Runnable) -> str:
     """A model's name for messages: its quoted path, or its size if it is only bytes."""
     return f"of {len(model)} bytes" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
 

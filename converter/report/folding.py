@@ -55,7 +55,7 @@ def longest_repeat(kinds: Sequence[str], at_least: int = 4) -> Stretch:
     for period in range(at_least, len(kinds) // 2 + 1):
         for start in range(len(kinds) - 2 * period + 1):
             times = _times(kinds, start, period)
-            # Of equal ones the last: it ends where a head ends, an earlier one begins in the middle of one.
+            # Of stretches that cover as much the last one ends where a head ends; others begin in the middle of a head.
             longer = times * period > covered or (times * period == covered and best.period == period)
             if times > 1 and longer:
                 best, covered = Stretch(start, period, times), times * period
