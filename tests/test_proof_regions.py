@@ -80,6 +80,30 @@ def test_of_large_regions_of_one_structure_the_first_is_run_in_full() -> None:
             assert extent(prover.prove(rewrite, Demand())) == [("xnnpack", 0), ("reference", 0)]
 
 
+def with_two_equal_scales() -> tuple[Rewrite, Rewrite]:
+    """Two layers that are alike, but for two scales that differ in the first and are equal in the second."""
+    text = attention("int16", SIZE)
+    second = text.index("%scaled2: ")
+    text = text[:second] + text[second:].replace("q(0.00013, 0)", "q(0.00012, 0)")
+    first, other = rewrites_of("mha_to_sha", parse(text))
+    return first, other
+
+
+@pytest.mark.usefixtures("large")
+def test_a_layer_in_which_more_numbers_are_equal_is_one_with_other_numbers() -> None:
+    with RegionProver() as prover:
+        proofs = [prover.prove(each, Demand()) for each in with_two_equal_scales()]
+    assert [extent(proof)[0] for proof in proofs] == [("xnnpack", 0), ("xnnpack", 6)]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_layer_in_which_fewer_numbers_are_equal_is_proved_in_full() -> None:
+    """What is equal in the first may have been mixed up there without any difference."""
+    with RegionProver() as prover:
+        proofs = [prover.prove(each, Demand()) for each in reversed(with_two_equal_scales())]
+    assert [extent(proof)[0] for proof in proofs] == [("xnnpack", 0), ("xnnpack", 0)]
+
+
 def one_number_wrong(dtype: str = "int16") -> list[Rewrite]:
     """Both layers with the same fault, which shows in one number of one row."""
     model, rewrites = layers(dtype)

@@ -17,7 +17,7 @@ from edge_opt.proof import noise
 from edge_opt.proof.pair import take
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.structure import structure
+from edge_opt.proof.structure import Structure, structure
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ subgraph main (%x: float32[1,64,8]) {
 # Structure
 
 
-def rewritten(text: str) -> list[bytes]:
+def rewritten(text: str) -> list[Structure]:
     found = []
     for rewrite in rewrites_of("mha_to_sha", parse(text)):
         inputs, outputs = rewrite.inputs(), rewrite.outputs()

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Self
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.extract import cut_out
-from edge_opt.passes.contract import Demand, Proof
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.judging import all_of
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
-from edge_opt.proof.structure import structure
+from edge_opt.proof.structure import Structure, structure
 from edge_opt.shapes.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -27,21 +26,32 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from edge_opt.ir import Operator, Tensor
+    from edge_opt.passes.contract import Demand, Proof
     from edge_opt.passes.rewrite import Rewrite
     from edge_opt.proof.runner import Worker
 
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
 
-_Structure = tuple[bytes, Demand]
-
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A region that is being examined, and its structure, where only rows of it may be run."""
+    """A region that is being examined, and its structure and demand, where only rows of it may be run."""
 
     proof: Future[Proof]
-    structure: _Structure | None
+    kind: _Kind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What regions have in common of which one stands for the others."""
+
+    structure: Structure
+    demand: Demand
+
+    def covers(self, other: _Kind) -> bool:
+        """Whether a proof of this is one of the other."""
+        return self.demand == other.demand and self.structure.covers(other.structure)
 
 
 class RegionProver:
@@ -77,7 +87,7 @@ class RegionProver:
         self._known: dict[Question, Proof] = {}
         self._begun: dict[Question, _Begun] = {}
         self._current: _Begun | None = None
-        self._structures: dict[_Structure, Proof] = {}
+        self._proved: list[tuple[_Kind, Proof]] = []
         self._coming: Iterator[tuple[Rewrite, Demand]] = iter(())
         self.regions = 0
 
@@ -149,15 +159,16 @@ class RegionProver:
         begun = self._current = self._begun.pop(key, None) or self._begin(question, region)
         self._begin_others(begun.proof)
         proof = begun.proof.result()
-        kind = begun.structure
+        kind = begun.kind
         if kind is not None and proof.holds:
-            if all(ran.rows for ran in proof.ran) and kind not in self._structures:
+            known = self._covering(kind)
+            if all(ran.rows for ran in proof.ran) and known is None:
                 # What it relied on failed, or was not asked for in the end.
                 proof = self._submit(question, region).result()
             if proof.holds and not all(ran.rows for ran in proof.ran):
-                self._structures.setdefault(kind, proof)
-            elif proof.holds:
-                proof = replace(proof, note=proof.note or self._structures[kind].note)
+                self._proved.append((kind, proof))
+            elif proof.holds and known is not None:
+                proof = replace(proof, note=proof.note or known.note)
         self._known[key] = proof
         return proof
 
@@ -178,11 +189,15 @@ class RegionProver:
     def _begin(self, question: Question, region: Region) -> _Begun:
         """Have it examined; on rows, if a region of its structure was proved in full or will be by then."""
         if not self._settings.samples(question, region):
-            return _Begun(self._submit(question, region), None)
-        kind = structure(region.before, region.after), question.demand
-        earlier = (self._current, *self._begun.values())
-        covered = kind in self._structures or any(begun and begun.structure == kind for begun in earlier)
+            return _Begun(self._submit(question, region))
+        kind = _Kind(structure(region.before, region.after), question.demand)
+        earlier = (begun.kind for begun in (self._current, *self._begun.values()) if begun and begun.kind)
+        covered = self._covering(kind) is not None or any(known.covers(kind) for known in earlier)
         return _Begun(self._submit(question, region, covered=covered), kind)
+
+    def _covering(self, kind: _Kind) -> Proof | None:
+        """The proof in full of a region that stands for those of this kind."""
+        return next((proof for known, proof in self._proved if known.covers(kind)), None)
 
     def _submit(self, question: Question, region: Region, *, covered: bool = False) -> Future[Proof]:
         def examine(worker: Worker) -> Proof:

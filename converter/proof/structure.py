@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -9,36 +10,62 @@ from edge_opt.ir import to_bytes
 from edge_opt.ir.extract import cut_out
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from edge_opt.ir import Model, Tensor
 
 
-def structure(before: Model, after: Model) -> bytes:
-    """A digest of both versions of a region without their numbers, but with the pattern of which of them are equal.
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Both versions of a region without their numbers (`bare`, a digest), and where each number comes from.
 
-    Numbers are quantization parameters and constants that are real or stand for reals. Each is replaced by the place
-    where the version `before` has it first; one that `before` does not have stays what it is. So two regions with one
-    structure differ by a renaming of numbers: in both, every number of the new version is a copy of the same one of the
-    old version. A scale of another layer, or one that is off by a step, is a structure of its own.
+    Numbers are quantization parameters and constants that are real or stand for reals. `origins` has for every tensor
+    the place where the version `before` has its numbers first; one that `before` does not have stays what it is.
     """
-    places: dict[tuple[object, ...], int] = {}
+
+    bare: bytes
+    origins: tuple[tuple[Hashable, ...], ...]
+
+    def covers(self, other: Structure) -> bool:
+        """Whether the other is this one with other numbers, of which more may be equal.
+
+        Then every number of its new version is a copy of the number of its old version that it is here. So what is
+        right here is right there. Numbers that are equal here and differ there may have been mixed up unseen, though,
+        and a scale of another layer, or one that is off by a step, is in no place here: such a region is not covered.
+        """
+        if self.bare != other.bare or len(self.origins) != len(other.origins):
+            return False
+        stands_for: dict[Hashable, Hashable] = {}
+        for own, others in zip(self.origins, other.origins, strict=True):
+            if len(own) != len(others):
+                return False
+            for number, found in zip(own, others, strict=True):
+                fixed = None if isinstance(number, int) else number
+                if stands_for.setdefault(number, fixed or found) != found:
+                    return False
+        return True
+
+
+def structure(before: Model, after: Model) -> Structure:
+    """The structure of a region of which these are the two versions."""
+    places: dict[Hashable, int] = {}
     for tensor in _tensors(before):
         for number in _numbers(tensor):
             places.setdefault(number, len(places))
     digest = sha256()
     for model in (before, after):
-        bare = _bare(model)
-        digest.update(to_bytes(bare))
-        listed = [[places.get(number, number) for number in _numbers(tensor)] for tensor in _tensors(model)]
-        digest.update(repr(listed).encode())
-    return digest.digest()
+        digest.update(to_bytes(_bare(model)))
+    numbers = [_numbers(tensor) for model in (before, after) for tensor in _tensors(model)]
+    origins = (tuple(places.get(number, number) for number in own) for own in numbers)
+    return Structure(digest.digest(), tuple(origins))
 
 
 def _tensors(model: Model) -> list[Tensor]:
     return [tensor for graph in model.subgraphs for tensor in graph.tensors]
 
 
-def _numbers(tensor: Tensor) -> list[tuple[object, ...]]:
-    found: list[tuple[object, ...]] = []
+def _numbers(tensor: Tensor) -> list[Hashable]:
+    found: list[Hashable] = []
     if tensor.quantization is not None and tensor.is_quantized:
         found.append(("quantization", *tensor.quantization.key()))
     if _is_number(tensor):
