@@ -166,6 +166,24 @@ def test_products_of_one_matrix_each_are_no_linear_attention_of_several_heads() 
     assert list(find_blocks(parse(one_head).subgraphs[0])) == []
 
 
+MIXED_STREAMS = """
+subgraph main (%x: float32[14,72,4], %a: float32[14,4,4], %b: float32[14,4,4]) {
+  %p: float32[14,72,4] = BATCH_MATMUL(%x, %a)
+  %s: float32[14,72,4] = ADD(%p, %x)
+  %r: float32[14,72,4] = BATCH_MATMUL(%s, %b)
+  return %r
+}
+"""
+
+
+def test_products_that_are_added_to_what_they_were_made_of_are_no_scores() -> None:
+    """Streams of hidden states that are mixed token by token: `x + x A`."""
+    (graph,) = parse(MIXED_STREAMS).subgraphs
+    assert list(find_blocks(graph)) == []
+    (other,) = parse(MIXED_STREAMS.replace("ADD(%p, %x)", "MUL(%p, %x)")).subgraphs
+    assert len(list(find_blocks(other))) == 1
+
+
 def test_a_softmax_over_classes_is_no_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "convert", written(tmp_path, CLASSES), "--dry-run", "--require-all")
     assert said.code == 0

@@ -13,6 +13,7 @@ from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
 from edge_opt.attention.front import (
     SOFTMAXES,
     between_products,
+    is_residual,
     last_computation,
     multiplies_activations,
     products_before,
@@ -90,7 +91,8 @@ class _Finder:
             for weights in (operator for operator in made if operator is not None):
                 linear = is_product(weights)
                 scores = [weights] if linear else products_before(weights)[0]
-                if scores and known.isdisjoint(scores) and all(map(_of_several_matrices, scores)):
+                several = all(map(_of_several_matrices, scores)) and not any(map(is_residual, scores))
+                if scores and known.isdisjoint(scores) and several:
                     known.update((product, *scores))
                     yield weights
                     break

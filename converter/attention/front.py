@@ -86,6 +86,15 @@ def multiplies_activations(operator: Operator) -> bool:
     return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
 
 
+def is_residual(product: Operator) -> bool:
+    """True where a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
+    own = {id(moved_from(tensor, MOVEMENT)[0]) for tensor in product.inputs[:2] if tensor is not None}
+    behind = _walked([product], lambda one: _readers(one) if one is product or one.name in MOVEMENT else ())
+    sums = [operator for operator in behind if operator.name == "ADD"]
+    added = [tensor for operator in sums for tensor in operator.inputs if tensor is not None]
+    return any(id(moved_from(tensor, MOVEMENT)[0]) in own for tensor in added)
+
+
 def _meets_product(
     softmax: Operator, beside: Callable[[Operator], Iterable[Operator]], projections: int = 0
 ) -> bool:
