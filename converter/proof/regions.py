@@ -23,7 +23,6 @@ from edge_opt.shapes.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from edge_opt.ir import Operator, Tensor
     from edge_opt.passes.contract import Demand, Proof
@@ -94,9 +93,7 @@ class RegionProver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.close()
 
     def start(self) -> None:

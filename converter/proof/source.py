@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from edge_opt.ir import Model, load, save
@@ -45,9 +44,7 @@ class Source:
         self.model = self._given
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             self._folder.cleanup()
 
