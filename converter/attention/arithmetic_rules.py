@@ -32,9 +32,7 @@ class Elementwise(Rule):
             if tensor is None:
                 continue
             if not _broadcasts(tensor.shape, shape):
-                return Refusal(
-                    "operands must broadcast", of.operator, tensor, str(list(shape)), str(list(tensor.shape))
-                )
+                return Refusal("operands must broadcast", of.operator, tensor, shape, tensor.shape)
             found[index] = fx.of_operand(of.factored, tensor.shape)
         return found
 

@@ -93,9 +93,7 @@ def _shapes_disagree(operator: Operator) -> Refusal | None:
         return Refusal(f"the recorded shapes do not fit: {error}", operator)
     for shape, output in zip(derived, operator.outputs, strict=False):
         if shape is not None and -1 not in shape and tuple(shape) != output.shape:
-            return Refusal(
-                "the recorded shape is wrong", operator, output, str(list(shape)), str(list(output.shape))
-            )
+            return Refusal("the recorded shape is wrong", operator, output, tuple(shape), output.shape)
         if 0 in output.shape:
             return Refusal("an empty tensor", operator, output)
     return None

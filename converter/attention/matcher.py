@@ -158,7 +158,7 @@ class Matcher:
                 last,
                 None,
                 f"[.., N*{self._head_size}] or [.., N, {self._head_size}]",
-                str(list(self._tail.tensors[-1].shape if self._tail.tensors else shape)),
+                self._tail.tensors[-1].shape if self._tail.tensors else shape,
             )
             return NotABlock(self._softmax, reason)
         rows = shape[-2 if side == 0 else -1]

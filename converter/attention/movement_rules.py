@@ -36,7 +36,7 @@ class Regroup(Rule):
                 of.operator,
                 source,
                 f"a shape that {fx.to_text(of.factored)} refines",
-                str(list(source.shape)),
+                source.shape,
             )
         return {0: grouped}
 

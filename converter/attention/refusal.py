@@ -6,25 +6,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_opt.ir import Operator, Tensor
+    from edge_opt.ir import Operator, Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The condition that failed, where, and what was expected there."""
+    """The condition that failed, where, and what was expected there: words, or shapes."""
 
     condition: str
     operator: Operator | None = None
     tensor: Tensor | None = None
-    expected: str = ""
-    actual: str = ""
+    expected: str | Shape = ""
+    actual: str | Shape = ""
 
     def __str__(self) -> str:
         text = self.condition
+        stated = (("expected", self.expected), ("found", self.actual))
         told = [
-            f"{word} {value}"
-            for word, value in (("expected", self.expected), ("found", self.actual))
-            if value
+            f"{word} {value if isinstance(value, str) else list(value)}"
+            for word, value in stated
+            if value != ""
         ]
         if told:
             text += f" ({', '.join(told)})"

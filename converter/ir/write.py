@@ -53,7 +53,7 @@ def to_tables(model: Model) -> Table:
 
 
 class _Numbering:
-    """Gives out indices: the listed items keep their order, others follow in order of first use."""
+    """Gives out indices: the listed items keep theirs, and others get the next ones as they are asked for."""
 
     def __init__(self, listed: Iterable[Any]) -> None:
         self.items = list(listed)

@@ -132,13 +132,8 @@ def _match_operands(
         found = condition.dtype.name.lower()
         return Refusal("the condition of a SELECT must be bool", select, condition, "bool", found)
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
-        return Refusal(
-            "SELECT's condition chooses whole rows",
-            select,
-            condition,
-            str(list(result.shape)),
-            str(list(condition.shape)),
-        )
+        text = "SELECT's condition chooses whole rows"
+        return Refusal(text, select, condition, result.shape, condition.shape)
     constants = [_uniform(tensor, result) for tensor in (when_true, when_false)]
     if constants[0] is None and constants[1] is None:
         return Refusal("no operand of the SELECT is one constant", select, when_false)
@@ -147,21 +142,12 @@ def _match_operands(
     logits = when_false if masked_when else when_true
     assert constant is not None
     if logits.shape != result.shape:
-        return Refusal(
-            "the SELECT broadcasts its logits",
-            select,
-            logits,
-            str(list(result.shape)),
-            str(list(logits.shape)),
-        )
+        return Refusal("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
     if not constant <= LOWEST_ROW_MAXIMUM - UNDERFLOW:
-        return Refusal(
-            "the mask constant is too close to the logits for an ADD to hide them",
-            select,
-            when_true if masked_when else when_false,
-            f"at most {LOWEST_ROW_MAXIMUM - UNDERFLOW:g}",
-            f"{constant:g}",
-        )
+        text = "the mask constant is too close to the logits for an ADD to hide them"
+        masked = when_true if masked_when else when_false
+        least = f"at most {LOWEST_ROW_MAXIMUM - UNDERFLOW:g}"
+        return Refusal(text, select, masked, least, f"{constant:g}")
     closed = _lowest_number(logits)
     if closed == -np.inf:
         text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"

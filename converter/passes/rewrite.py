@@ -74,7 +74,7 @@ class Rewrite:
     lengths: tuple[Lengths, ...] = ()
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the old region reads from outside, constants left out, in order of first use."""
+        """What the old region reads from outside, without constants; what is read first comes first."""
         return tuple(t for t in reads(self.old) if not t.is_constant)
 
     def outputs(self) -> tuple[Tensor, ...]:
