@@ -1,5 +1,6 @@
 """A table in memory: its spec and the fields that are present. It must not know how it is stored."""
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +80,10 @@ class Table:
         """
         return self.spec.by_name[name].name in self.fields
 
+    def key(self) -> Hashable:
+        """Equal keys: tables of one kind that say the same; the tables and lists in them are the same objects."""
+        return (self.name, *((name, _value_key(value)) for name, value in sorted(self.fields.items())))
+
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""
         copy = Table(self.spec, dict(self.fields))
@@ -93,6 +98,12 @@ class Table:
         return (
             f"{self.spec.name}({', '.join(f'{name}={_short(value)}' for name, value in self.fields.items())})"
         )
+
+
+def _value_key(value: object) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return (value.tobytes(), value.dtype.str)
+    return value if isinstance(value, int | float | str) else id(value)
 
 
 def _short(value: object) -> str:

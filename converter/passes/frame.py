@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.region import reads
 
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
     from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.schema.table import Table
 
 
 def frame_violation(rewrite: Rewrite) -> str | None:
@@ -194,19 +191,8 @@ def _operator_facts(operator: Operator) -> Hashable:
         id(operator.code),
         tuple(id(tensor) for tensor in operator.inputs),
         tuple(id(tensor) for tensor in operator.outputs),
-        None if options is None else (id(options), _fields(options)),
+        None if options is None else (id(options), options.key()),
     )
-
-
-def _fields(options: Table) -> Hashable:
-    return tuple(
-        (name, value.tobytes() if isinstance(value, np.ndarray) else _plain(value))
-        for name, value in options.fields.items()
-    )
-
-
-def _plain(value: object) -> Hashable:
-    return value if isinstance(value, int | float | str) else id(value)
 
 
 def _tensor_facts(tensor: Tensor) -> Hashable:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edge_opt.ir.effects import is_pure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
 
     from edge_opt.ir import Operator, Subgraph, Tensor
-    from edge_opt.schema.table import Table
 
 
 def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
@@ -45,7 +42,7 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
 def _key(operator: Operator) -> Hashable:
     return (
         operator.code.key(),
-        _options_key(operator.options),
+        operator.options and operator.options.key(),
         tuple(_operand_key(tensor) for tensor in operator.inputs),
         tuple(_type_key(tensor) for tensor in operator.outputs),
     )
@@ -61,15 +58,3 @@ def _type_key(tensor: Tensor) -> Hashable:
     quantization = tensor.quantization
     affine = quantization is not None and quantization.is_affine
     return (tensor.dtype, tensor.shape, quantization.key() if affine and quantization is not None else None)
-
-
-def _options_key(table: Table | None) -> Hashable:
-    if table is None:
-        return None
-    return (table.name, *((name, _value_key(value)) for name, value in sorted(table.fields.items())))
-
-
-def _value_key(value: object) -> Hashable:
-    if isinstance(value, np.ndarray):
-        return (value.tobytes(), value.dtype.str)
-    return value if isinstance(value, int | float | bool | str) else id(value)
