@@ -126,10 +126,6 @@ _NEXT = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 0,
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
-_VISION = {
-    "hidden_size": 72, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 104, "num_patches": 16,
-    "patch_size": 4,
-}  # fmt: skip
 _IDS = {"input_ids": (1, 14)}
 
 FAMILIES: list[tuple[str, str, Make]] = [
@@ -152,6 +148,4 @@ FAMILIES: list[tuple[str, str, Make]] = [
     ("hf_gemma3n", "AltUp, shared caches", transformer("Gemma3nTextModel", _GEMMA3N, _IDS, cache=False)),
     ("hf_qwen3_next", "gated delta net beside gated attention",
      transformer("Qwen3NextModel", _NEXT, _IDS, cache=False)),
-    ("hf_siglip2", "vision tower of LFM2-VL",
-     transformer("Siglip2VisionModel", _VISION, {"pixel_values": (1, 16, 48)})),
 ]  # fmt: skip
