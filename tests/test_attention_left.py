@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_runs import run, written
 
-from edge_opt.attention.block import NotABlock, find_blocks
+from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.front import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir.text import parse
@@ -158,6 +158,26 @@ def test_scores_that_the_heads_are_not_followed_to_are_told_of() -> None:
     assert site.note == "the heads are not followed up to scores that are added: 'g' still holds several"
     (plain,) = convert(parse(PLAIN), verify="none").sites
     assert not plain.note
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_weights_that_no_softmax_makes_are_told_of_on_either_side_of_their_product(turned: bool) -> None:
+    product = (
+        "float32[1,4,5,6] = BATCH_MATMUL(%v, %w) {adj_x: true, adj_y: true}"
+        if turned
+        else "float32[1,4,6,5] = BATCH_MATMUL(%w, %v)"
+    )
+    text = f"""
+subgraph main ({GIVEN}) {{
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %w: float32[1,4,6,8] = RELU(%l)
+  %o: {product}
+  return %o
+}}"""
+    found = list(find_blocks(parse(text).subgraphs[0]))
+    assert [match.softmax.name for match in found] == ["RELU"]
+    assert isinstance(found[0], Block)
+    assert found[0].heads == 4
 
 
 def test_products_of_one_matrix_each_are_no_linear_attention_of_several_heads() -> None:
