@@ -62,15 +62,18 @@ def test_the_sizes_of_a_single_head(lead: str, turned: bool) -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_from(turned: bool) -> None:
-    queries, flags = (
-        (f"%t: float32[{H},2] = TRANSPOSE(%q, int32{{1, 0}})\n", "adj_x: true, ") if turned else ("", "")
+    """In two axes, or in three with the queries stored the other way round."""
+    lead = "1," if turned else ""
+    turn = f"%t: float32[1,{H},2] = TRANSPOSE(%q, int32{{0, 2, 1}})\n" if turned else ""
+    product = (
+        "BATCH_MATMUL(%t, %k) {adj_x: true, adj_y: true}" if turned else "BATCH_MATMUL(%q, %k) {adj_y: true}"
     )
     text = f"""
-    subgraph main (%x: float32[1,{2 * H}], %k: float32[{S},{H}], %v: float32[{S},{H}]) {{
-      %q: float32[2,{H}] = RESHAPE(%x, int32{{2, {H}}})
-      {queries} %l: float32[2,{S}] = BATCH_MATMUL({"%t" if turned else "%q"}, %k) {{{flags}adj_y: true}}
-      %p: float32[2,{S}] = SOFTMAX(%l) {{beta: 1.0}}
-      %o: float32[2,{H}] = BATCH_MATMUL(%p, %v)
+    subgraph main (%x: float32[1,{2 * H}], %k: float32[{lead}{S},{H}], %v: float32[{lead}{S},{H}]) {{
+      %q: float32[{lead}2,{H}] = RESHAPE(%x, int32{{{lead}2, {H}}})
+      {turn} %l: float32[{lead}2,{S}] = {product}
+      %p: float32[{lead}2,{S}] = SOFTMAX(%l) {{beta: 1.0}}
+      %o: float32[{lead}2,{H}] = BATCH_MATMUL(%p, %v)
       return %o
     }}"""
     (match,) = find_blocks(parse(text).subgraphs[0])
