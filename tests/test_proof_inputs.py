@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_opt.proof import noise
-from edge_opt.proof.inputs import InputHint, InputPlan, Kind, Role, generate, pair, plan, role_of
+from edge_opt.proof.inputs import InputHint, InputPlan, Kind, Role, converted, generate, pair, plan, role_of
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
@@ -345,3 +345,16 @@ def test_a_mask_as_wide_as_a_head_still_begins_with_the_cache() -> None:
     inputs = (tensor("mask", (1, 1, 16, 64)), tensor("kv_cache_k_0", (1, 1, 48, 64)))
     mask = generate(plan(SignatureInfo("prefill", inputs, ()), start=5)[0])[0, 0]
     assert np.flatnonzero(mask[2] == 0).tolist() == [0, 1, 2, 3, 4, 48, 49, 50]
+
+
+def test_real_numbers_stay_what_they_are_in_another_type() -> None:
+    codes, coarser, real = (
+        tensor("x", (3,), "int8", 0.5, 10),
+        tensor("x", (3,), "int8", 1.0, -1),
+        tensor("x", (3,)),
+    )
+    array = np.array([10, 12, -4], np.int8)
+    assert converted(array, codes, codes) is array
+    assert converted(array, codes, real).tolist() == [0, 1, -7]
+    assert converted(array, codes, coarser).tolist() == [-1, 0, -8]
+    assert converted(np.array([0, 1, 99], np.float32), real, codes).tolist() == [10, 12, 127]

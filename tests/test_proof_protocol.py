@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from edge_opt.proof import protocol
 from edge_opt.proof.errors import BackendMissing, RuntimeCrashed, RuntimeRefused
 from edge_opt.proof.protocol import FrameError, frame, read_frame
 from edge_opt.proof.runner import _raise_reply
@@ -49,6 +50,16 @@ def test_objects_and_absurd_sizes_are_not_read(listed: list[object]) -> None:
     prefix = next(iter(frame({}, {})))[:4].tobytes()
     with pytest.raises(FrameError):
         read_frame(reader(prefix + len(text).to_bytes(4, "little") + text + bytes(64)))
+
+
+def test_all_arrays_of_a_frame_count_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones(5, np.int64)}
+    sent = b"".join(frame({}, arrays))
+    monkeypatch.setattr(protocol, "_MAX_PAYLOAD", 24 + 40)
+    assert list(read_frame(reader(sent))[1]) == ["a", "b"]
+    monkeypatch.setattr(protocol, "_MAX_PAYLOAD", 24 + 39)
+    with pytest.raises(FrameError, match="not an array"):
+        read_frame(reader(sent))
 
 
 def test_objects_are_not_sent() -> None:
