@@ -52,6 +52,14 @@ def test_objects_and_absurd_sizes_are_not_read(listed: list[object]) -> None:
         read_frame(reader(prefix + len(text).to_bytes(4, "little") + text + bytes(64)))
 
 
+@pytest.mark.parametrize(("magic", "length"), [(b"INFO", 2), (None, (64 << 20) + 1)])
+def test_a_frame_begins_with_its_mark_and_a_length_that_can_be(magic: bytes | None, length: int) -> None:
+    own = next(iter(frame({}, {})))[:4].tobytes()
+    sent = (magic or own) + length.to_bytes(4, "little") + json.dumps({"arrays": []}).encode()
+    with pytest.raises(FrameError, match="not a frame"):
+        read_frame(reader(sent))
+
+
 def test_all_arrays_of_a_frame_count_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones(5, np.int64)}
     sent = b"".join(frame({}, arrays))
