@@ -5,7 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_opt.ir import DType, Operator, OperatorCode, Subgraph, Tensor, topological
+from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.region import reads, still_needed
+from edge_opt.ir.text import parse
+from edge_opt.schema.table import new_table
 
 ADD = OperatorCode(0)
 
@@ -262,3 +266,26 @@ def test_still_needed_is_what_somebody_outside_reads_and_what_that_needs() -> No
     assert still_needed(graph, made, made[3]) == made[:3]
     graph.outputs = []
     assert still_needed(graph, made, made[3], [op(made[0].output)]) == made[:1]
+
+
+def test_tensors_keep_their_places_where_weights_name_their_scales_by_index() -> None:
+    text = """
+        subgraph main (%x: float32[4]) {
+          %dead: float32[4] = ABS(%x)
+          %y: float32[4] = ADD(%x, float32{1.0, 2.0, 3.0, 4.0})
+          return %y
+        }
+        """
+    for scales, left in ((None, 3), (2, 4)):
+        model = parse(text)
+        (graph,) = model.subgraphs
+        usage = Usage.of(model)
+        dead, add = graph.operators
+        if scales is not None:
+            blocks = new_table("BlockwiseQuantization", scales=scales, block_size=32)
+            table = new_table("QuantizationParameters")
+            table.set("details", blocks)
+            add.input(1).quantization = Quantization(table)
+        graph.remove(dead)
+        remove_unused(model, usage)
+        assert len(graph.tensors) == left
