@@ -11,21 +11,6 @@ from edge_opt.npu import Figures, Profile, SpillFigures, profile
 if TYPE_CHECKING:
     from edge_opt.cli.app import Profile as ProfileCommand
 
-_SPILL_HEADS = (
-    "NPU operators",
-    "partitions",
-    "time ms",
-    "between",
-    "no cost",
-    "spill",
-    "fill",
-    "DDR read",
-    "x floor",
-    "DDR written",
-    "run list",
-)
-_VELA_HEADS = ("NPU operators", "cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")
-
 
 def run(asked: "ProfileCommand") -> int:
     """Compile each model; what a compiler refuses is in the table and does not change the exit code."""
@@ -47,10 +32,9 @@ def _show(profiles: Sequence[Profile]) -> None:
     flags = " ".join(first.flags) or "the compiler's own defaults"
     output.say(f"{first.target}: {first.chip}, {versions}; flags: {flags}")
     output.say()
-    spills = isinstance(first.signatures[0], SpillFigures)
-    rows: list[tuple[str, ...]] = [("model", "signature", *(_SPILL_HEADS if spills else _VELA_HEADS))]
+    rows: list[tuple[str, ...]] = [("model", "signature", *columns(first.signatures[0]))]
     rows += [
-        (Path(entry.model).name, figures.signature, *_cells(figures))
+        (Path(entry.model).name, figures.signature, *columns(figures).values())
         for entry in profiles
         for figures in entry.signatures
     ]
@@ -65,32 +49,37 @@ def _show(profiles: Sequence[Profile]) -> None:
             output.say(f"  {text}")
 
 
-def _cells(figures: Figures) -> tuple[str, ...]:
-    operators = f"{figures.taken}/{figures.operators}"
-    if isinstance(figures, SpillFigures):
-        ratio = "-" if figures.read_ratio is None else f"{figures.read_ratio:.3f}"
-        return (
-            operators,
-            str(figures.partitions),
-            *time_cells(figures),
-            output.size(figures.spill),
-            output.size(figures.fill),
-            output.size(figures.ddr_read),
-            ratio,
-            output.size(figures.ddr_written),
-            str(figures.run_list),
-        )
-    sizes = (figures.sram, figures.dram, figures.sram_traffic, figures.dram_traffic)
-    return (operators, str(figures.cycles), *map(output.size, sizes))
-
-
-def time_cells(figures: SpillFigures) -> tuple[str, str, str]:
-    """Estimated milliseconds, their bounds, the operators that they leave out; dashes where there is no estimate."""
+def columns(figures: Figures) -> dict[str, str]:
+    """What a compiler says of one signature, by the heads of the table; dashes where there is no estimate of time."""
+    operators = {"NPU operators": f"{figures.taken}/{figures.operators}"}
+    if not isinstance(figures, SpillFigures):
+        sizes = {
+            "SRAM": figures.sram,
+            "DRAM": figures.dram,
+            "SRAM traffic": figures.sram_traffic,
+            "DRAM traffic": figures.dram_traffic,
+        }
+        sized = {head: output.size(count) for head, count in sizes.items()}
+        return {**operators, "cycles": str(figures.cycles), **sized}
     time = figures.time
-    if time is None:
-        return ("-", "-", "-")
-    low, middle, high = (f"{us / 1000:.3f}" for us in (time.us_low, time.us, time.us_high))
-    return (middle, f"{low}-{high}", str(time.without_cost))
+    low, middle, high = (
+        ("-", "-", "-")
+        if time is None
+        else (f"{us / 1000:.3f}" for us in (time.us_low, time.us, time.us_high))
+    )
+    return {
+        **operators,
+        "partitions": str(figures.partitions),
+        "time ms": middle,
+        "between": "-" if time is None else f"{low}-{high}",
+        "no cost": "-" if time is None else str(time.without_cost),
+        "spill": output.size(figures.spill),
+        "fill": output.size(figures.fill),
+        "DDR read": output.size(figures.ddr_read),
+        "x floor": "-" if figures.read_ratio is None else f"{figures.read_ratio:.3f}",
+        "DDR written": output.size(figures.ddr_written),
+        "run list": str(figures.run_list),
+    }
 
 
 def _refusals(profiles: Sequence[Profile]) -> list[str]:

@@ -4,26 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
-from edge_opt.cli.profile import time_cells
+from edge_opt.cli.profile import columns
 from edge_opt.cli.progress import bar
-from edge_opt.npu import SpillFigures, Trial, Tuning, tune, tuned_target, write_target
+from edge_opt.npu import Trial, Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Tune
-
-_SPILL_HEADS = (
-    "time ms",
-    "between",
-    "no cost",
-    "spill",
-    "fill",
-    "DDR read",
-    "x floor",
-    "DDR written",
-    "run list",
-)
-_VELA_HEADS = ("cycles", "SRAM", "DRAM", "SRAM traffic", "DRAM traffic")
 
 
 def run(asked: "Tune") -> int:
@@ -50,13 +37,10 @@ def _show(found: Tuning, destination: Path | None) -> None:
         f"{found.target.name}: {found.chip}, {versions}; {found.extent} of {found.signature}, best first"
     )
     output.say()
-    spills = any(isinstance(trial.figures, SpillFigures) for trial in found.trials)
-    heads = _SPILL_HEADS if spills else _VELA_HEADS
-    rows: list[tuple[str, ...]] = [("form", "flags", "NPU operators", *heads, "seconds")]
+    told = [(trial, columns(trial.figures)) for trial in found.trials if trial.usable and trial.figures]
+    rows: list[tuple[str, ...]] = [("form", "flags", *(told[0][1] if told else ()), "seconds")]
     rows += [
-        (str(trial.choice), _level(trial), *_cells(trial), f"{trial.seconds:.1f}")
-        for trial in found.trials
-        if trial.usable
+        (str(trial.choice), _level(trial), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told
     ]
     output.say(output.table(rows, left=2))
     output.say()
@@ -78,22 +62,3 @@ def _show(found: Tuning, destination: Path | None) -> None:
 
 def _level(trial: Trial) -> str:
     return " ".join(trial.level.values())
-
-
-def _cells(trial: Trial) -> tuple[str, ...]:
-    figures = trial.figures
-    assert figures is not None
-    operators = f"{figures.taken}/{figures.operators}"
-    if isinstance(figures, SpillFigures):
-        ratio = "-" if figures.read_ratio is None else f"{figures.read_ratio:.3f}"
-        sizes = [output.size(size) for size in (figures.spill, figures.fill, figures.ddr_read)]
-        return (
-            operators,
-            *time_cells(figures),
-            *sizes,
-            ratio,
-            output.size(figures.ddr_written),
-            str(figures.run_list),
-        )
-    memory = (figures.sram, figures.dram, figures.sram_traffic, figures.dram_traffic)
-    return (operators, str(figures.cycles), *map(output.size, memory))
