@@ -264,6 +264,17 @@ def reduced(text: str) -> Rows | None:
     return sample(model, model, seed=0)
 
 
+def test_both_sides_of_a_cut_are_among_the_rows_whatever_their_number() -> None:
+    found = reduced("""
+subgraph main (%x: float32[1,27,8], %y: float32[1,53,8]) {
+  %out: float32[1,80,8] = CONCATENATION(%x, %y) {axis: 1}
+  return %out
+}
+""")
+    assert found is not None
+    assert {0, 26, 27, 79} <= set(found.rows)
+
+
 def test_one_who_needs_less_of_a_tensor_than_another_gets_a_part_of_it(worker: Worker) -> None:
     text = """
 subgraph main (%x: float32[1,64,8]) {
