@@ -10,6 +10,7 @@ import pytest
 from cli_runs import DEMO, QUANTIZED, run, written
 
 from edge_opt import convert, load
+from edge_opt.comparison import bisect
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
 from edge_opt.ir import Constants, save
@@ -210,3 +211,12 @@ def test_the_command_shows_both_sides(tmp_path: Path, capsys: pytest.CaptureFixt
     assert said["figures"]["max_abs"] > 0
     assert said["operators_b"] == ["%1: float32[1,8] = MUL(%0, float32(2.5))"]
     assert run(capsys, "compare", a, a, "--json").json["first_difference"] is None
+
+
+def test_where_no_tensor_differs_once_it_is_an_output_that_is_said(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bisect._Search, "_look", lambda _, shared, places, equal, found: equal.update(places))
+    found = located(chain(4), chain(4, wrong=2), worker)
+    assert found.reason.startswith("no tensor differs once it is an output itself")
+    assert (found.tensor, found.figures) == ("", None)

@@ -339,3 +339,14 @@ def test_statistics_prove_a_difference_beyond_the_sample(
     exact = golden._outside_sample(recorded, np.zeros(9), info((9,)), Difference(4), {"atol": 0, "rtol": 0})
     assert exact == "elements beyond the sample differ"
     assert golden._outside_sample(recorded, np.zeros(9), info((9,)), Difference(9), tolerances) == ""
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2,), "int32"), ((1, 2), "float32")])
+def test_an_output_of_another_shape_or_type_than_recorded_is_a_difference(
+    shape: tuple[int, ...], dtype: str
+) -> None:
+    recorded, values = {"shape": [2], "dtype": "float32"}, {"y": np.zeros(shape, dtype)}
+    found = golden._check_output("s", info((2,)), recorded, np.zeros(2, np.float32), values, 0, {"share": 99})
+    assert found.reason == f"float32 [2] recorded, {dtype} {list(shape)} now"
+    missing = golden._check_output("s", info((2,)), recorded, np.zeros(2, np.float32), {}, 0, {"share": 99})
+    assert missing.reason == "missing in the model"
