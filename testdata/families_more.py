@@ -6,7 +6,7 @@ N=4, H=20, T=14, S=44, hidden 72. This module converts; it names no expected res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ Shapes = Sequence[tuple[str, Sequence[int]]]  # dtype and shape of each input
 
 
 def block(
-    weights: dict[str, tuple[int, ...]], forward: Callable[..., Any], shapes: Shapes, dtype: str = "float32"
+    weights: Mapping[str, tuple[int, ...]],
+    forward: Callable[..., Any],
+    shapes: Shapes,
+    dtype: str = "float32",
 ) -> Make:
     """Convert `forward(m, *inputs)`; m holds a parameter of each shape, of the type."""
 
