@@ -10,6 +10,7 @@ from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacin
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.graph import Buffer
+from edge_opt.ir.quantization import same_quantization
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Context, Pass
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
@@ -40,6 +41,21 @@ def test_a_rewrite_may_read_new_constants() -> None:
         return replacing(model, [o["a"], o["b"]], op(model, "MUL", [t["x"], two], t["b"]))
 
     assert rewrite_of(change) is None
+
+
+def test_a_region_holds_no_weights_whose_scales_are_named_by_place() -> None:
+    """Cut out, copied or moved to another subgraph, the place would be another tensor's."""
+
+    def change(model: Model, t: dict[str, Tensor], o: dict[str, Operator]) -> Rewrite:
+        weights = Constants(model).make("weights", np.array(2, np.float32), DType.FLOAT32)
+        table = new_table("QuantizationParameters")
+        table.set("details", new_table("BlockwiseQuantization", scales=3, block_size=32))
+        weights.quantization = Quantization(table)
+        assert not same_quantization(weights.quantization, Quantization(table))
+        return replacing(model, [o["a"], o["b"]], op(model, "MUL", [t["x"], weights], t["b"]))
+
+    message = "'weights' is quantized by blocks: its scales are named by a place in its own subgraph"
+    assert rewrite_of(change) == message
 
 
 def test_a_rewrite_may_keep_old_operators() -> None:

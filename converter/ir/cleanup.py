@@ -68,8 +68,8 @@ def remove_unused(model: Model, before: Usage) -> None:
     _remove_subgraphs(model, before)
     now = Usage.of(model)
     for subgraph in model.subgraphs:
-        if any(map(_names_its_scales, subgraph.tensors)):
-            continue  # by their places, which have to stay what they are
+        if any(tensor.is_blockwise for tensor in subgraph.tensors):
+            continue  # scales are named by their places, which have to stay what they are
         subgraph.tensors = [
             tensor
             for tensor in subgraph.tensors
@@ -82,12 +82,6 @@ def remove_unused(model: Model, before: Usage) -> None:
     ]
     codes = {id(operator.code) for subgraph in model.subgraphs for operator in subgraph.operators}
     model.operator_codes = [code for code in model.operator_codes if id(code) in codes]
-
-
-def _names_its_scales(tensor: Tensor) -> bool:
-    """True for weights quantized by blocks, whose scales are another tensor, named by its index."""
-    details = None if tensor.quantization is None else tensor.quantization.table.get("details")
-    return details is not None and details.name == "BlockwiseQuantization"
 
 
 def remove_uncalled(model: Model, listed: int) -> None:

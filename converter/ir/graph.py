@@ -148,6 +148,11 @@ class Tensor:
         assert self.buffer.data is not None
         return self.buffer.data.view().view(dtype).reshape(self.shape)
 
+    @property
+    def is_blockwise(self) -> bool:
+        """True for weights quantized by blocks, which are right in their own subgraph only."""
+        return self.quantization is not None and self.quantization.is_blockwise
+
     def real(self) -> float:
         """The real number that a constant's first element stands for."""
         stored = float(self.array().ravel()[0])

@@ -47,6 +47,12 @@ class Quantization:
         return len(self.scale) > 0
 
     @property
+    def is_blockwise(self) -> bool:
+        """True where the scales are another tensor, which the file names by its place among the subgraph's tensors."""
+        details = self.table.get("details")
+        return details is not None and details.name == "BlockwiseQuantization"
+
+    @property
     def is_per_axis(self) -> bool:
         """True where every index of axis `dimension` has parameters of its own."""
         return len(self.scale) > 1
@@ -77,6 +83,8 @@ def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
     """True where both map stored numbers to real ones alike (no parameters counts as one mapping)."""
     if a is b:
         return True
+    if (a is not None and a.is_blockwise) or (b is not None and b.is_blockwise):
+        return False  # what a place means depends on the subgraph
     affine_a, affine_b = a is not None and a.is_affine, b is not None and b.is_affine
     if not affine_a or not affine_b:
         return affine_a == affine_b

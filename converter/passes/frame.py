@@ -77,6 +77,9 @@ def _reading_violation(rewrite: Rewrite) -> str | None:
     for tensor in reads(rewrite.new):
         if id(tensor) not in allowed and not tensor.is_constant:
             return f"the new region reads '{tensor.name}', which the old one did not"
+    blocks = next((tensor for tensor in reads((*rewrite.old, *rewrite.new)) if tensor.is_blockwise), None)
+    if blocks is not None:
+        return f"'{blocks.name}' is quantized by blocks: its scales are named by a place in its own subgraph"
     return None
 
 
