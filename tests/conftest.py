@@ -1,10 +1,16 @@
 """Fixtures that many tests share."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from edge_opt.proof.regions import RegionProver
+
+
+def pytest_configure() -> None:
+    """An interrupt interrupts, here and in what tests start: processes that share the tests out ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

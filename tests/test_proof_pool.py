@@ -84,6 +84,25 @@ def test_a_failure_frees_its_worker_and_is_told(made: WorkerPool) -> None:
     assert all(worker.ended[0] == "retired" and worker.ended[-1] == "closed" for worker in made.workers)  # type: ignore[attr-defined]
 
 
+def test_closing_ends_what_runs_and_drops_what_waits(
+    made: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retired, begun = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(Worker, "retire", lambda _: retired.set())
+
+    def run(_: Any) -> bool:
+        begun.release()
+        return retired.wait(30)
+
+    running = [made.submit(run) for _ in range(made.count)]
+    for _ in running:
+        assert begun.acquire(timeout=30)
+    waiting = made.submit(run)
+    made.close()
+    assert all(future.result() for future in running)
+    assert waiting.cancelled()
+
+
 def test_there_is_one_worker_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "Worker", Worker)
     assert [WorkerPool(count).count for count in (-1, 0, 1, 2)] == [1, 1, 1, 2]

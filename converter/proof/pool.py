@@ -53,8 +53,11 @@ class WorkerPool:
         while True:
             for worker in self.workers:
                 worker.retire()
-            if not wait(self._submitted, timeout=_STEP).not_done:
+            # Asked one by one: `wait` never sees the end of what was cancelled before it began.
+            running = [future for future in self._submitted if not future.done()]
+            if not running:
                 break
+            wait(running, timeout=_STEP)
         for worker in self.workers:
             worker.close()
 
