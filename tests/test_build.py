@@ -6,7 +6,9 @@ The stages are small functions here; those marked slow run the real ones.
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -350,9 +352,9 @@ def test_a_folder_with_mediateks_compiler_is_taken(place: Place) -> None:
 def test_litert_s_own_package_of_qualcomms_libraries_is_found(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "ai_edge_litert_sdk_qualcomm"
-    (place.folder / f"{name}.py").write_text(f"def path_to_sdk_libs():\n    return {str(place.sdk)!r}\n")
-    monkeypatch.syspath_prepend(str(place.folder))
+    package = ModuleType("ai_edge_litert_sdk_qualcomm")
+    package.path_to_sdk_libs = lambda: str(place.sdk)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
     stages, _ = place.build(sdk=None)
     assert stages.jobs["compile"].libraries == str(place.sdk)
     monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
