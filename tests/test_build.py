@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -353,6 +354,7 @@ def test_litert_s_own_package_of_qualcomms_libraries_is_found(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = ModuleType("ai_edge_litert_sdk_qualcomm")
+    package.__spec__ = ModuleSpec(package.__name__, None)
     package.path_to_sdk_libs = lambda: str(place.sdk)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, package.__name__, package)
     stages, _ = place.build(sdk=None)
