@@ -29,7 +29,7 @@ def made(folder: Path, **sizes: int) -> tuple[Path, Path]:
     """The checkpoint and its prompts."""
     checkpoint = folder / "checkpoint"
     prompts = checkpoint.with_suffix(".jsonl")
-    if not prompts.exists():
+    if not (checkpoint.exists() and prompts.exists()):
         sys.path.insert(0, str(ROOT / "testdata"))
         importlib.import_module("make_checkpoint").make(checkpoint, **sizes)
     return checkpoint, prompts
