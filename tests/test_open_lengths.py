@@ -85,6 +85,11 @@ def test_the_shape_of_the_logits_is_asked_for_above_them() -> None:
     assert set(asked) == set(graph.inputs[:2])
 
 
+def test_shapes_are_asked_for_above_only_where_heads_are_split() -> None:
+    result = convert(attention(masked=ZEROS, logits="%m"), skip=["mha_to_sha"])
+    assert "shapes_above" not in {site.pass_name for site in result.sites}
+
+
 def test_batch_and_sequence_may_both_be_open() -> None:
     source = to_bytes(parse(BATCHED))
     result = converted(source)

@@ -79,9 +79,11 @@ def rewrite(
             context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
             context.open_lengths = open_lengths
             before = len(result.sites)
-            for chosen_pass in (ShapesAbove(), *passes) if open_lengths else passes:
+            split = PASSES[MhaToSha.name] in passes
+            # Only heads need it: nobody who asked for another pass gets it.
+            for chosen_pass in (ShapesAbove(), *passes) if open_lengths and split else passes:
                 run_pass(chosen_pass, context)
-            own, split = result.sites[before:], PASSES[MhaToSha.name] in passes
+            own = result.sites[before:]
             for site in attention_left(model, graph, context.signature, own, split=split):
                 on_site(site)
     own = result.sites[done:]
