@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sdk import require_qnn
 
 from edge_opt import compare
 from edge_opt.build import Job, build, pipeline
-from edge_opt.npu.hexagon import SDK_VARIABLES
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
@@ -33,8 +32,7 @@ def _installed() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of three layers and prompts."""
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     made = tmp_path_factory.mktemp("build")
     subprocess.run(
         [sys.executable, TESTDATA / "make_checkpoint.py", made / "gemma"], check=True, capture_output=True

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sdk import require_qnn
 
 import edge_opt
 from edge_opt.conversion import ConversionResult
 from edge_opt.integrations import aot, litert_torch
 from edge_opt.ir import load
-from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
+from edge_opt.npu.hexagon import find_libraries
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import load_target
 
@@ -89,8 +90,7 @@ def test_the_ahead_of_time_component_converts_the_model_it_is_given(tmp_path: Pa
 @pytest.fixture
 def qualcomm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """LiteRT's Qualcomm target, its plugin finding the libraries that EDGE_OPT_QNN names."""
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     targets = pytest.importorskip("ai_edge_litert.aot.vendors.qualcomm.target", reason="needs tqdm, on Linux")
     libraries = find_libraries(None)
     folders = [str(libraries)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
 from pretend_npu import TAKEN, emulator, pretend, say
+from sdk import require_qnn
 
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
@@ -199,8 +199,7 @@ def test_without_the_libraries_the_sentence_says_where_to_get_them(
 
 @pytest.mark.slow
 def test_the_real_emulator_gives_the_same_bits_before_and_after(tmp_path: Path) -> None:
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     after = tmp_path / "after.tflite"
     convert(QUANTIZED, after)
     found = assert_equivalent(QUANTIZED, after, on="npu", flags=["--qualcomm_optimization_level=O3"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,11 @@ import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
 from pretend_npu import EVENTS, pretend
+from sdk import require_qnn
 
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir import load
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.hexagon import SDK_VARIABLES
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import load_target
@@ -67,13 +66,6 @@ class Compiler:
             [flag for flag in json.loads(line) if flag.partition("=")[0] not in files]
             for line in self._calls.read_text().splitlines()
         ]
-
-
-@pytest.fixture(autouse=True)
-def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "slow" not in request.keywords:
-        for name in SDK_VARIABLES:
-            monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -307,8 +299,7 @@ def test_the_pipelines_own_settings_come_along_for_the_models_that_are_not_rewri
 @pytest.mark.slow
 def test_the_real_compiler_judges_a_demo(tmp_path: Path) -> None:
     """A toy loses, and stays as exported: the docs say so of toys."""
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     path = tmp_path / "quantized.litertlm"
     path.write_bytes(bundle([TEXT, model_part("prefill_decode", QUANTIZED.read_bytes())]))
     done = npu_optimize(config(), path, tmp_path / "out.litertlm")

@@ -18,6 +18,7 @@ import pytest
 from bundles import TFLITE_MODEL, bundle
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
 from pretend_npu import EVENTS, TAKEN, pretend
+from sdk import require_qnn
 
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
@@ -57,13 +58,6 @@ def partition(spill: int, fill: int, written: int, read: int, steps: int) -> str
 
 
 THREE_PARTITIONS = partition(1, 2, 3, 40, 5) + partition(10, 20, 30, 400, 50) + partition(0, 0, 7, 8, 9)
-
-
-@pytest.fixture(autouse=True)
-def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "slow" not in request.keywords:
-        for name in SDK_VARIABLES:
-            monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -489,8 +483,7 @@ def test_profile_without_the_libraries_is_a_usage_error(
 
 @pytest.mark.slow
 def test_the_real_hexagon_compiler_takes_the_demo_whole() -> None:
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     report = profile(QUANTIZED, sdk=None)
     assert "SA8797" in report.notes[0]
     for figures in report.to_dict()["signatures"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from dataclasses import dataclass, fields, replace
@@ -15,6 +14,7 @@ import pytest
 from cli_runs import DEMO, QUANTIZED, run
 from fault_graphs import Size, attention
 from pretend_npu import pretend
+from sdk import require_qnn
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
 from edge_opt.conversion import convert
@@ -39,7 +39,7 @@ from edge_opt.npu import (
     write_target,
 )
 from edge_opt.npu.ethos import find_vela
-from edge_opt.npu.hexagon import SDK_VARIABLES, _running
+from edge_opt.npu.hexagon import _running
 from edge_opt.npu.probe import LIBRARY
 from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Job, Memory
@@ -417,8 +417,7 @@ def test_a_search_that_is_interrupted_leaves_no_compiler_running(
 @pytest.mark.slow
 def test_trials_go_to_a_cluster() -> None:
     distributed = pytest.importorskip("distributed")
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
@@ -559,8 +558,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
 
 @pytest.mark.slow
 def test_the_real_hexagon_compiler_finds_a_form_for_the_demo(tmp_path: Path) -> None:
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
     found = tune(QUANTIZED, signature="prefill_8", blocks=1)
     assert found.winner is not None
     assert isinstance(found.winner.figures, SpillFigures)

@@ -1,6 +1,5 @@
 """Other readers take what we write, and compute the same: OpenVINO, Vela, the Hexagon compiler. One test per reader."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED
+from sdk import require_qnn
 
 from edge_opt.conversion import convert
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError, profile
 from edge_opt.npu.ethos import find_vela
-from edge_opt.npu.hexagon import SDK_VARIABLES
 from edge_opt.proof.inputs import generate, plan
 from edge_opt.proof.runner import Worker
 
@@ -44,8 +43,7 @@ def need_vela() -> None:
 
 
 def need_qnn() -> None:
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    require_qnn()
 
 
 @pytest.mark.slow

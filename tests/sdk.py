@@ -1,0 +1,15 @@
+"""Qualcomm's libraries, for the tests that need them; the others never see them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from edge_opt.npu.hexagon import SDK_VARIABLES
+
+
+def require_qnn() -> None:
+    """Skip what runs where they are not installed."""
+    if not any(os.environ.get(name) for name in SDK_VARIABLES):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
