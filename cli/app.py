@@ -135,8 +135,8 @@ class Convert(Command):
         str, one_of(SECTIONS, "Of a bundle, rewrite the prefill/decode model or all of its models.")
     ] = "prefill-decode"
     report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json|.md|.html", help="Also write a report to be read."),
+        list[Path] | None,
+        typer.Option(metavar="FILE.json|.md|.html", help="Also write a report, once for each format."),
     ] = None
     as_json: Json = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False

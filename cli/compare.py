@@ -7,6 +7,7 @@ from edge_opt.cli import output
 from edge_opt.cli.progress import bar
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
+from edge_opt.ir.names import shortened
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Compare
@@ -62,12 +63,12 @@ def _located(found: FirstDifference) -> list[str]:
     lines = [f"First difference: signature '{found.signature}', tensor {found.short_name}: {what}"]
     lines += [f"  {found.reason}"] if found.reason else []
     lines += [f"  equal before it: {', '.join(found.equal_before) or 'nothing'}"]
-    lines += [f"  constant with other numbers: '{output.shortened(name)}'" for name in found.constants]
+    lines += [f"  constant with other numbers: '{shortened(name)}'" for name in found.constants]
     for side, operators in (("a", found.operators_a), ("b", found.operators_b)):
         lines.append(f"  in {side}:")
         lines += [f"    {line}" for line in _ends(operators)]
     shown = (found.short_name, *found.equal_before)
-    lines += [f"  {name} is '{output.shortened(found.names[name])}'" for name in shown if name in found.names]
+    lines += [f"  {name} is '{shortened(found.names[name])}'" for name in shown if name in found.names]
     return lines
 
 

@@ -21,8 +21,10 @@ _OURS = ("source", "output", "report", "as_json", "quiet")
 
 def run(asked: "Convert") -> int:
     """Convert; sites that stay as they are do not change the exit code."""
-    if asked.report is not None:
-        check_report_path(asked.report, overwrite=asked.overwrite, others=(asked.source, asked.output))
+    reports = asked.report or []
+    for number, path in enumerate(reports):
+        others = (asked.source, asked.output, *reports[:number])
+        check_report_path(path, overwrite=asked.overwrite, others=others)
     kept = (
         nullcontext(None)
         if asked.dry_run
@@ -35,16 +37,17 @@ def run(asked: "Convert") -> int:
 def _run(asked: "Convert", destination: Path | None) -> int:
     with bar(wanted=not asked.quiet) as progress:
         result = convert_model(asked.source, destination, **asked.options(*_OURS), progress=progress)
-    if asked.report is not None:
+    if asked.report:
         sections = cast("Sections", asked.sections)
         report = conversion_report(result, target=asked.target, sections=sections)
-        write_report(report, asked.report, overwrite=asked.overwrite)
+        for path in asked.report:
+            write_report(report, path, overwrite=asked.overwrite)
     if asked.as_json:
         output.say_json(result.to_dict())
     elif not asked.quiet:
         show(result)
-        if asked.report is not None:
-            output.say(f"Report: {asked.report}")
+        for path in asked.report or ():
+            output.say(f"Report: {path}")
     return 0
 
 

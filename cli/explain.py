@@ -6,6 +6,7 @@ from edge_opt.cli import output
 from edge_opt.cli.inspect import describe
 from edge_opt.inspection import Explanation
 from edge_opt.inspection import explain as explain_model
+from edge_opt.ir.names import shortened
 from edge_opt.passes import Status
 
 if TYPE_CHECKING:
@@ -33,4 +34,4 @@ def _line(explanation: Explanation) -> str:
         verdict = f"{'nothing to do' if site.settled else site.status}: {site.reason}"
     where = f"{site.signature}#{site.index} {site.pass_name}: {verdict}"
     form = "" if explanation.block is None else f"\n    {describe(explanation.block)}"
-    return f"{where}{form}\n    at '{output.shortened(site.operator)}'"
+    return f"{where}{form}\n    at '{shortened(site.operator)}'"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edge_opt.cli import output, streams
 from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
 from edge_opt.inspection.overlay import node_data, write_node_data
+from edge_opt.ir.names import shortened
 from edge_opt.schema.atomic import resolve_target
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _blocks(signature: SignatureContent, attention: list[AttentionBlock]) -> lis
 def describe(block: AttentionBlock) -> str:
     """One attention in the words of the field."""
     keys = " + ".join(map(str, block.key_lengths))
-    mask = f", mask {block.mask}" if block.mask else ", no mask"
+    mask = f", mask {shortened(block.mask)}" if block.mask else ", no mask"
     return (
         f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={block.query_length}, "
         f"{keys} keys{mask}"

@@ -15,7 +15,6 @@ from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _KIBI = 1024
-_LONGEST_NAME = 70
 
 
 def make_tolerant() -> None:
@@ -95,11 +94,6 @@ def size(count: int | None) -> str:
     power = min(int(math.log(count, _KIBI)), 4)
     value = count / _KIBI**power
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"
-
-
-def shortened(name: str) -> str:
-    """A tensor's name for people; exporters write whole call stacks, and the end says most."""
-    return name if len(name) <= _LONGEST_NAME else f"...{name[-_LONGEST_NAME:]}"
 
 
 def many(count: int, noun: str) -> str:

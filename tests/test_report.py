@@ -279,13 +279,20 @@ def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
     assert json.loads(render(conversion_report(result), ".json"))["seconds"] is None
 
 
-@pytest.mark.parametrize("suffix", [".json", ".md", ".html"])
-def test_convert_writes_a_report(suffix: str, tmp_path: Path, capsys: Captured) -> None:
-    path = tmp_path / f"report{suffix}"
-    ran = run(capsys, "convert", DEMO, "-o", tmp_path / "o.tflite", "--report", path)
+def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
+    paths = [tmp_path / f"report{suffix}" for suffix in (".json", ".md", ".html")]
+    ran = run(
+        capsys,
+        "convert",
+        DEMO,
+        "-o",
+        tmp_path / "o.tflite",
+        *(x for path in paths for x in ("--report", path)),
+    )
     assert (ran.code, ran.err) == (0, "")
-    assert f"Report: {path}" in ran.out
-    assert "5 of 5 sites converted" in path.read_text()
+    for path in paths:
+        assert f"Report: {path}" in ran.out
+        assert "5 of 5 sites converted" in path.read_text()
 
 
 def refused(arguments: list[Any], folder: Path, code: int, capsys: Captured) -> str:
@@ -304,6 +311,8 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
     assert "exists: pass --force" in refused([DEMO, "-o", output, "--report", path], tmp_path, 2, capsys)
     missing = tmp_path / "no" / "r.md"
     assert "does not exist" in refused([DEMO, "-o", output, "--report", missing], tmp_path, 5, capsys)
+    twice = [DEMO, "-o", output, "--report", path, "--report", path, "--force"]
+    assert "that this run reads or writes" in refused(twice, tmp_path, 2, capsys)
     assert run(capsys, "convert", DEMO, "-o", output, "--report", path, "--force").code == 0
     assert "mine" not in path.read_text()
 

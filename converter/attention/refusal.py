@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_opt.ir.names import shortened
+
 if TYPE_CHECKING:
     from edge_opt.ir import Operator, Shape, Tensor
 
@@ -32,5 +34,5 @@ class Refusal:
         if self.operator is not None:
             text += f", at {self.operator.name}"
         if self.tensor is not None:
-            text += f", tensor '{self.tensor.name}'"
+            text += f", tensor '{shortened(self.tensor.name)}'"
         return text

@@ -10,6 +10,7 @@ from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import form_for
 from edge_opt.attention.front import PRODUCTS, products_beside
 from edge_opt.attention.refusal import Refusal
+from edge_opt.ir.names import shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.tile_rows import in_pieces, tiled_block
 
@@ -60,7 +61,7 @@ def _site(context: Context, block: Block) -> Site:
     build = partial(_build, context, chosen, form)
     beside = products_beside(chosen.core)
     if beside:
-        where = ", ".join(sorted(f"'{product.outputs[0].name}'" for product in beside))
+        where = ", ".join(sorted(f"'{shortened(product.outputs[0].name)}'" for product in beside))
         notes.append(f"the heads are not followed up to scores that are added: {where} still holds several")
     demand = None
     if any(operator.name == "FULLY_CONNECTED" for operator in chosen.core):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.conversion.verdicts import masked_rows, proof
+from edge_opt.ir.names import shortened
 from edge_opt.passes import Status
-from edge_opt.report import words
 from edge_opt.report.diagram import can_draw, draw
 from edge_opt.report.document import NO_LINT
 from edge_opt.report.style import STYLE
@@ -68,7 +68,7 @@ def _cards(report: Report) -> str:
 
 def _verdict(name: str, status: Status, reason: str, sites: Sequence[SiteReport]) -> str:
     rows = [
-        (site.signature, str(site.index), str(site.heads or ""), proof(site), words.shortened(site.operator))
+        (site.signature, str(site.index), str(site.heads or ""), proof(site), shortened(site.operator))
         for site in sites
     ]
     kind = "good" if status is Status.CONVERTED else "left"

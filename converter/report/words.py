@@ -9,7 +9,6 @@ import re
 _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-_LONGEST_NAME = 64
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
@@ -21,11 +20,6 @@ def one_line(text: str) -> str:
 def escape(text: str) -> str:
     """Text of a model for HTML."""
     return html.escape(one_line(text))
-
-
-def shortened(name: str) -> str:
-    """A tensor's name for people; exporters write whole call stacks, and the end says most."""
-    return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
 
 
 def size(count: int) -> str:
