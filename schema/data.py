@@ -58,9 +58,11 @@ class Source:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             source.close()
-            raise ModelFormatError(
-                f"{path} is {_file_kind(status.st_mode)}, not a file: give a .tflite model"
+            checkpoint = stat.S_ISDIR(status.st_mode) and (source.path / "config.json").exists()
+            remedy = (
+                "`edge-opt build` makes a model of a checkpoint" if checkpoint else "give a .tflite model"
             )
+            raise ModelFormatError(f"{path} is {_file_kind(status.st_mode)}, not a file: {remedy}")
         if status.st_size == 0:
             source.close()
             raise ModelFormatError(f"{path} is empty: it is no model, export or download it again")

@@ -72,6 +72,8 @@ def test_a_missing_file_is_exit_3(command: str, tmp_path: Path, capsys: Captured
 def test_a_folder_as_model_is_exit_3(tmp_path: Path, capsys: Captured) -> None:
     for folder in (tmp_path, Path(), Path("/")):
         assert "is a folder" in run(capsys, "convert", folder).failed_in_one_sentence(3)
+    (tmp_path / "config.json").write_text("{}")
+    assert "`edge-opt build` makes" in run(capsys, "convert", tmp_path).failed_in_one_sentence(3)
 
 
 @pytest.fixture

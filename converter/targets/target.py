@@ -29,7 +29,7 @@ class Target:
     """Facts about one NPU compiler; what is not known is left out, and then neither used nor linted.
 
     How to rewrite:
-        form: how heads are cut (`as-found`, `split`, `unpack`).
+        form: how heads are cut (`as-found`, `split`, `unpack`, `split-above`).
         split_signatures: patterns of the entry points that are worth splitting.
         norm_per_head_from: least head size from which the queries' norm is computed head by head, where the form cuts
             above it; smaller heads are cut below.
