@@ -23,7 +23,7 @@ from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
-from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw
+from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw, draw
 from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.report.writing import render
 from edge_opt.targets import load_target
@@ -182,6 +182,23 @@ def test_the_picture_has_every_operator_and_one_head_of_those_that_are_alike() -
     assert "33 operators" in "".join(after.itertext())
     assert shown.total() + 33 == len(example.after) == 48
     assert sum(path.get("class") == "edge" for path in after.iter("path")) >= shown.total()
+
+
+@needs_igraph
+def test_the_picture_calls_a_composite_by_its_own_name() -> None:
+    model = parse("""
+        signature f = #0 (x=%x) -> (y=%y)
+        subgraph main (%x: float32[1,4]) {
+          %n: float32[1,4] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
+          %y: float32[1,4] = ABS(%n)
+          return %y
+        }
+        subgraph body (%x: float32[1,4]) {
+          %y: float32[1,4] = NEG(%x)
+          return %y
+        }""")
+    picture = ET.fromstring(draw(list(model.subgraphs[0].operators), lambda tensor: tensor.name, "a block"))
+    assert titles(picture) == Counter(["odml.rms_norm", "ABS"])
 
 
 def test_the_example_is_drawn_from_the_model_as_it_was(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_opt.report.folding import longest_repeat
 from edge_opt.report.words import escape
+from edge_opt.targets.target import composite_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ def _graph(
     for place, operator in enumerate(operators):
         if place not in stretch.hidden:
             shape = "x".join(str(size) for size in operator.outputs[0].shape)
-            index, box = len(boxes), _Box(operator.name, shape, "operator")
+            index, box = len(boxes), _Box(composite_name(operator) or operator.name, shape, "operator")
         elif folded is None:
             index = folded = len(boxes)
             box = _Box(f"{stretch.times - 1} more like it", f"{len(stretch.hidden)} operators", "folded")

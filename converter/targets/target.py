@@ -145,8 +145,9 @@ class Target:
 
 
 def composite_name(operator: Operator) -> str:
-    """What a composite calls itself, e.g. `odml.rms_norm`."""
-    return "" if operator.options is None else str(operator.options.get("name"))
+    """What a composite calls itself, e.g. `odml.rms_norm`; nothing for other operators."""
+    named = operator.options if operator.name == COMPOSITE else None
+    return "" if named is None else str(named.get("name") or "")
 
 
 def target_names() -> list[str]:
