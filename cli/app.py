@@ -6,22 +6,26 @@ from typing import Annotated, ClassVar
 import typer
 
 from edge_opt.cli import completion
-from edge_opt.cli.build import Build
 from edge_opt.cli.declare import (
+    REQUIRED,
     Action,
-    Chip,
     Command,
-    CompilerTarget,
-    Flags,
-    Force,
-    Json,
-    ModelArgument,
-    Quiet,
-    Sdk,
+    argument,
+    chip_option,
     command,
-    given,
-    listed,
+    file_argument,
+    flag,
+    flags_option,
+    force_flag,
+    json_flag,
+    model_argument,
+    names_option,
     one_of,
+    option,
+    quiet_flag,
+    sdk_option,
+    several,
+    target_option,
 )
 
 VERIFY = ("regions", "exhaustive", "full", "none")
@@ -49,7 +53,7 @@ golden_app = typer.Typer(
 app.add_typer(golden_app, name="golden")
 
 
-def _version(*, wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
@@ -61,13 +65,7 @@ def _version(*, wanted: bool) -> None:
 def edge_opt(
     *,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=lambda value: _version(wanted=value),
-            is_eager=True,
-            help="Print the version.",
-        ),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed."""
@@ -79,94 +77,49 @@ class Convert(Command):
 
     run: ClassVar = "convert:run"
 
-    source: Annotated[
-        Path, given("A .tflite model, or a .litertlm or .task bundle; - for standard input.", "IN")
-    ]
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="OUT",
-            help="Default: beside IN, as NAME.opt.tflite; - for standard output.",
-        ),
-    ] = None
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="T",
-            autocompletion=completion.targets,
-            help="A name of `edge-opt targets`, or your own .toml file.",
-        ),
-    ] = "generic"
-    passes: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="A,B",
-            callback=listed,
-            autocompletion=completion.passes,
-            help="Only these of `edge-opt passes`.",
-        ),
-    ] = None
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="A", callback=listed, autocompletion=completion.passes, help="All passes but these."
-        ),
-    ] = None
-    signatures: Annotated[
-        list[str] | None,
-        typer.Option(metavar="S", callback=listed, help="Rewrite only these signatures."),
-    ] = None
-    verify: Annotated[
-        str,
-        one_of(
-            VERIFY,
-            "Prove each rewritten region, do so on every row, compare the whole models too, or neither.",
-        ),
-    ] = "regions"
-    proof_seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S", help="How long one run of a region may take; by default that follows from its size."
-        ),
-    ] = None
-    sections: Annotated[
-        str, one_of(SECTIONS, "Of a bundle, rewrite the prefill/decode model or all of its models.")
-    ] = "prefill-decode"
-    report: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE.json|.md|.html", help="Also write a report, once for each format."),
-    ] = None
-    as_json: Json = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False
-    form: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(FORMS), autocompletion=completion.one_of(FORMS), help="How heads are cut."
-        ),
-    ] = None
-    rows_per_tile: Annotated[
-        int | None,
-        typer.Option(
-            metavar="R", min=1, help="Cut every head further, into blocks of at most R query rows each."
-        ),
-    ] = None
-    inline_composites: Annotated[
-        bool, typer.Option("--inline-composites", help="Replace every composite by its body, each proved.")
-    ] = False
-    extract_signature: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Write this signature only, for readers that look at no other."),
-    ] = None
-    require_match: Annotated[
-        bool, typer.Option("--require-match", help="Exit 4, nothing written, if no site was converted.")
-    ] = False
-    require_all: Annotated[
-        bool, typer.Option("--require-all", help="Exit 1, nothing written, if a site was not converted.")
-    ] = False
-    overwrite: Force = False
-    quiet: Quiet = False
+    source: Path = file_argument(
+        "A .tflite model, or a .litertlm or .task bundle; - for standard input.", "IN"
+    )
+    output: Path | None = option(
+        "Default: beside IN, as NAME.opt.tflite; - for standard output.", "OUT", "-o", "--output"
+    )
+    target: str = option(
+        "A name of `edge-opt targets`, or your own .toml file.",
+        "T",
+        default="generic",
+        autocompletion=completion.targets,
+    )
+    passes: list[str] | None = names_option(
+        "Only these of `edge-opt passes`.", "A,B", autocompletion=completion.passes
+    )
+    skip: list[str] | None = names_option("All passes but these.", "A", autocompletion=completion.passes)
+    signatures: list[str] | None = names_option("Rewrite only these signatures.", "S")
+    verify: str = one_of(
+        VERIFY,
+        "Prove each rewritten region, do so on every row, compare the whole models too, or neither.",
+        default="regions",
+    )
+    proof_seconds: float | None = option(
+        "How long one run of a region may take; by default that follows from its size.", "S"
+    )
+    sections: str = one_of(
+        SECTIONS, "Of a bundle, rewrite the prefill/decode model or all of its models.", default=SECTIONS[0]
+    )
+    report: list[Path] | None = several("Also write a report, once for each format.", "FILE.json|.md|.html")
+    as_json: bool = json_flag()
+    dry_run: bool = flag("Do everything but write.", "--dry-run")
+    form: str | None = option("How heads are cut.", "|".join(FORMS), autocompletion=completion.one_of(FORMS))
+    rows_per_tile: int | None = option(
+        "Cut every head further, into blocks of at most R query rows each.", "R", min=1
+    )
+    inline_composites: bool = flag("Replace every composite by its body, each proved.", "--inline-composites")
+    extract_signature: str | None = option(
+        "Write this signature only, for readers that look at no other.", "NAME"
+    )
+    require_match: bool = flag("Exit 4, nothing written, if no site was converted.", "--require-match")
+    require_all: bool = flag("Exit 1, nothing written, if a site was not converted.", "--require-all")
+    overwrite: bool = force_flag()
+    quiet: bool = quiet_flag()
 
 
 @command(app)
@@ -175,25 +128,14 @@ class Inspect(Command):
 
     run: ClassVar = "inspect:run"
 
-    file: ModelArgument
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            autocompletion=completion.targets,
-            help="Also say what this target refuses or gets wrong.",
-        ),
-    ] = None
-    node_data: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT.json", help="Write an overlay for Model Explorer."),
-    ] = None
-    converted: Annotated[
-        Path | None,
-        typer.Option(metavar="C", help="What FILE became: the overlay is for that model."),
-    ] = None
-    overwrite: Force = False
-    as_json: Json = False
+    file: Path = model_argument()
+    target: str | None = option(
+        "Also say what this target refuses or gets wrong.", "T", autocompletion=completion.targets
+    )
+    node_data: Path | None = option("Write an overlay for Model Explorer.", "OUT.json")
+    converted: Path | None = option("What FILE became: the overlay is for that model.", "C")
+    overwrite: bool = force_flag()
+    as_json: bool = json_flag()
 
     def action(self) -> Action:
         """An overlay for a converted model is one that has to be written somewhere."""
@@ -208,54 +150,33 @@ class Compare(Command):
 
     run: ClassVar = "compare:run"
 
-    a: Annotated[Path, given("The reference.", "A")]
-    b: Annotated[Path, given("What is judged.", "B")]
-    backend: Annotated[str, one_of(BACKENDS, "Kernels to run on.")] = "xnnpack"
-    runs: Annotated[int, typer.Option(min=1, help="Sets of random inputs for each signature.")] = 1
-    seed: Annotated[int, typer.Option(min=0, help="Decides the inputs.")] = 0
-    atol: Annotated[float, typer.Option(min=0, help="Equal is |a-b| <= atol + rtol*|a|.")] = 0.0
-    rtol: Annotated[float, typer.Option(min=0, help="See --atol.")] = 0.0
-    hostile: Annotated[
-        bool,
-        typer.Option("--hostile", help="Also inputs with masked rows, large and denormal numbers, NaN."),
-    ] = False
-    generate: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Also generate N tokens, which must be equal."),
-    ] = None
-    embedder: Annotated[
-        Path | None,
-        typer.Option(metavar="E", help="For --generate. Default: embedder.tflite beside A, B."),
-    ] = None
-    auxiliary: Annotated[
-        Path | None,
-        typer.Option(metavar="X", help="The same: rotary tables, masks and cache updates."),
-    ] = None
-    on: Annotated[
-        str,
-        one_of(
-            PLACES,
-            "Compare on this machine's CPU, or as a Hexagon NPU computes them, in its compiler's emulator.",
-        ),
-    ] = "cpu"
-    sdk: Sdk = None
-    chip: Chip = None
-    flags: Flags = None
-    layers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="On the NPU: only the first N layers, cut out."),
-    ] = None
-    least_db: Annotated[
-        float,
-        typer.Option(
-            "--npu-db", metavar="DB", help="On the NPU: signal to noise against the CPU that is demanded."
-        ),
-    ] = 20.0
-    seconds: Annotated[
-        float,
-        typer.Option(metavar="S", min=0, help="On the NPU: give a model up after so long; 0: never."),
-    ] = 3600.0
-    as_json: Json = False
+    a: Path = file_argument("The reference.", "A")
+    b: Path = file_argument("What is judged.", "B")
+    backend: str = one_of(BACKENDS, "Kernels to run on.", default="xnnpack")
+    runs: int = option("Sets of random inputs for each signature.", default=1, min=1)
+    seed: int = option("Decides the inputs.", default=0, min=0)
+    atol: float = option("Equal is |a-b| <= atol + rtol*|a|.", default=0.0, min=0)
+    rtol: float = option("See --atol.", default=0.0, min=0)
+    hostile: bool = flag("Also inputs with masked rows, large and denormal numbers, NaN.", "--hostile")
+    generate: int | None = option("Also generate N tokens, which must be equal.", "N", min=1)
+    embedder: Path | None = option("For --generate. Default: embedder.tflite beside A, B.", "E")
+    auxiliary: Path | None = option("The same: rotary tables, masks and cache updates.", "X")
+    on: str = one_of(
+        PLACES,
+        "Compare on this machine's CPU, or as a Hexagon NPU computes them, in its compiler's emulator.",
+        default="cpu",
+    )
+    sdk: Path | None = sdk_option()
+    chip: str | None = chip_option()
+    flags: list[str] | None = flags_option()
+    layers: int | None = option("On the NPU: only the first N layers, cut out.", "N", min=1)
+    least_db: float = option(
+        "On the NPU: signal to noise against the CPU that is demanded.", "DB", "--npu-db", default=20.0
+    )
+    seconds: float = option(
+        "On the NPU: give a model up after so long; 0: never.", "S", default=3600.0, min=0
+    )
+    as_json: bool = json_flag()
 
     ON_CPU: ClassVar = ("backend", "runs", "hostile", "generate", "embedder", "auxiliary")
     ON_NPU: ClassVar = ("sdk", "chip", "flags", "layers", "least_db", "seconds")
@@ -264,9 +185,9 @@ class Compare(Command):
         """Options that say nothing where the models run are mistakes, not wishes to be ignored."""
         for name in self.ON_CPU if self.on == "npu" else self.ON_NPU:
             if getattr(self, name) != getattr(type(self), name):
-                option = {"chip": "soc", "flags": "flag", "least_db": "npu-db"}.get(name, name)
+                written = {"chip": "soc", "flags": "flag", "least_db": "npu-db"}.get(name, name)
                 raise typer.BadParameter(
-                    f"--{option} has no meaning with --on {self.on}: leave one of them out"
+                    f"--{written} has no meaning with --on {self.on}: leave one of them out"
                 )
         return super().action()
 
@@ -277,9 +198,9 @@ class Shapes(Command):
 
     run: ClassVar = "shapes:run"
 
-    file: Annotated[Path | None, given("A model or bundle; - for standard input.")] = None
-    coverage: Annotated[bool, typer.Option("--coverage", help="List the operators that have a rule.")] = False
-    as_json: Json = False
+    file: Path | None = file_argument("A model or bundle; - for standard input.", default=None)
+    coverage: bool = flag("List the operators that have a rule.", "--coverage")
+    as_json: bool = json_flag()
 
     def action(self) -> Action:
         """One of the two things that it can do."""
@@ -294,8 +215,8 @@ class Explain(Command):
 
     run: ClassVar = "explain:run"
 
-    file: ModelArgument
-    as_json: Json = False
+    file: Path = model_argument()
+    as_json: bool = json_flag()
 
 
 @command(golden_app)
@@ -304,9 +225,9 @@ class Record(Command):
 
     run: ClassVar = "golden:record"
 
-    model: Annotated[Path, given("A .tflite model.", "MODEL")]
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="G.npz", help="Where the outputs go.")]
-    overwrite: Force = False
+    model: Path = file_argument("A .tflite model.", "MODEL")
+    output: Path = option("Where the outputs go.", "G.npz", "-o", "--output", default=REQUIRED)
+    overwrite: bool = force_flag()
 
 
 @command(golden_app)
@@ -315,8 +236,8 @@ class Check(Command):
 
     run: ClassVar = "golden:check"
 
-    model: Annotated[Path, given("A .tflite model.", "MODEL")]
-    golden: Annotated[Path, typer.Argument(metavar="G.npz", help="What `golden record` wrote.")]
+    model: Path = file_argument("A .tflite model.", "MODEL")
+    golden: Path = argument("What `golden record` wrote.", "G.npz")
 
 
 @command(app)
@@ -325,17 +246,13 @@ class Profile(Command):
 
     run: ClassVar = "profile:run"
 
-    models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Models or bundles, as before and after.")
-    ]
-    target: CompilerTarget = "qualcomm-htp"
-    sdk: Sdk = None
-    chip: Chip = None
-    flags: Flags = None
-    seconds: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Give a model up after so long; 0: never.")
-    ] = 3600.0
-    as_json: Json = False
+    models: list[Path] = argument("Models or bundles, as before and after.", "MODEL...")
+    target: str = target_option()
+    sdk: Path | None = sdk_option()
+    chip: str | None = chip_option()
+    flags: list[str] | None = flags_option()
+    seconds: float = option("Give a model up after so long; 0: never.", "S", default=3600.0, min=0)
+    as_json: bool = json_flag()
 
 
 @command(app)
@@ -344,40 +261,60 @@ class Tune(Command):
 
     run: ClassVar = "tune:run"
 
-    model: ModelArgument
-    target: CompilerTarget = "qualcomm-htp"
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="OUT.toml", help="Write a target file with the winner."),
-    ] = None
-    signature: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="The one to tune for; default: where the attention is largest."),
-    ] = None
-    blocks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Only so many layers in a row, for a cheaper look."),
-    ] = None
-    sdk: Sdk = None
-    chip: Chip = None
-    seconds: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Give a trial up after so long; 0: never.")
-    ] = 1800.0
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="So many trials at a time. Default: as many as cores are free."
-        ),
-    ] = None
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Compile again what an earlier search remembers.")
-    ] = False
-    overwrite: Force = False
-    as_json: Json = False
-    quiet: Quiet = False
+    model: Path = model_argument()
+    target: str = target_option()
+    output: Path | None = option("Write a target file with the winner.", "OUT.toml", "-o", "--output")
+    signature: str | None = option("The one to tune for; default: where the attention is largest.", "S")
+    blocks: int | None = option("Only so many layers in a row, for a cheaper look.", "N", min=1)
+    sdk: Path | None = sdk_option()
+    chip: str | None = chip_option()
+    seconds: float = option("Give a trial up after so long; 0: never.", "S", default=1800.0, min=0)
+    jobs: int | None = option("So many trials at a time. Default: as many as cores are free.", "N", min=1)
+    fresh: bool = flag("Compile again what an earlier search remembers.", "--fresh")
+    overwrite: bool = force_flag()
+    as_json: bool = json_flag()
+    quiet: bool = quiet_flag()
 
 
-command(app)(Build)
+@command(app)
+class Build(Command):
+    """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
+
+    run: ClassVar = "build:run"
+
+    source: Path = argument("A Hugging Face folder, or a float or quantized .litertlm of litert-torch.", "IN")
+    output: Path = option("The bundle for the NPU.", "OUT.litertlm", "-o", "--output", default=REQUIRED)
+    soc: str = option(
+        "The phone's chip: SM8750, MT6993, Tensor_G5, ...", "C", "--soc", "--chip", default=REQUIRED
+    )
+    prompts: Path | None = option("What to calibrate with: one prompt a line, as JSON.", "FILE.jsonl")
+    sdk: Path | None = option(
+        "The vendor's libraries. Default for Qualcomm: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR"
+    )
+    prefill: list[int] | None = several("Length of the prefill, once for each. Default: 128.", "T", min=1)
+    cache: int | None = option("Length of the cache. Default: 1280.", "S", min=1)
+    work: Path | None = option("Where the stages leave their results. Default: OUT.work.", "DIR")
+    settings: list[str] | None = several("Another setting of litert-torch's pipeline.", "KEY=VALUE", "--set")
+    config: Path | None = option("Such settings, as litert-torch writes them.", "FILE.json")
+    sections: str = one_of(
+        SECTIONS, "Rewrite the prefill/decode model or all models of the bundle.", default=SECTIONS[0]
+    )
+    verify: str = one_of(
+        VERIFY[:3],
+        "Prove each rewritten region, do so on every row, or compare the whole models too.",
+        default="regions",
+    )
+    overwrite: bool = force_flag()
+    as_json: bool = json_flag()
+    quiet: bool = quiet_flag()
+
+    def action(self) -> Action:
+        """A setting has a name and a value."""
+        for value in self.settings or ():
+            name, equals, _ = value.partition("=")
+            if not name.strip() or not equals:
+                raise typer.BadParameter(f"--set '{value}' is no setting, write key=value")
+        return super().action()
 
 
 @command(app)
@@ -393,7 +330,7 @@ class Targets(Command):
 
     run: ClassVar = "listing:targets"
 
-    as_json: Json = False
+    as_json: bool = json_flag()
 
 
 @command(app)
@@ -402,8 +339,7 @@ class Demo(Command):
 
     run: ClassVar = "demo:run"
 
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="Keep the models there; a temporary folder by default."),
-    ] = None
-    overwrite: Force = False
+    folder: Path | None = argument(
+        "Keep the models there; a temporary folder by default.", "DIR", default=None
+    )
+    overwrite: bool = force_flag()

@@ -1,84 +1,97 @@
-"""The arguments of `edge-opt build`."""
+"""`edge-opt build`, carried out: a line for each stage as it is done, and what came of it."""
 
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import typer
+from edge_opt.build import BuildResult, StageReport, build
+from edge_opt.cli import output
+from edge_opt.cli.progress import Progress, bar
 
-from edge_opt.cli.declare import Command, Force, Json, Quiet, one_of
+if TYPE_CHECKING:
+    from edge_opt.cli.app import Build
 
-
-def _settings(values: list[str] | None) -> list[str]:
-    """`--set key=value`; a word without `=` is a mistake."""
-    for value in values or ():
-        name, equals, _ = value.partition("=")
-        if not name.strip() or not equals:
-            raise typer.BadParameter(f"'{value}' is no setting, write key=value")
-    return values or []
+_MINUTE = 60.0
 
 
-class Build(Command):
-    """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
+def run(asked: "Build") -> int:
+    """Build; a stage that an earlier run did is in the table too, and does not change the exit code."""
+    options = asked.options("source", "output", "settings", "as_json", "quiet")
+    told = (entry.partition("=") for entry in asked.settings or ())
+    with ExitStack() as stack:
+        shown = _Shown(stack, wanted=not asked.quiet, lines=not (asked.as_json or asked.quiet))
+        result = build(
+            asked.source,
+            asked.output,
+            **options,
+            settings={name.strip(): _value(value) for name, _, value in told},
+            progress=shown.progress,
+            on_stage=shown.done,
+        )
+    if asked.as_json:
+        output.say_json(result.to_dict())
+    elif not asked.quiet:
+        _show(result)
+    return 0
 
-    run: ClassVar = "building:run"
 
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="IN", help="A Hugging Face folder, or a float or quantized .litertlm of litert-torch."
-        ),
-    ]
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT.litertlm", help="The bundle for the NPU.")
-    ]
-    soc: Annotated[
-        str,
-        typer.Option("--soc", "--chip", metavar="C", help="The phone's chip: SM8750, MT6993, Tensor_G5, ..."),
-    ]
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help="What to calibrate with: one prompt a line, as JSON."),
-    ] = None
-    sdk: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="The vendor's libraries. Default for Qualcomm: EDGE_OPT_QNN or QNN_SDK_ROOT."
-        ),
-    ] = None
-    prefill: Annotated[
-        list[int] | None,
-        typer.Option(metavar="T", min=1, help="Length of the prefill, once for each. Default: 128."),
-    ] = None
-    cache: Annotated[
-        int | None, typer.Option(metavar="S", min=1, help="Length of the cache. Default: 1280.")
-    ] = None
-    work: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the stages leave their results. Default: OUT.work."),
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            callback=_settings,
-            help="Another setting of litert-torch's pipeline.",
-        ),
-    ] = None
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Such settings, as litert-torch writes them.")
-    ] = None
-    sections: Annotated[
-        str,
-        one_of(("prefill-decode", "all"), "Rewrite the prefill/decode model or all models of the bundle."),
-    ] = "prefill-decode"
-    verify: Annotated[
-        str,
-        one_of(
-            ("regions", "exhaustive", "full"),
-            "Prove each rewritten region, do so on every row, or compare the whole models too.",
-        ),
-    ] = "regions"
-    overwrite: Force = False
-    as_json: Json = False
-    quiet: Quiet = False
+def _value(text: str) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@dataclass
+class _Shown:
+    """A bar for the stage that runs, and a line for each that ran; never both, for they go to one terminal."""
+
+    stack: ExitStack
+    wanted: bool
+    lines: bool
+    bar: Progress | None = None
+    open: bool = False
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """The stage that runs."""
+        if not self.open:
+            self.bar, self.open = self.stack.enter_context(bar(wanted=self.wanted)), True
+        if self.bar is not None:
+            self.bar(stage, done, total)
+
+    def done(self, report: StageReport) -> None:
+        """It ran."""
+        self.stack.close()
+        self.open = False
+        if self.lines:
+            output.say(_line(report))
+
+
+def _line(report: StageReport) -> str:
+    memory = "" if report.peak_bytes is None else f"  {output.size(report.peak_bytes)} of memory"
+    spent = f"{_time(report.seconds):>8}" if report.again else f"{'kept':>8}"
+    return f"{report.name:<10}{spent}  {output.size(report.size):>10}{memory if report.again else ''}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // _MINUTE)} m {int(seconds % _MINUTE):02} s"
+
+
+def _show(result: BuildResult) -> None:
+    output.say()
+    for entry in result.optimized["signatures"]:
+        output.say(f"{entry['signature']}: {entry['kept']}, {entry['why']}")
+    for note in result.optimized["notes"]:
+        output.say(note)
+    if result.put_back:
+        output.say(f"Sections that litert-torch's packing left out are back: {', '.join(result.put_back)}")
+    written = Path(str(result.output))
+    size = output.size(written.stat().st_size)
+    output.say(
+        f"{written} ({size}) for {result.chip} ({result.vendor}): prefill and decode are one call of the NPU each."
+    )

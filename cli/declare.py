@@ -1,11 +1,10 @@
 """How a command is declared: a class whose fields are its arguments and options, with help and default, once."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from importlib import import_module
 from inspect import Parameter, Signature
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import typer
@@ -13,6 +12,80 @@ import typer
 from edge_opt.cli import completion, streams
 
 Action = Callable[[], int]
+REQUIRED = MISSING
+"""In place of a default: the option must be given."""
+
+
+def argument(text: str, metavar: str, *, default: Any = REQUIRED, **how: Any) -> Any:
+    """An argument by its place; one without a default must be given. `how` is typer's."""
+    return field(default=default, metadata={"told": typer.Argument(metavar=metavar, help=text, **how)})
+
+
+def option(text: str, metavar: str | None = None, *names: str, default: Any = None, **how: Any) -> Any:
+    """An option by these names, else by the field's; `how` is typer's."""
+    return field(default=default, metadata={"told": typer.Option(*names, metavar=metavar, help=text, **how)})
+
+
+def flag(text: str, *names: str) -> Any:
+    """An option without a value."""
+    return option(text, None, *names, default=False)
+
+
+def one_of(allowed: Iterable[str], text: str, *, default: str) -> Any:
+    """An option that takes one of these words."""
+    known = tuple(allowed)
+
+    def check(value: str) -> str:
+        if value not in known:
+            from edge_opt.schema.errors import did_you_mean  # noqa: PLC0415  help needs nothing of the library
+
+            raise typer.BadParameter(f"'{value}' does not exist, {did_you_mean(value, known)}")
+        return value
+
+    words = {"callback": check, "autocompletion": completion.one_of(known)}
+    return option(text, "|".join(known), default=default, **words)
+
+
+def file_argument(text: str, metavar: str = "FILE", *, default: Any = REQUIRED) -> Any:
+    """An argument that is a file, or `-` for standard input."""
+    return argument(text, metavar, default=default, callback=streams.given)
+
+
+def names_option(text: str, metavar: str, **how: Any) -> Any:
+    """`--passes a,b --passes c` -> [a, b, c]; None where the option was not given."""
+
+    def listed(values: list[str] | None) -> list[str] | None:
+        found = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+        if values and not found:
+            raise typer.BadParameter("it names nothing, leave the option out or give a name")
+        return found or None
+
+    return option(text, metavar, callback=listed, **how)
+
+
+def several(text: str, metavar: str, *names: str, **how: Any) -> Any:
+    """An option that may be given again and again; None where it was not."""
+    return option(text, metavar, *names, callback=lambda values: values or None, **how)
+
+
+model_argument = partial(file_argument, "A .tflite model; - for standard input.")
+json_flag = partial(flag, "Print one JSON object.", "--json")
+quiet_flag = partial(flag, "Print errors only.", "-q", "--quiet")
+force_flag = partial(flag, "Replace files that exist.", "--force")
+target_option = partial(
+    option,
+    "qualcomm-htp or ethos-u85, or a target file of yours.",
+    "T",
+    default="qualcomm-htp",
+    autocompletion=completion.targets,
+)
+sdk_option = partial(option, "Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR")
+chip_option = partial(
+    option, "The chip, as the compiler calls it: SM8750, ethos-u85-256, ...", "C", "--soc", "--chip"
+)
+flags_option = partial(
+    several, "For the compiler, once for each; default: those of the target.", "F", "--flag"
+)
 
 
 class Command:
@@ -31,18 +104,15 @@ class Command:
 
     def options(self, *but: str) -> dict[str, Any]:
         """Every field except these, by name: what the library's function takes under the same names."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(cast("Any", self))
-            if field.name not in but
-        }
+        known = [entry.name for entry in fields(cast("Any", self))]
+        return {name: getattr(self, name) for name in known if name not in but}
 
 
 Declared = TypeVar("Declared", bound=Command)
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-def command(group: typer.Typer, name: str | None = None) -> Callable[[type[Declared]], type[Declared]]:
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(argument, option, flag))
+def command(group: typer.Typer) -> Callable[[type[Declared]], type[Declared]]:
     """Make a class a command of `group`: its docstring is the help, its fields are the parameters."""
 
     def declare(declared: type[Declared]) -> type[Declared]:
@@ -53,84 +123,18 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[type[Decla
 
         parameters = [
             Parameter(
-                field.name,
+                entry.name,
                 Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if field.default is MISSING else field.default,
-                annotation=field.type,
+                default=Parameter.empty if entry.default is MISSING else entry.default,
+                annotation=Annotated[entry.type, entry.metadata["told"]],
             )
-            for field in fields(cast("Any", made))
+            for entry in fields(cast("Any", made))
         ]
         parse.__doc__ = made.__doc__
         parse.__name__ = made.__name__.lower()
         parse.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         cast("Any", parse).__signature__ = Signature(parameters)
-        group.command(name)(parse)
+        group.command()(parse)
         return made
 
     return declare
-
-
-def one_of(allowed: Iterable[str], text: str) -> Any:
-    """An option that takes one of these words."""
-    known = tuple(allowed)
-
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in known:
-            from edge_opt.schema.errors import did_you_mean  # noqa: PLC0415  help needs nothing of the library
-
-            raise typer.BadParameter(f"'{value}' does not exist, {did_you_mean(value, known)}")
-        return value
-
-    return typer.Option(
-        metavar="|".join(known), callback=check, autocompletion=completion.one_of(known), help=text
-    )
-
-
-def listed(values: list[str] | None) -> list[str] | None:
-    """`--passes a,b --passes c` -> [a, b, c]; None where the option was not given."""
-    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
-    if values and not names:
-        raise typer.BadParameter("it names nothing, leave the option out or give a name")
-    return names or None
-
-
-def given(text: str, metavar: str = "FILE") -> Any:
-    """An argument that is a file, or `-` for standard input."""
-    return typer.Argument(metavar=metavar, callback=streams.given, help=text)
-
-
-def _some(values: list[str] | None) -> list[str] | None:
-    return values or None
-
-
-ModelArgument = Annotated[Path, given("A .tflite model; - for standard input.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-CompilerTarget = Annotated[
-    str,
-    typer.Option(
-        metavar="T",
-        autocompletion=completion.targets,
-        help="qualcomm-htp or ethos-u85, or a target file of yours.",
-    ),
-]
-Sdk = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT."),
-]
-Chip = Annotated[
-    str | None,
-    typer.Option(
-        "--soc", "--chip", metavar="C", help="The chip, as the compiler calls it: SM8750, ethos-u85-256, ..."
-    ),
-]
-Flags = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--flag",
-        metavar="F",
-        callback=_some,
-        help="For the compiler, once for each; default: those of the target.",
-    ),
-]

@@ -10,13 +10,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.app import app
-from edge_opt.cli.suggestion import nearest
 
 if TYPE_CHECKING:
     from edge_opt.cli.declare import Action
@@ -27,6 +27,7 @@ EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 TRACEBACK = "EDGE_OPT_TRACEBACK"
+_ALIKE = 0.75
 
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -123,21 +124,22 @@ def _failed(error: Exception, *, as_json: bool) -> int:
     return _end(code, f"{PROGRAM}: error: {sentence}")
 
 
-def _usage_sentence(error: Exception) -> str:
-    message = str(getattr(error, "message", error)).rstrip(".").replace(". Did you mean", ", did you mean")
-    unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-    if unknown is not None and context is not None and getattr(error, "possibilities", None) is not None:
-        known = {name: param.help or "" for param in _options(context.command) for name in param.opts}
-        meant = nearest(unknown, known)
-        message += "" if meant is None else f", did you mean {meant}?"
-    elif not message or getattr(error, "param", None) is not None:
-        message = error.format_message().rstrip(".") if hasattr(error, "format_message") else message
-    path = PROGRAM if context is None else context.command_path
-    return f"{' '.join(message.split())} (see `{path} --help`)"
+def _usage_sentence(error: Any) -> str:
+    message: str = error.format_message()
+    context: Any = getattr(error, "ctx", None)
+    if hasattr(error, "possibilities"):
+        message = error.message + _meant(error.option_name, context.command)
+    message = " ".join(message.split()).rstrip(".").replace(". Did you mean", ", did you mean")
+    return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"
 
 
-def _options(command: Any) -> list[Any]:
-    return [param for param in command.params if param.param_type_name == "option"]
+def _meant(unknown: str, command: Any) -> str:
+    """The option of a like name, here or in the library: `--overwrite` is `--force`."""
+    options = [param for param in command.params if param.param_type_name == "option"]
+    known = {f"--{param.name.replace('_', '-')}": param.opts[-1] for param in options}
+    known |= {name: name for param in options for name in param.opts}
+    near = get_close_matches(unknown, known, 1, _ALIKE)
+    return f", did you mean {known[near[0]]}?" if near else ""
 
 
 def _bug_sentence(error: Exception) -> str:

@@ -10,7 +10,6 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED, SENTENCE, run, written
 
-from edge_opt.cli.suggestion import nearest
 from edge_opt.comparison.compare import compare
 
 DISAGREES = """
@@ -118,12 +117,10 @@ def test_shapes_takes_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("unknown", "meant"),
     [
         ("--overwrite", "--force"),
-        ("--npu", "--target"),
         ("--ouput", "--output"),
         ("--row-per-tile", "--rows-per-tile"),
-        ("--exclude", "--skip"),
         ("--no-verify", "--verify"),
-        ("--entry-point", "--signatures"),
+        ("--signature", "--signatures"),
         ("--nope", None),
         ("--xyzzy", None),
     ],
@@ -134,14 +131,6 @@ def test_an_option_that_does_not_exist_is_met_by_the_one_that_was_meant(
     said = run(capsys, "convert", DEMO, unknown).failed_in_one_sentence(2)
     assert ("did you mean" in said) == (meant is not None)
     assert meant is None or f"did you mean {meant}?" in said
-
-
-def test_the_words_of_an_options_help_count_as_its_meaning() -> None:
-    assert (
-        nearest("--kernels", {"--backend": "Kernels to run on.", "--seed": "Decides the inputs."})
-        == "--backend"
-    )
-    assert nearest("--kernels", {}) is None
 
 
 def test_no_sentence_speaks_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
