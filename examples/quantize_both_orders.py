@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import edge_opt
-from edge_opt.proof.inputs import converted, generate, plan
+from edge_opt.proof.inputs import array_of, converted, plan
 from edge_opt.proof.runner import Worker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testdata"))
@@ -36,7 +36,7 @@ def inputs_of(worker: Worker, model: Path, seeds: range) -> dict[str, list[Input
     """For each signature, inputs as its callers would give them."""
     return {
         signature.name: [
-            {made.info.name: generate(made) for made in plan(signature, seed=seed)} for seed in seeds
+            {made.info.name: array_of(made) for made in plan(signature, seed=seed)} for seed in seeds
         ]
         for signature in worker.describe(model)
     }

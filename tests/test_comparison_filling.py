@@ -17,7 +17,7 @@ from edge_opt.comparison import filling
 from edge_opt.comparison.filling import FilledCaches, Filler
 from edge_opt.proof.caches import growing_axis
 from edge_opt.proof.errors import RuntimeCrashed
-from edge_opt.proof.inputs import InputPlan, Stored, generate
+from edge_opt.proof.inputs import InputPlan, Stored, array_of
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import TensorInfo
@@ -58,7 +58,7 @@ def taken(filler: Filler, run: int, name: str) -> np.ndarray:
     count = filler._needed(["prefill_4", "decode"], run)
     chunks = filler._chunks(filler.described["prefill_4"], count, run)
     assert [chunk.start for chunk in chunks] == list(range(0, count, ROWS))
-    return np.concatenate([generate(m)[0] for chunk in chunks for m in chunk.plans if m.info.name == name])
+    return np.concatenate([array_of(m)[0] for chunk in chunks for m in chunk.plans if m.info.name == name])
 
 
 def test_an_unsplit_cache_holds_the_keys_of_every_token_before(
@@ -161,7 +161,7 @@ def test_a_quantized_counterpart_reads_the_same_real_numbers(tmp_path: Path) -> 
     coded = TensorInfo("kv_cache_k_0", "k", (3,), (3,), "int8", (0.25,), (3,))
     stored = Stored(str(path), 6, real)
     made = InputPlan(coded, "", 0, "cache", stored=stored)
-    assert generate(made).tolist() == [5, -1, 11]
+    assert array_of(made).tolist() == [5, -1, 11]
     assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made
 
 

@@ -12,7 +12,7 @@ from edge_opt.comparison.graph_facts import least_runs, with_entries
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, to_bytes
 from edge_opt.ir.text import parse
-from edge_opt.proof.inputs import generate, plan
+from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
@@ -117,17 +117,17 @@ def signature(*inputs: TensorInfo) -> SignatureInfo:
 
 def test_positions_stay_inside_their_table_and_reach_all_of_it() -> None:
     info = TensorInfo("input_pos", "input_pos", (8,), (8,), "int32", entries=300)
-    seen = [generate(plan(signature(info), run=run)[0]) for run in range(200)]
+    seen = [array_of(plan(signature(info), run=run)[0]) for run in range(200)]
     assert min(values.min() for values in seen) == 0
     assert 280 < max(values.max() for values in seen) < 300
     cache = TensorInfo("kv_cache_k_0", "k", (1, 1, 4096, 4096), (1, 1, 4096, 4096), "float32")
-    seen = [generate(plan(signature(info, cache), run=run)[0]) for run in range(50)]
+    seen = [array_of(plan(signature(info, cache), run=run)[0]) for run in range(50)]
     assert max(values.max() for values in seen) < 300
 
 
 def test_an_index_may_be_a_float_that_is_cast_later() -> None:
     info = TensorInfo("x", "x", (500,), (500,), "float32", entries=ROWS)
-    values = generate(plan(signature(info))[0])
+    values = array_of(plan(signature(info))[0])
     assert values.dtype == np.float32
     assert (values == np.rint(values)).all()
     assert values.min() < 100

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_opt.proof.caches import cache_length, growing_axis, longest_prefill, new_tokens
-from edge_opt.proof.inputs import generate, plan
+from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
@@ -135,7 +135,7 @@ def test_a_chunk_gives_each_input_what_was_planned_for_it(order: int) -> None:
     plans = plan(SignatureInfo("prefill", infos[::order], ()), start=3)
     chunk = Chunk(3, plans)
     for made in plans:
-        assert np.array_equal(chunk.give(made.info), generate(made))
+        assert np.array_equal(chunk.give(made.info), array_of(made))
 
 
 def test_a_cache_that_comes_whole_is_taken_as_it_is() -> None:
@@ -164,7 +164,8 @@ def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask() -> None:
     assert cache_length(SignatureInfo("s", (cache, mask), (part,))) == 6
     assert cache_length(SignatureInfo("s", (cache, mask), ())) == 9
     others = tensor("input_pos", 12, dtype="int32"), tensor("embeddings", 1, 4, 64), tensor("mask")
-    assert cache_length(SignatureInfo("s", (cache, *others), ())) == 0
+    assert cache_length(SignatureInfo("s", (cache, *others), ())) == 2
+    assert cache_length(SignatureInfo("s", others, ())) == 0
 
 
 def test_the_longest_prefill_with_the_readers_caches_is_taken() -> None:

@@ -101,11 +101,11 @@ def test_a_float_and_a_quantized_output_are_compared_as_real_numbers() -> None:
     assert (found.bitwise, found.steps, found.max_abs) == (False, None, 0.25)
 
 
-def test_each_channel_has_its_own_scale() -> None:
+def test_with_a_scale_for_each_channel_codes_are_all_there_is() -> None:
     info = quantized("int8", (1.0, 10.0), (0, 0), (2, 2))
-    codes = np.array([[1, 1], [2, 2]], np.int8)
-    found = measure(np.array([[1, 10], [2, 20]], np.float32), codes, quantized_b=info)
-    assert found.max_abs == 0
+    codes, other = np.array([[1, 1], [2, 2]], np.int8), np.array([[1, 4], [2, 2]], np.int8)
+    found = measure(codes, other, quantized_a=info, quantized_b=info)
+    assert (found.steps, found.max_abs) == (3, 3)
 
 
 def test_logits_are_compared_as_distributions() -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Version = Callable[..., Any]
 
 
-def tensor(name: str, *shape: int, dtype: str = "float32", scales: tuple[float, ...] = ()) -> TensorInfo:
-    return TensorInfo(name, name, shape, shape, dtype, scales, (0,) * len(scales), axis=len(shape) - 1)
+def tensor(name: str, *shape: int, dtype: str = "float32") -> TensorInfo:
+    return TensorInfo(name, name, shape, shape, dtype)
 
 
 X, Y = tensor("x", 4, 3), tensor("y", 4, 3)
@@ -32,18 +32,13 @@ def compared(
     after: Version,
     inputs: tuple[TensorInfo, ...] = (X,),
     output: TensorInfo = Y,
-    cut: Cut | None = None,
     **request: Any,
 ) -> Outcome:
     """Each version gets the inputs in order, and gives the only output."""
-
-    def run(model: bytes, _: Any, make: Callable[[], dict[str, Any]]) -> list[Any]:
-        version = before if model == b"before" else after
-        return [version(*make().values())]
-
+    versions = {"before": before, "after": after}
     signature = SignatureInfo("region", inputs, (output,))
     told = ProofRequest(**{"kernels": ("xnnpack",), **request})
-    return prove(b"before", b"after", (signature, signature), told, run, cut)
+    return prove((signature, signature), told, lambda name, _, given: [versions[name](*given.values())])
 
 
 def only(outcome: Outcome) -> OutputProof:
@@ -111,16 +106,6 @@ def test_rows_that_a_mask_closes_are_measured_apart_where_the_axis_is_known(
         assert (found.open_rows.differing, found.masked_rows.differing) == (0, 6)
 
 
-def test_rows_of_an_output_with_several_scales_are_not_measured_apart() -> None:
-    hints = (None, InputHint("mask", masked_rows=(1,)))
-    output = tensor("y", 4, 3, dtype="int8", scales=(0.5, 0.25, 0.125))
-    found = only(
-        compared(lambda x, _: x, lambda x, _: x, (tensor("x", 4, 3, dtype="int8"), MASK), output, hints=hints,
-                 row_axes=(0,))
-    )  # fmt: skip
-    assert (found.masked_rows, found.open_rows.elements) == (None, 12)
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 def test_both_versions_get_the_same_numbers(at_once: bool) -> None:
     outcome = compared(same, same, at_once=at_once, kernels=("xnnpack", "reference"))
@@ -131,8 +116,7 @@ def test_both_versions_get_the_same_numbers(at_once: bool) -> None:
 
 def test_each_version_gets_its_part_of_the_same_whole() -> None:
     """The first reads two rows, the second one column of another version of it."""
-    rows, column = np.array([1, 3]), np.array([2])
-    cut = Cut(((8, 5),), (((rows, None),), ((rows, column),)))
+    cut = Cut(((8, 5),), ((((1, 3), None),), (((1, 3), (2,)),)))
     seen: list[Any] = []
 
     def first(x: Any) -> Any:
@@ -149,15 +133,11 @@ def test_each_version_gets_its_part_of_the_same_whole() -> None:
     assert np.array_equal(seen[0][:, [2]], seen[1])
 
 
-def test_indices_go_by_version_input_and_axis() -> None:
-    boxes = (((None, None), (np.array([0, 4]),)), ((None, np.array([2])), (None,)))
-    arrays = Cut(((8, 5), (6,)), boxes).sent()
-    found = Cut.received([[8, 5], [6]], arrays)
-    assert found.shapes == ((8, 5), (6,))
-    assert found.boxes[0][0] == (None, None)
-    assert found.boxes[0][1][0] is arrays["indices/0/1/0"]
-    assert found.boxes[1][0][1] is arrays["indices/1/0/1"]
-    assert take(np.arange(6).reshape(2, 3), (None, np.array([2, 0]))).tolist() == [[2, 0], [5, 3]]
+def test_a_request_survives_the_way_to_the_worker() -> None:
+    cut = Cut(((8, 5), (6,)), (((None, None), ((0, 4),)), ((None, (2,)), (None,))))
+    request = ProofRequest((None, InputHint(spread=0.5)), (1, None), ((-5, 5),), parts=4, cut=cut)
+    assert from_plain(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
+    assert take(np.arange(6).reshape(2, 3), (None, (2, 0))).tolist() == [[2, 0], [5, 3]]
 
 
 def test_an_output_in_another_shape_cannot_be_compared() -> None:

@@ -89,7 +89,10 @@ def test_both_versions_of_attention_give_the_rows_of_the_whole(dtype: str, how: 
     before, after = versions(dtype, how)
     found = sample(before, after, seed=0)
     assert found is not None
-    for whole, part, boxes in ((before, found.before, found.boxes[0]), (after, found.after, found.boxes[1])):
+    for whole, part, boxes in (
+        (before, found.before, found.cut.boxes[0]),
+        (after, found.after, found.cut.boxes[1]),
+    ):
         check(worker, whole, part, boxes, list(found.rows), axis=1)
         assert multiply_adds(part) < multiply_adds(whole) / 2
 
@@ -149,7 +152,10 @@ def test_composites_in_a_region_have_bodies_on_the_same_rows(worker: Worker) -> 
     assert found is not None
     shapes = [graph.inputs[0].shape for model in (found.before, found.after) for graph in model.subgraphs[1:]]
     assert shapes == [(1, 2, len(found.rows), 8), *[(1, 1, len(found.rows), 8)] * 2]
-    for whole, part, boxes in ((before, found.before, found.boxes[0]), (after, found.after, found.boxes[1])):
+    for whole, part, boxes in (
+        (before, found.before, found.cut.boxes[0]),
+        (after, found.after, found.cut.boxes[1]),
+    ):
         check(worker, whole, part, boxes, list(found.rows), axis=1)
 
 
@@ -231,7 +237,7 @@ subgraph main ({", ".join(given)}) {{
         operator.code.version = 2 if operator.name == "BROADCAST_TO" else 1  # it has no version 1
     found = sample(model, model, seed=0)
     assert found is not None
-    check(worker, model, found.before, found.boxes[0], list(found.rows), axis=1)
+    check(worker, model, found.before, found.cut.boxes[0], list(found.rows), axis=1)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +294,7 @@ subgraph main (%x: float32[1,64,8]) {
     found = reduced(text)
     assert found is not None
     assert [operator.name for operator in found.before.subgraphs[0].operators].count("GATHER") == 1
-    check(worker, parse(text), found.before, found.boxes[0], list(found.rows), axis=1)
+    check(worker, parse(text), found.before, found.cut.boxes[0], list(found.rows), axis=1)
 
 
 # Structure

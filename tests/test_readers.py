@@ -14,7 +14,7 @@ from edge_opt.ir import save
 from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError, profile
 from edge_opt.npu.ethos import find_vela
-from edge_opt.proof.inputs import generate, plan
+from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.runner import Worker
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -57,7 +57,7 @@ def test_openvino_reads_an_extracted_signature_and_agrees(
     convert(DEMO, output, extract_signature=signature, inline_composites=inline_composites)
     with Worker() as worker:
         described = {info.name: info for info in worker.describe(DEMO)}[signature]
-        inputs = {made.info.name: generate(made) for made in plan(described)}
+        inputs = {made.info.name: array_of(made) for made in plan(described)}
         expected = worker.run(DEMO, signature, inputs)
     compiled = openvino.Core().compile_model(output, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     by_tensor = {info.tensor: inputs[info.name] for info in described.inputs}

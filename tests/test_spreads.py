@@ -8,7 +8,7 @@ import pytest
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.text import parse
 from edge_opt.passes.spreads import LOGIT_DEVIATION, attention_spreads, product_moments, product_spreads
-from edge_opt.proof.inputs import InputHint, generate, plan
+from edge_opt.proof.inputs import InputHint, array_of, plan
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 H = 64
@@ -43,7 +43,7 @@ def drawn(spreads: Mapping[Tensor, float]) -> list[np.ndarray]:
             TensorInfo(tensor.name, tensor.name, tensor.shape, tensor.shape, kind, (scale,), (zero,))
         )
     made = plan(SignatureInfo("main", tuple(infos), ()), hints=hints)
-    return [(generate(one).astype(np.float64) - one.info.zero_points[0]) * one.info.scales[0] for one in made]
+    return [(array_of(one).astype(np.float64) - one.info.zero_points[0]) * one.info.scales[0] for one in made]
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.25])

@@ -25,9 +25,10 @@ from edge_opt.comparison.graph_facts import least_entries, least_runs, shaped_li
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.comparison.shelf import Shelf
 from edge_opt.ir import load
-from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan, role_of
+from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits
 from edge_opt.proof.protocol import Array
+from edge_opt.proof.roles import role_of
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo

@@ -219,10 +219,9 @@ def _check_output(
     sample = _sample(actual, signature, info.name, run, meta["share"])
     if sample.shape != kept.shape or sample.dtype != kept.dtype:
         raise ValueError(f"sample of {info.name}")
-    flat = info if len(info.scales) < 2 else None
     atol, rtol = meta["atol"], meta["rtol"]
     difference = metrics.measure(
-        kept, sample, quantized_a=flat, quantized_b=flat, atol=atol, rtol=rtol, logits=False
+        kept, sample, quantized_a=info, quantized_b=info, atol=atol, rtol=rtol, logits=False
     )
     if not difference.equal:
         return OutputComparison(info.name, difference)
@@ -269,9 +268,7 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
 
 def _statistics(array: Array, info: TensorInfo) -> dict[str, Any]:
     flat = array.reshape(-1)
-    real = flat.astype(np.float64)
-    if info.quantized and len(info.scales) == 1:
-        real = (real - (info.zero_points or (0,))[0]) * info.scales[0]
+    real = info.reals(flat)
     finite = real[np.isfinite(real)]
     if not finite.size:
         finite = np.zeros(1)

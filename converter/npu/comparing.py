@@ -21,7 +21,7 @@ from edge_opt.ir import Model, load, save
 from edge_opt.npu.emulator import Emulated, emulate
 from edge_opt.npu.hexagon import DEFAULT_CHIP, find_sdk
 from edge_opt.npu.layers import cut_entry_point, layer_ends
-from edge_opt.proof.inputs import generate, pair
+from edge_opt.proof.inputs import array_of, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import UsageError
@@ -301,7 +301,7 @@ class _Job:
         return self._measured(name, cpu, *ran)
 
     def _emulated(self, cut: Model, path: Path, planned: Mapping[str, InputPlan]) -> Emulated:
-        inputs = {tensor.name: generate(planned[key]) for key, tensor in cut.signatures[0].inputs.items()}
+        inputs = {tensor.name: array_of(planned[key]) for key, tensor in cut.signatures[0].inputs.items()}
         graph = cut.subgraphs[0]
         return emulate(self.sdk, path, graph, inputs, chip=self.chip, flags=self.flags, seconds=self.seconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.proof.inputs import role_of
+from edge_opt.proof.roles import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,15 +32,20 @@ def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
 
 
 def cache_length(signature: SignatureInfo) -> int:
-    """Positions that the longest cache, or else the mask over it, has room for; 0 where neither tells."""
-    outputs = {info.name: info for info in signature.outputs}
+    """Positions that the longest cache has room for; 0 without caches.
+
+    What a cache and its new part differ in tells, else the mask over it, else the smaller of its two largest sizes.
+    """
+    infos = {info.name: info for info in (*signature.inputs, *signature.outputs)}
+    caches = caches_of(signature)
     sizes = []
-    for name, cache in caches_of(signature).items():
-        part = outputs.get(part_of(name))
+    for name, cache in caches.items():
+        part = infos.get(part_of(name))
         axis = None if part is None else growing_axis(cache, part)
         sizes += [] if axis is None else [cache.shape[axis]]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
-    return max(sizes) if sizes else max(masks, default=0)
+    guessed = (sorted(cache.shape)[-2] for cache in caches.values() if len(cache.shape) > 1)
+    return max(sizes or masks, default=min(guessed, default=0))
 
 
 def new_tokens(signature: SignatureInfo) -> int:

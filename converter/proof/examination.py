@@ -10,7 +10,6 @@ from edge_opt.ir import to_bytes
 from edge_opt.passes.contract import Demand, Proof, Ran
 from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.proof.judging import UntoldError, all_of, failed, judge, undecided
-from edge_opt.proof.pair import Cut
 from edge_opt.proof.rows import multiply_adds, sample
 from edge_opt.schema.errors import ModelFormatError
 
@@ -102,18 +101,15 @@ class _Run:
 
     question: Question
     region: Region
-    cut: Cut | None = None
     rows: tuple[int, ...] = ()
     length: int = 0
 
     def on(self, part: Rows) -> _Run:
         """The same on some rows."""
-        shapes = tuple(tensor.shape for tensor in self.region.before.subgraphs[0].inputs)
         before, after = to_bytes(part.before), to_bytes(part.after)
-        request = replace(self.question.request, at_once=True)
+        request = replace(self.question.request, at_once=True, cut=part.cut)
         question = replace(self.question, before=before, after=after, request=request)
-        region = Region(part.before, part.after, self.region.name)
-        return _Run(question, region, Cut(shapes, part.boxes), part.rows, part.length)
+        return _Run(question, Region(part.before, part.after, self.region.name), part.rows, part.length)
 
     def ran(self, kernels: tuple[Kernels, ...]) -> tuple[Ran, ...]:
         """What is told of it."""
@@ -226,7 +222,6 @@ class Examiner:
                 question.before,
                 question.after,
                 replace(question.request, kernels=kernels, seed=self._settings.seed),
-                cut=run.cut,
                 seconds=limit,
                 where=run.region.name,
             )

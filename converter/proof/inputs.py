@@ -1,7 +1,7 @@
 """Realistic and hostile inputs for a signature, from names, shapes and a seed; must not load the runtime.
 
 `plan` decides what each input is (a mask, a position, a cache, ...) and how the masks, positions and caches of one
-signature fit together; `generate` makes the array of one plan. A plan is plain data, so that big arrays are made where
+signature fit together; `array_of` makes the array of one plan. A plan is plain data, so that big arrays are made where
 they are used. The same seed gives the same numbers whatever the order of the inputs, and the same real numbers to a
 float tensor and to its quantized counterpart.
 """
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.proof import noise
+from edge_opt.proof.caches import cache_length
+from edge_opt.proof.roles import Role, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
-Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
 Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan"]
 HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
 
@@ -28,16 +29,6 @@ _WINDOW = 512
 _LARGE = 1000.0
 _PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in a core's cache
 _SMALL = {"float16": 2.0**-20, "float64": 2.0**-1060}  # makes values of about 1 denormal
-
-# The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is no token.
-_ROLES: tuple[tuple[Role, str, str], ...] = (
-    ("mask", r"mask", "fiub"),
-    ("rotary", r"pos_emb|rope|rotary|(^|_)(cos|sin)($|_)", "fiu"),
-    ("position", r"(^|_)pos($|_)|position|time_step|(^|_)step($|_)", "i"),
-    ("token", r"token(?!_type)|input_ids|(?<!type)(?<!segment)(^|_)ids?$", "i"),
-    ("cache", r"cache|kv_slice|past_key|past_value", "fiu"),
-    ("embedding", r"embed", "fiu"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +98,6 @@ class _Scene:
     vocabulary: int
 
 
-def role_of(info: TensorInfo) -> Role:
-    """What an input is, by the signature's name for it, then the tensor's own name."""
-    kind = np.dtype(info.dtype).kind
-    for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
-        for role, pattern, kinds in _ROLES:
-            if re.search(pattern, name.lower()) and kind in kinds and _fits(role, info):
-                return role
-    return "data"
-
-
 def plan(
     signature: SignatureInfo,
     *,
@@ -160,7 +141,7 @@ def pair(made: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
     return replace(made, source=source), replace(made, source=source, info=other)
 
 
-def generate(made: InputPlan) -> NDArray[Any]:
+def array_of(made: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor."""
     if made.stored is not None:
         return converted(made.stored.array(), made.stored.info, made.info)
@@ -186,18 +167,7 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
     """The same real numbers in the type that the target has."""
     if array.dtype == target.dtype and source.quantization == target.quantization:
         return array
-    values = array.astype(np.float64)
-    if source.quantized:
-        scale, zero_point = _along_axis(source)
-        values = (values - zero_point) * scale
-    return _encode(values, target)
-
-
-def _fits(role: Role, info: TensorInfo) -> bool:
-    unquantized_integer = np.dtype(info.dtype).kind in "iu" and not info.quantized
-    if role in {"position", "token"}:
-        return unquantized_integer
-    return role == "mask" or not unquantized_integer
+    return _encode(source.reals(array), target)
 
 
 def _stream(name: str, role: Role) -> str:
@@ -216,7 +186,7 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     caches = [info for info, role in inputs if role == "cache"]
     past, room = _cache_columns(width, rows, [info.shape[1:] for info in caches if "slice" not in info.name])
     if not width and caches:
-        room = max(_cache_length(caches) - rows, 0)
+        room = max(cache_length(signature) - rows, 0)
     begin, span = room // 4, room // 2
     tables = [info.entries for info, role in inputs if role == "position" and info.entries]
     if tables:
@@ -236,17 +206,6 @@ def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> 
     if width > rows:
         return width - rows, max(width - 2 * rows, 0)
     return 0, 0 if width else 3 * _KNOWN_TOKENS // 8
-
-
-def _cache_length(caches: Sequence[TensorInfo]) -> int:
-    """The size in which a cache and a new slice of it differ, else the smaller of its two largest sizes."""
-    whole = [info.shape for info in caches if "slice" not in info.name]
-    for shape in whole:
-        for part in (info.shape for info in caches if "slice" in info.name):
-            other = [size for size, new in zip(shape, part, strict=False) if size != new]
-            if len(shape) == len(part) and len(other) == 1:
-                return other[0]
-    return min((sorted(shape)[-2] for shape in whole if len(shape) > 1), default=1)
 
 
 def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPlan:
@@ -330,14 +289,12 @@ def _rotary(made: InputPlan) -> NDArray[np.float32]:
 def _data(made: InputPlan, source: TensorInfo) -> NDArray[Any]:
     """Normal values in the tensor's type; where there are more of them than different ones, each is made once."""
     summed = noise.sums(_seed(made), math.prod(made.info.shape))
-    if len(source.scales) > 1 or len(made.info.scales) > 1:
-        return _encode(_real(noise.normal_of(summed).reshape(made.info.shape), made, source), made.info)
     many = summed.size > noise.SUMS
     wanted = np.arange(noise.SUMS, dtype=np.uint32) if many else summed
     values = np.empty(wanted.size, made.info.dtype)
     for begin in range(0, wanted.size, _PIECE):
         piece = noise.normal_of(wanted[begin : begin + _PIECE])
-        values[begin : begin + _PIECE] = _encode(_real(piece, made, source), made.info).reshape(-1)
+        values[begin : begin + _PIECE] = _encode(_real(piece, made, source), made.info)
     return (values[summed] if many else values).reshape(made.info.shape)
 
 
@@ -346,9 +303,8 @@ def _real(values: NDArray[np.float32], made: InputPlan, source: TensorInfo) -> N
     if not source.quantized:
         return values * np.float32(made.spread)
     limits = np.iinfo(source.dtype)
-    scale, zero_point = _along_axis(source)
-    low, high = (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
-    return (((low + high) / 2 + (high - low) / 6 * values) * made.spread).astype(np.float32)
+    low, high = source.reals(np.array([limits.min, limits.max]))
+    return np.asarray(((low + high) / 2 + (high - low) / 6 * values) * made.spread, np.float32)
 
 
 def _plain_integers(made: InputPlan) -> NDArray[Any]:
@@ -362,24 +318,13 @@ def _plain_integers(made: InputPlan) -> NDArray[Any]:
     return values.reshape(made.info.shape).astype(dtype)
 
 
-def _along_axis(info: TensorInfo) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    shape = [1] * len(info.shape)
-    if len(info.scales) > 1:
-        shape[info.axis] = len(info.scales)
-    zero_points = info.zero_points or (0,)
-    count = len(info.scales)
-    spread = zero_points if len(zero_points) == count else zero_points[:1] * count
-    return np.array(info.scales, np.float64).reshape(shape), np.array(spread, np.float64).reshape(shape)
-
-
 def _encode(values: NDArray[np.floating[Any]], info: TensorInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
     if info.quantized:
-        scale, zero_point = _along_axis(info)
         limits = np.iinfo(dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
-            codes = np.nan_to_num(np.rint(values / scale) + zero_point)
-        return np.clip(codes, limits.min, limits.max).astype(dtype)
+            codes = np.nan_to_num(np.rint(values / np.float64(info.scales[0])) + info.zero_point)
+        return np.asarray(np.clip(codes, limits.min, limits.max), dtype)
     if dtype.kind == "b":
         return np.asarray(values > 0.5)
     if dtype.kind == "f":

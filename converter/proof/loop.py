@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_opt.proof.caches import caches_of, growing_axis, part_of
-from edge_opt.proof.inputs import InputPlan, converted, generate, role_of
+from edge_opt.proof.inputs import InputPlan, array_of, converted
 from edge_opt.proof.protocol import Array, Arrays
+from edge_opt.proof.roles import role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 _PARAMETERS = "param_tensor"
@@ -55,7 +56,7 @@ class Chunk:
 
     def give(self, info: TensorInfo) -> Array:
         """What was planned for an input."""
-        return generate(next(made for made in self.plans if made.info.name == info.name))
+        return array_of(next(made for made in self.plans if made.info.name == info.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +154,14 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Arra
     if role == "token":
         return tokens.astype(dtype).reshape(info.shape)
     if role == "position":
-        return generate(InputPlan(info, "", 0, role, start=start)).copy()
+        return array_of(InputPlan(info, "", 0, role, start=start)).copy()
     if role == "mask" and "valid" in info.name:
         return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
     if role == "mask":
         additive = dtype.kind == "f" or info.quantized
         masked, opened = (_MASKED, 0.0) if additive else (0.0, 1.0)
         made = InputPlan(info, "", 0, "mask", start=start, masked=masked, opened=opened)
-        return generate(made).copy()
+        return array_of(made).copy()
     return _empty(info)
 
 

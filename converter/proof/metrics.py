@@ -6,7 +6,7 @@ by any kernel, +0 and -0 on the other hand differ. Quantized integers are compar
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,11 +18,12 @@ from edge_opt.schema.strict_json import strict
 
 _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024
-_ULP_BUCKETS = ((0, "0"), (1, "1"), (4, "2-4"), (16, "5-16"), (256, "17-256"), (65536, "257-65536"))
-_ULP_REST = ">65536"
-_ULP_NAN = "nan"
+_ULP_LIMITS = (0, 1, 4, 16, 256, 65536)
+_ULP_NAMES = ("0", "1", "2-4", "5-16", "17-256", "257-65536", ">65536", "nan")
+_WITH_ULPS = (np.float32, np.float16)
 
 Floats = NDArray[np.float64]
+_Real = Callable[[NDArray[Any]], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +101,25 @@ def measure(
         logits: whether rows along the last axis are logits.
     """
     assert a.shape == b.shape, "shapes are compared before elements are"
-    real_a, real_b = _Reals(a, quantized_a), _Reals(b, quantized_b)
-    sums = _Sums(a.shape)
-    for begin in range(0, a.size, _PIECE):
-        end = min(begin + _PIECE, a.size)
-        sums.add(begin, real_a.piece(begin, end), real_b.piece(begin, end), atol, rtol)
-    found = replace(sums.result(), differing=_differing(a, b), steps=_steps(a, b, quantized_a, quantized_b))
-    if a.dtype == b.dtype and a.dtype in (np.float32, np.float16):
-        found = replace(found, ulps=_ulps(a, b))
+    one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
+    real_a, real_b = _reals(quantized_a), _reals(quantized_b)
+    bits, sums = _Bits(one, other), _Sums(a.shape, atol, rtol)
+    for begin in range(0, one.size, _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        bits.add(one[piece], other[piece])
+        sums.add(begin, real_a(one[piece]), real_b(other[piece]))
+    found = replace(sums.result(), differing=bits.differing, steps=bits.steps, ulps=bits.ulps())
+    if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
+        found = replace(found, steps=None)
     if logits and a.size and a.ndim and a.shape[-1] > 1:
-        kl, top1, top5 = _rows_agreement(real_a, real_b, a.shape[-1])
+        rows = one.reshape(-1, a.shape[-1]), other.reshape(-1, a.shape[-1])
+        kl, top1, top5 = _rows_agreement(*rows, real_a, real_b)
         found = replace(found, kl=kl, top1=top1, top5=top5)
     return found
+
+
+def _reals(info: TensorInfo | None) -> _Real:
+    return info.reals if info else lambda values: values.astype(np.float64)
 
 
 def merge(one: Difference, other: Difference) -> Difference:
@@ -146,32 +154,48 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-class _Reals:
-    """The real numbers of an array, piece by piece."""
+class _Bits:
+    """What is counted over the pieces in bits: elements that differ, steps of codes, units in the last place."""
 
-    def __init__(self, array: NDArray[Any], info: TensorInfo | None) -> None:
-        self.flat = array.reshape(-1)
-        self.shape = array.shape
-        self.info = info if info is not None and info.quantized else None
+    def __init__(self, a: NDArray[Any], b: NDArray[Any]) -> None:
+        same = a.dtype == b.dtype
+        self.differing = 0
+        self.steps = 0 if same and a.dtype.kind in "iu" else None
+        self._counts = np.zeros(len(_ULP_NAMES), np.int64) if same and a.dtype in _WITH_ULPS else None
 
-    def piece(self, begin: int, end: int) -> Floats:
-        values = self.flat[begin:end].astype(np.float64)
-        if self.info is None:
-            return values
-        scales, zero_points, axis = self.info.quantization
-        if len(scales) == 1:
-            return np.asarray((values - (zero_points[0] if zero_points else 0)) * scales[0])
-        inner = math.prod(self.shape[axis + 1 :])
-        channel = np.arange(begin, end) // inner % self.shape[axis]
-        offsets = np.zeros(len(scales)) if not zero_points else np.resize(zero_points, len(scales))
-        return np.asarray((values - offsets[channel]) * np.asarray(scales)[channel])
+    def add(self, a: NDArray[Any], b: NDArray[Any]) -> None:
+        if a.dtype != b.dtype:
+            self.differing += a.size
+            return
+        other = (a.view(np.uint8) != b.view(np.uint8)).reshape(a.size, -1).any(axis=1)
+        differ = other & ~(np.isnan(a) & np.isnan(b)) if other.any() else other
+        self.differing += int(np.count_nonzero(differ))
+        if self.steps is not None:
+            self.steps = max(self.steps, int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max()))
+        if self._counts is not None:
+            places = np.zeros(a.size, np.int64)
+            places[differ] = np.searchsorted(_ULP_LIMITS, np.abs(_ordered(a[differ]) - _ordered(b[differ])))
+            places[differ & (np.isnan(a) | np.isnan(b))] = len(_ULP_LIMITS) + 1
+            self._counts += np.bincount(places, minlength=len(_ULP_NAMES))
+
+    def ulps(self) -> tuple[tuple[str, int], ...] | None:
+        return None if self._counts is None else tuple(zip(_ULP_NAMES, self._counts.tolist(), strict=True))
+
+
+def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Neighbouring floats are neighbouring integers once negative ones are mirrored."""
+    width = np.int16 if values.dtype == np.float16 else np.int32
+    bits = values.view(width).astype(np.int64)
+    return np.where(bits < 0, -(bits & np.iinfo(width).max), bits)
 
 
 class _Sums:
-    """What is added up over the pieces."""
+    """What is added up over the pieces in real numbers."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], atol: float, rtol: float) -> None:
         self.shape = shape
+        self.atol = atol
+        self.rtol = rtol
         self.finite = 0
         self.outside = 0
         self.max_abs = 0.0
@@ -180,7 +204,7 @@ class _Sums:
         self.largest = 0.0
         self.aa = self.bb = self.ab = self.noise = 0.0
 
-    def add(self, begin: int, a: Floats, b: Floats, atol: float, rtol: float) -> None:
+    def add(self, begin: int, a: Floats, b: Floats) -> None:
         finite = np.abs(a[np.isfinite(a)])
         self.finite += finite.size
         self.largest = max(self.largest, float(finite.max(initial=0.0)))
@@ -193,7 +217,7 @@ class _Sums:
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             gap = np.where(same, 0.0, np.abs(a - b))
             gap[np.isnan(gap)] = math.inf
-            close = (gap <= atol + rtol * np.abs(a)) & np.isfinite(gap)
+            close = (gap <= self.atol + self.rtol * np.abs(a)) & np.isfinite(gap)
             self.outside += int(np.count_nonzero(~same & ~close))
             self.aa += float(a @ a)
             self.bb += float(b @ b)
@@ -234,78 +258,19 @@ class _Sums:
         return min(self.ab / product, 1.0) if product > 0 and math.isfinite(product) else math.nan
 
 
-def _differing(a: NDArray[Any], b: NDArray[Any]) -> int:
-    if a.dtype != b.dtype:
-        return a.size
-    if a.dtype.kind not in "fc":
-        return int(np.count_nonzero(a != b))
-    count = 0
-    for one, other in _pieces(a, b):
-        bits_one, bits_other = one.view(np.uint8), other.view(np.uint8)
-        if np.array_equal(bits_one, bits_other):
-            continue
-        differ = (bits_one != bits_other).reshape(one.size, -1).any(axis=1)
-        count += int(np.count_nonzero(differ & ~(np.isnan(one) & np.isnan(other))))
-    return count
-
-
-def _pieces(a: NDArray[Any], b: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    one, other = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
-    for begin in range(0, one.size, _PIECE):
-        yield one[begin : begin + _PIECE], other[begin : begin + _PIECE]
-
-
-def _steps(
-    a: NDArray[Any], b: NDArray[Any], info_a: TensorInfo | None, info_b: TensorInfo | None
-) -> int | None:
-    if a.dtype != b.dtype or a.dtype.kind not in "iu":
-        return None
-    if info_a is not None and info_b is not None and info_a.quantization != info_b.quantization:
-        return None
-    gaps = (np.abs(one.astype(np.int64) - other.astype(np.int64)) for one, other in _pieces(a, b))
-    return max((int(gap.max(initial=0)) for gap in gaps), default=0)
-
-
-def _ulps(a: NDArray[Any], b: NDArray[Any]) -> tuple[tuple[str, int], ...]:
-    """Neighbouring floats are neighbouring integers once negative ones are mirrored."""
-    counts = dict.fromkeys([name for _, name in _ULP_BUCKETS] + [_ULP_REST, _ULP_NAN], 0)
-    for one, other in _pieces(a, b):
-        if np.array_equal(one.view(np.uint8), other.view(np.uint8)):
-            counts["0"] += one.size
-            continue
-        nan = np.isnan(one) | np.isnan(other)
-        both = np.isnan(one) & np.isnan(other)
-        distance = np.abs(_ordered(one) - _ordered(other))[~nan]
-        counts[_ULP_NAN] += int(np.count_nonzero(nan & ~both))
-        counts["0"] += int(np.count_nonzero(both))
-        below = 0
-        for limit, name in _ULP_BUCKETS:
-            reached = int(np.count_nonzero(distance <= limit))
-            counts[name] += reached - below
-            below = reached
-        counts[_ULP_REST] += distance.size - below
-    return tuple(counts.items())
-
-
-def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
-    width = np.int16 if values.dtype == np.float16 else np.int32
-    bits = values.view(width).astype(np.int64)
-    return np.where(bits < 0, -(bits & np.iinfo(width).max), bits)
-
-
-def _rows_agreement(a: _Reals, b: _Reals, width: int) -> tuple[float, float, float]:
+def _rows_agreement(
+    a: NDArray[Any], b: NDArray[Any], real_a: _Real, real_b: _Real
+) -> tuple[float, float, float]:
     """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest.
 
     Rows that are not finite on both sides have no divergence and count as none.
     """
-    rows = a.flat.size // width
+    rows, width = a.shape
     step = max(_PIECE // width, 1)
     divergence = first = five = 0.0
     top = min(5, width)
     for begin in range(0, rows, step):
-        span = begin * width, min(begin + step, rows) * width
-        one = a.piece(*span).reshape(-1, width)
-        other = b.piece(*span).reshape(-1, width)
+        one, other = real_a(a[begin : begin + step]), real_b(b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
         log_one, log_other = _log_softmax(one[finite]), _log_softmax(other[finite])
         divergence += float((np.exp(log_one) * (log_one - log_other)).sum())

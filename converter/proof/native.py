@@ -1,4 +1,4 @@
-"""The native runtime, behind four plain functions; only the worker process may import this module.
+"""The native runtime, behind two plain names; only the worker process may import this module.
 
 Whatever the runtime raises becomes `RefusedError` with its own words, so that the caller need not know its exceptions.
 """
@@ -48,35 +48,10 @@ def describe(model: ModelContent, *, positional: bool = False) -> tuple[Signatur
         return tuple(_signature(interpreter, key) for key in keys)
 
 
-def run(
-    model: ModelContent,
-    kernels: Kernels,
-    signature: str | None,
-    input_sets: Sequence[Callable[[], dict[str, Array]]],
-    *,
-    positional: bool = False,
-) -> Iterator[dict[str, Array]]:
-    """Runs one signature on several input sets, each made when its turn comes; the model is loaded once.
-
-    `signature` None means the model's only one. Subgraph 0 is run by position if the model has no signatures or if
-    `positional`. What the model keeps from one run to the next is fresh for the first set. The model is released when
-    the iterator is exhausted or closed.
-
-    Raises:
-        RefusedError: the runtime cannot read, allocate or run the model, or does not know the signature.
-        MissingError: the backend is not installed.
-    """
-    session: Session | None = None
-    try:
-        session = Session(model, kernels, positional=positional)
-        for make in input_sets:
-            yield session.run(signature, make())
-    finally:
-        del session
-
-
 class Session:
     """A model that stays loaded while its signatures are run again and again; what it keeps is fresh at the first.
+
+    Subgraph 0 is run by position if the model has no signatures or if `positional`.
 
     Raises:
         RefusedError: the runtime cannot read the model.
@@ -116,8 +91,6 @@ def _refusals() -> Iterator[None]:
 
 
 def _open(model: ModelContent, kernels: Kernels) -> Any:
-    if model == b"":
-        raise ValueError("the model is empty")
     source: dict[str, Any] = (
         {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
     )

@@ -7,24 +7,22 @@ that fails is a value.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.proof import metrics
-from edge_opt.proof.inputs import InputHint, InputPlan, Kind, generate, plan
+from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, plan
 from edge_opt.proof.metrics import Difference
-from edge_opt.proof.protocol import Array
+from edge_opt.proof.protocol import Array, Arrays
 from edge_opt.proof.telling import untold
 from edge_opt.proof.tensors import Kernels, SignatureInfo
 
-Box = tuple[NDArray[np.int64] | None, ...]
-"""Which indices along each axis, ascending; None where all."""
+VERSIONS = ("before", "after")
+Runner = Callable[[str, Kernels, Arrays], list[Array]]
+"""Runs one version on named inputs, and gives its outputs in order."""
 
-_Maker = Callable[[], dict[str, Array]]
 _KEPT = 8 << 20  # bytes of inputs that are held in memory, not made again for each version and kernel set
-Runner = Callable[[bytes, Kernels, _Maker], list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +84,13 @@ def _bitwise(proofs: Sequence[OutputProof]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Both versions read only some elements of inputs of these `shapes`: for each version and input, its box."""
+    """Both versions read only some elements of inputs of these `shapes`.
+
+    `boxes` has, for each version and input, the indices along each axis, ascending; None where all.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
-    boxes: tuple[tuple[Box, ...], tuple[Box, ...]]
-
-    def sent(self) -> dict[str, Array]:
-        """The indices, as a request carries them."""
-        return {
-            _index_name(version, place, axis): indices
-            for version, boxes in enumerate(self.boxes)
-            for place, box in enumerate(boxes)
-            for axis, indices in enumerate(box)
-            if indices is not None
-        }
-
-    @classmethod
-    def received(cls, shapes: Sequence[Sequence[int]], arrays: Mapping[str, Array]) -> Self:
-        """The inverse of `sent`."""
-        first, second = (
-            tuple(
-                tuple(arrays.get(_index_name(version, place, axis)) for axis in range(len(shape)))
-                for place, shape in enumerate(shapes)
-            )
-            for version in range(2)
-        )
-        return cls(tuple(map(tuple, shapes)), (first, second))
-
-
-def _index_name(version: int, place: int, axis: int) -> str:
-    return f"indices/{version}/{place}/{axis}"
+    boxes: tuple[tuple[tuple[tuple[int, ...] | None, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +109,7 @@ class ProofRequest:
         kind: realistic inputs or one of the hostile kinds.
         seed: decides all inputs, together with their positions.
         kernels: the kernel sets to run on.
+        cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
     """
 
     hints: tuple[InputHint | None, ...] = ()
@@ -144,46 +120,41 @@ class ProofRequest:
     kind: Kind = "realistic"
     seed: int = 0
     kernels: tuple[Kernels, ...] = ("xnnpack", "reference")
+    cut: Cut | None = None
 
 
-def prove(
-    before: bytes,
-    after: bytes,
-    signatures: tuple[SignatureInfo, SignatureInfo],
-    request: ProofRequest,
-    run: Runner,
-    cut: Cut | None = None,
-) -> Outcome:
-    """Runs both models on the same inputs, at once if the request says so, else one loaded at a time.
+def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, run: Runner) -> Outcome:
+    """Runs both versions on the same inputs, at once if the request says so, else one loaded at a time.
 
     Raises:
         Whatever `run` raises.
     """
-    first, second = _uncut(signatures, cut)
+    first, second = (_uncut(signature, request.cut) for signature in signatures)
     mismatch = _mismatch(first, second)
     if mismatch is not None:
         return Outcome({}, mismatch=mismatch)
     hints = request.hints + (None,) * (len(first.inputs) - len(request.hints))
     plans = plan(first, seed=request.seed, kind=request.kind, hints=hints)
-    inputs, renamed = _makers((first, second), plans, cut)
+    make = _maker((first, second), plans, request.cut)
+
+    def ran(version: int, kernels: Kernels) -> list[Array]:
+        return run(VERSIONS[version], kernels, make(version))
+
     reason = ""
     outputs: dict[str, tuple[OutputProof, ...]] = {}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
             # The runtime lets other threads work while it computes.
-            started = beside.submit(run, after, kernels, renamed) if request.at_once else None
-            reference = run(before, kernels, inputs)
+            started = beside.submit(ran, 1, kernels) if request.at_once else None
+            reference = ran(0, kernels)
             reason = reason if outputs else untold(reference, request.parts)
-            rewritten = started.result() if started else run(after, kernels, renamed)
-            try:
-                outputs[kernels] = _compare(reference, rewritten, first, plans, request)
-            except _ShapesDifferError as error:
-                return Outcome({}, mismatch=str(error))
+            rewritten = started.result() if started else ran(1, kernels)
+            for place, (a, b) in enumerate(zip(reference, rewritten, strict=True)):
+                if a.shape != b.shape:
+                    where = f"output {place} ('{first.outputs[place].tensor}')"
+                    return Outcome({}, mismatch=f"{where}: shape {a.shape} before, {b.shape} after")
+            outputs[kernels] = _compare(reference, rewritten, first, plans, request)
     return Outcome(outputs, untold=reason)
-
-
-class _ShapesDifferError(Exception):
-    """An output came out in another shape than the other version's."""
 
 
 def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
@@ -201,46 +172,33 @@ def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
     return None
 
 
-def _uncut(
-    signatures: tuple[SignatureInfo, SignatureInfo], cut: Cut | None
-) -> tuple[SignatureInfo, SignatureInfo]:
-    """The signatures of the whole region: inputs are made for those, and then cut."""
+def _uncut(signature: SignatureInfo, cut: Cut | None) -> SignatureInfo:
+    """The signature of the whole region: inputs are made for that, and then cut."""
     if cut is None:
-        return signatures
-    first, second = (
-        replace(
-            signature,
-            inputs=tuple(
-                replace(info, shape=shape, declared=shape)
-                for info, shape in zip(signature.inputs, cut.shapes, strict=True)
-            ),
-        )
-        for signature in signatures
+        return signature
+    whole = zip(signature.inputs, cut.shapes, strict=True)
+    return replace(
+        signature, inputs=tuple(replace(info, shape=shape, declared=shape) for info, shape in whole)
     )
-    return first, second
 
 
-def _makers(
+def _maker(
     signatures: tuple[SignatureInfo, SignatureInfo], plans: Sequence[InputPlan], cut: Cut | None
-) -> tuple[_Maker, _Maker]:
-    """For each version, what makes its inputs. Few, and parts of arrays, are made once and kept."""
-    first, second = ([info.name for info in signature.inputs] for signature in signatures)
+) -> Callable[[int], Arrays]:
+    """What makes the inputs of a version (0 or 1), by its names. Few, and parts of arrays, are made once and kept."""
+    names = [[info.name for info in signature.inputs] for signature in signatures]
     if cut is None and sum(info.nbytes for info in signatures[0].inputs) > _KEPT:
-        return _maker(first, plans), _maker(second, plans)
-    ours, theirs = {}, {}
+        return lambda version: dict(zip(names[version], map(array_of, plans), strict=True))
+    kept: tuple[Arrays, Arrays] = ({}, {})
     for place, made in enumerate(plans):
-        whole = generate(made)
-        ours[first[place]] = whole if cut is None else take(whole, cut.boxes[0][place])
-        theirs[second[place]] = whole if cut is None else take(whole, cut.boxes[1][place])
-    return ours.copy, theirs.copy
+        whole = array_of(made)
+        for version, arrays in enumerate(kept):
+            arrays[names[version][place]] = take(whole, cut.boxes[version][place]) if cut else whole
+    return lambda version: kept[version]
 
 
-def _maker(names: Sequence[str], plans: Sequence[InputPlan]) -> _Maker:
-    return lambda: {name: generate(made) for name, made in zip(names, plans, strict=True)}
-
-
-def take(array: Array, box: Box) -> Array:
-    """The elements of a box."""
+def take(array: Array, box: Sequence[Sequence[int] | NDArray[np.int64] | None]) -> Array:
+    """The elements at these indices along each axis; None where all."""
     for axis, indices in enumerate(box):
         if indices is not None:
             array = np.take(array, indices, axis)
@@ -259,7 +217,7 @@ def _compare(
     for place, (a, b) in enumerate(zip(reference, rewritten, strict=True)):
         axis = request.row_axes[place] if place < len(request.row_axes) else None
         limits = request.limits[place] if place < len(request.limits) else None
-        if limits is not None and a.shape == b.shape:
+        if limits is not None:
             proofs.append(_clipped_output(place, a, b, first, limits))
         else:
             proofs.append(_output(place, a, b, first, masked, axis))
@@ -284,10 +242,8 @@ def _output(
     axis: int | None,
 ) -> OutputProof:
     info = first.outputs[place]
-    if a.shape != b.shape:
-        raise _ShapesDifferError(f"output {place} ('{info.tensor}'): shape {a.shape} before, {b.shape} after")
     rows, closed = masked
-    if axis is None or not closed or len(info.scales) > 1:
+    if axis is None or not closed:
         return OutputProof(place, metrics.measure(a, b, quantized_a=info, quantized_b=info))
     chosen = np.isin(np.arange(a.shape[axis]) % rows, list(closed))
     parts = [

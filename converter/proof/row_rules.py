@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_opt.ir import Operator, Shape
-    from edge_opt.proof.pair import Box
 
     Indices = NDArray[np.int64]
+    Box = tuple[Indices | None, ...]
+    """Which indices along each axis, ascending; None where all."""
 
 _CUTTING = {"CONCATENATION", "SPLIT", "SPLIT_V", "SLICE", "STRIDED_SLICE"}
 

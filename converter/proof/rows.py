@@ -16,19 +16,18 @@ from edge_opt.attention.composite_rules import BODY, COMPOSITE
 from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.versions import required_version
 from edge_opt.proof import noise
-from edge_opt.proof.pair import Box, take
+from edge_opt.proof.pair import Cut, take
 from edge_opt.proof.row_rules import RULES, NotReducibleError, Step, cuts, sizes, slim, union
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from edge_opt.ir import Shape
-
-    Indices = NDArray[np.int64]
+    from edge_opt.proof.row_rules import Box, Indices
 
 _RANDOM_ROWS = 4
 _FEWEST = 32
@@ -36,11 +35,11 @@ _FEWEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Both versions on the same `rows` of `length`; `boxes` say what each version reads of every input."""
+    """Both versions on the same `rows` of `length`; `cut` says what each version reads of every input."""
 
     before: Model
     after: Model
-    boxes: tuple[tuple[Box, ...], tuple[Box, ...]]
+    cut: Cut
     rows: tuple[int, ...]
     length: int
 
@@ -75,8 +74,14 @@ def _along(before: Model, after: Model, length: int, seed: int) -> Rows:
     reduced = [_on_rows(model, rows, length) for model in (before, after)]
     for reduction in reduced:
         reduction.check_reach()
+    boxes = (tuple(map(_plain, reduction.boxes())) for reduction in reduced)
+    cut = Cut(tuple(tensor.shape for tensor in before.subgraphs[0].inputs), tuple(boxes))
     old, new = (reduction.model() for reduction in reduced)
-    return Rows(old, new, (reduced[0].boxes(), reduced[1].boxes()), tuple(map(int, rows)), length)
+    return Rows(old, new, cut, tuple(rows.tolist()), length)
+
+
+def _plain(box: Box) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(None if indices is None else tuple(indices.tolist()) for indices in box)
 
 
 def multiply_adds(model: Model) -> int:
@@ -124,27 +129,26 @@ class _Reduction:
 
     def __init__(self, model: Model, source: Subgraph, asked: Sequence[Box]) -> None:
         self._model = model
-        self._source = source
-        self._operators = list(self._source.operators)
-        self._asked: dict[Tensor, Box] = {}
-        self._given: dict[Tensor, Box] = {}
-        self._steps: dict[Operator, Step] = {}
-        self._bodies: dict[Operator, _Reduction] = {}
+        self.source = source
+        self.asked: dict[Tensor, Box] = {}
+        self.given: dict[Tensor, Box] = {}
+        self.steps: dict[Operator, Step] = {}
+        self.bodies: dict[Operator, _Reduction] = {}
         for tensor, box in zip(source.outputs, asked, strict=True):
             self._ask(tensor, box)
-        for operator in reversed(self._operators):
-            if any(tensor in self._asked for tensor in operator.outputs):
+        for operator in reversed(list(source.operators)):
+            if any(tensor in self.asked for tensor in operator.outputs):
                 self._go_through(operator)
-        for tensor in self._source.inputs:
-            self._given[tensor] = self._asked.get(tensor, (None,) * len(tensor.shape))
+        for tensor in source.inputs:
+            self.given[tensor] = self.asked.get(tensor, (None,) * len(tensor.shape))
 
     def _go_through(self, operator: Operator) -> None:
         rule = self._enter if operator.name == COMPOSITE else RULES.get(operator.name)
-        affected = any(i is not None for t in operator.outputs for i in self._asked.get(t, ()))
+        affected = any(i is not None for t in operator.outputs for i in self.asked.get(t, ()))
         if rule is None or (affected and any(_per_axis(t) for t in (*operator.inputs, *operator.outputs))):
             raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}'")
-        step = self._steps[operator] = rule(operator, [self._asked.get(t) for t in operator.outputs])
-        self._given.update(zip(operator.outputs, step.gives, strict=True))
+        step = self.steps[operator] = rule(operator, [self.asked.get(t) for t in operator.outputs])
+        self.given.update(zip(operator.outputs, step.gives, strict=True))
         for index, box in step.needs.items():
             tensor = operator.input(index)
             if tensor.is_constant and not tensor.has_numbers:
@@ -159,74 +163,63 @@ class _Reduction:
         wanted = [box for box in asked if box is not None]
         if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(wanted)]:
             raise NotReducibleError(f"{composite.name} '{composite.outputs[0].name}' and its body differ")
-        inner = self._bodies[composite] = _Reduction(self._model, body, wanted)
+        inner = self.bodies[composite] = _Reduction(self._model, body, wanted)
         return Step(wanted, dict(enumerate(inner.boxes())))
 
     def _ask(self, tensor: Tensor, box: Box) -> None:
-        known, own = self._asked.get(tensor), slim(box, tensor.shape)
-        self._asked[tensor] = own if known is None else union(known, own)
+        known, own = self.asked.get(tensor), slim(box, tensor.shape)
+        self.asked[tensor] = own if known is None else union(known, own)
 
     def cuts(self) -> Iterable[int]:
         """Where axes that carry rows are cut or joined."""
-        for operator, step in self._steps.items():
+        for operator, step in self.steps.items():
             yield from cuts(operator, step)
-        for body in self._bodies.values():
+        for body in self.bodies.values():
             yield from body.cuts()
 
     def check_reach(self) -> None:
         """Raises where an operator, or a part that one cuts off, has nothing to do with the rows."""
-        for operator in self._operators:
-            unread = [t for t in operator.outputs if t not in self._asked and t.consumers]
-            if operator not in self._steps or unread:
+        for operator in self.source.operators:
+            unread = [t for t in operator.outputs if t not in self.asked and t.consumers]
+            if operator not in self.steps or unread:
                 raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}' is not reached")
-        for body in self._bodies.values():
+        for body in self.bodies.values():
             body.check_reach()
 
     def boxes(self) -> tuple[Box, ...]:
         """What is read of every input."""
-        return tuple(self._given[tensor] for tensor in self._source.inputs)
+        return tuple(self.given[tensor] for tensor in self.source.inputs)
 
     def model(self) -> Model:
         """The operators on what is needed."""
         model = Model()
-        self.write(model)
+        _Writer(model, self)
         return model
-
-    def write(self, model: Model) -> int:
-        """Adds them as a subgraph, those of bodies behind it; returns where."""
-        place = len(model.subgraphs)
-        bodies = {composite: body.write for composite, body in self._bodies.items()}
-        _Writer(model, self._source, self._given, self._asked, self._steps, bodies)
-        return place
 
 
 class _Writer:
-    """Makes the smaller model; what one reader needs less of than others is cut down for it."""
+    """Adds a smaller subgraph to a model, those of bodies behind it, and says at which `place`.
 
-    def __init__(
-        self,
-        model: Model,
-        source: Subgraph,
-        given: Mapping[Tensor, Box],
-        asked: Mapping[Tensor, Box],
-        steps: Mapping[Operator, Step],
-        bodies: Mapping[Operator, Callable[[Model], int]],
-    ) -> None:
-        self.model = model
+    What one reader needs less of than others is cut down for it.
+    """
+
+    def __init__(self, model: Model, reduction: _Reduction) -> None:
+        self.place = len(model.subgraphs)
+        self._model = model
+        self._reduction = reduction
         self._graph = Subgraph("rows")
-        self.model.subgraphs.append(self._graph)
-        self._bodies = bodies
-        self._given = given
+        model.subgraphs.append(self._graph)
         self._made: dict[Tensor, Tensor] = {}
         self._narrowed: dict[tuple[Tensor, tuple[bytes | None, ...]], Tensor] = {}
-        self._graph.inputs = [self._define(tensor) for tensor in source.inputs]
-        for operator in source.operators:
-            if operator in steps:
-                self._write(operator, steps[operator])
-        self._graph.outputs = [self._narrow(tensor, asked[tensor]) for tensor in source.outputs]
+        self._graph.inputs = [self._define(tensor) for tensor in reduction.source.inputs]
+        for operator in reduction.source.operators:
+            if operator in reduction.steps:
+                self._write(operator, reduction.steps[operator])
+        outputs = reduction.source.outputs
+        self._graph.outputs = [self._narrow(tensor, reduction.asked[tensor]) for tensor in outputs]
 
     def _define(self, tensor: Tensor) -> Tensor:
-        shape = sizes(tensor.shape, self._given[tensor])
+        shape = sizes(tensor.shape, self._reduction.given[tensor])
         self._made[tensor] = made = self._tensor(tensor, shape)
         return made
 
@@ -249,7 +242,8 @@ class _Writer:
                 inputs.append(self._narrow(tensor, step.needs[index]))
         outputs = [self._define(tensor) for tensor in operator.outputs]
         options = operator.options
-        told = {BODY: self._bodies[operator](self.model)} if operator in self._bodies else step.options
+        body = self._reduction.bodies.get(operator)
+        told = step.options if body is None else {BODY: _Writer(self._model, body).place}
         if options is not None and told:
             options = Table(options.spec, dict(options.fields))
             for name, value in told.items():
@@ -268,7 +262,7 @@ class _Writer:
 
     def _gathered(self, tensor: Tensor, box: Box) -> Tensor:
         made = self._made[tensor]
-        for axis, (have, want) in enumerate(zip(self._given[tensor], box, strict=True)):
+        for axis, (have, want) in enumerate(zip(self._reduction.given[tensor], box, strict=True)):
             if want is None or (have is not None and np.array_equal(have, want)):
                 continue
             places = want if have is None else np.searchsorted(have, want)
@@ -277,8 +271,8 @@ class _Writer:
             shape = (*made.shape[:axis], len(places), *made.shape[axis + 1 :])
             result = self._tensor(tensor, shape)
             options = new_table("GatherOptions", axis=axis)
-            gather = Operator(self.model.operator_code("GATHER"), [made, listed], [result], options)
-            gather.code = self.model.operator_code("GATHER", required_version(gather))
+            gather = Operator(self._model.operator_code("GATHER"), [made, listed], [result], options)
+            gather.code = self._model.operator_code("GATHER", required_version(gather))
             self._graph.append(gather)
             made = result
         return made

@@ -6,12 +6,11 @@ Nothing here loads the native runtime. A worker that crashed or was stopped is r
 import json
 import os
 import re
-import stat
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -27,20 +26,17 @@ from edge_opt.proof.errors import (
 )
 from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.loop import Call, Chunk, Loop
-from edge_opt.proof.pair import Cut, Outcome, ProofRequest
+from edge_opt.proof.pair import VERSIONS, Outcome, ProofRequest
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
 from edge_opt.proof.protocol import Array, Arrays, FrameError, Header
 from edge_opt.proof.source import check_model
 from edge_opt.proof.tensors import Kernels, SignatureInfo
-from edge_opt.schema.errors import EdgeOptError
 
 Runnable = str | os.PathLike[str] | bytes
 
-_LARGE_MODEL = 64 << 20
 _BASE_MEMORY = 4 << 30
 _MEMORY_PER_BYTE = 3
-_REGION = ("before", "after")
 _UNKNOWN_OPERATOR = re.compile(r"unresolved custom op: ([^.\s]+)")
 
 
@@ -96,7 +92,7 @@ class Worker:
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
-        reply, _ = self._ask({"operation": "describe"}, model, {}, f"model {name_of(model)}")
+        reply, _ = self._ask_of(model, {"operation": "describe"}, {}, f"model {name_of(model)}")
         return tuple(from_plain(SignatureInfo, fields) for fields in reply["signatures"])
 
     def run(
@@ -133,18 +129,16 @@ class Worker:
         `others` are the models besides the main one that the loop's calls name, all loaded at once.
         """
         with ExitStack() as stack:
-            sent = {name: stack.enter_context(_Sent(other, as_file=True)) for name, other in others.items()}
-            for other in others.values():
-                check_model(other)
+            files = {name: stack.enter_context(_as_file(other)) for name, other in others.items()}
             header = {
                 "operation": "generate",
                 "kernels": kernels,
                 "loop": asdict(loop),
-                "others": {name: other.header["path"] for name, other in sent.items()},
+                "others": {name: str(path) for name, path in files.items()},
             }
             where = f"model {name_of(model)}, generating {loop.count} tokens on {kernels} kernels"
-            more = sum(other.size for other in sent.values())
-            reply, results = self._ask(header, model, {}, where, more=more)
+            more = sum(path.stat().st_size for path in files.values())
+            reply, results = self._ask_of(model, header, {}, where, more=more)
         return reply["tokens"], results["logits"]
 
     def fill(
@@ -154,12 +148,12 @@ class Worker:
         runs: Sequence[Sequence[Chunk]],
         kernels: Kernels = "xnnpack",
     ) -> list[Arrays]:
-        """The caches after each run of a prefill signature, whose inputs the worker generates itself."""
+        """The caches after each run of a prefill signature, whose inputs the worker makes itself."""
         call = asdict(Call("main", signature))
         listed = [list(map(asdict, chunks)) for chunks in runs]
         header = {"operation": "fill", "kernels": kernels, "call": call, "runs": listed}
         where = f"model {name_of(model)}, signature '{signature.name}', {kernels} kernels"
-        _, results = self._ask(header, model, {}, where)
+        _, results = self._ask_of(model, header, {}, where)
         return _by_run(results, len(runs))
 
     def prove(
@@ -168,7 +162,6 @@ class Worker:
         after: bytes,
         request: ProofRequest | None = None,
         *,
-        cut: Cut | None = None,
         seconds: float | None = None,
         where: str = "",
     ) -> Outcome:
@@ -178,7 +171,6 @@ class Worker:
             before: the region as it was.
             after: the region rewritten: the same inputs and outputs in the same order.
             request: on what.
-            cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
             seconds: other than the worker's time limit.
             where: the region's name, for error messages.
 
@@ -188,11 +180,12 @@ class Worker:
             RuntimeTimedOut: it took longer than the time limit.
         """
         header: Header = {"operation": "prove", "request": asdict(request or ProofRequest())}
-        arrays = {"before": _as_array(before), "after": _as_array(after)}
-        if cut is not None:
-            header["shapes"] = cut.shapes
-            arrays.update(cut.sent())
-        reply, _ = self._ask(header, b"", arrays, f"region {where}".rstrip(), seconds=seconds)
+        arrays = {}
+        for version, model in zip(VERSIONS, (before, after), strict=True):
+            check_model(model)
+            arrays[version] = np.frombuffer(model, np.uint8)
+        size = len(before) + len(after)
+        reply, _ = self._ask(header, arrays, f"region {where}".rstrip(), size=size, seconds=seconds)
         found: Outcome = from_plain(Outcome, reply["proof"])
         return replace(found, seconds=reply["seconds"])
 
@@ -206,33 +199,29 @@ class Worker:
     ) -> list[Arrays]:
         header = {"operation": "run", "signature": signature, "kernels": kernels, "inputs": list(inputs)}
         where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
-        _, results = self._ask(header, model, arrays, where)
+        _, results = self._ask_of(model, header, arrays, where)
         return _by_run(results, len(inputs))
 
-    def _ask(
-        self,
-        header: Header,
-        model: Runnable,
-        arrays: Arrays,
-        where: str,
-        *,
-        more: int = 0,
-        seconds: float | None = None,
+    def _ask_of(
+        self, model: Runnable, header: Header, arrays: Arrays, where: str, *, more: int = 0
     ) -> tuple[Header, Arrays]:
-        """One request and its answer; `where` begins every message. No model goes out unchecked.
+        """A request that reads a model; `more` is the size of others that it reads besides."""
+        with _as_file(model) as path:
+            size = more + path.stat().st_size + sum(array.nbytes for array in arrays.values())
+            return self._ask({**header, "path": str(path)}, arrays, where, size=size)
 
-        `more` is the size of models that go out with this one, `seconds` a time limit of its own.
+    def _ask(
+        self, header: Header, arrays: Arrays, where: str, *, size: int, seconds: float | None = None
+    ) -> tuple[Header, Arrays]:
+        """One request and its answer; `where` begins every message.
+
+        `size` is that of all that it reads, in bytes, `seconds` a time limit of its own.
         """
         limit = self.time_limit if seconds is None else seconds
-        with _Sent(model) as sent:
-            for content in (model, *(arrays[name].tobytes() for name in _REGION if name in arrays)):
-                if content != b"":
-                    check_model(content)
-            size = more + sent.size + sum(array.nbytes for array in arrays.values())
-            memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
-            full = {**header, **sent.header, "memory_limit": memory, "time_limit": limit}
-            with self._lock:
-                reply, results = self._exchange(full, {**sent.arrays, **arrays}, where, limit)
+        memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
+        full = {**header, "memory_limit": memory, "time_limit": limit}
+        with self._lock:
+            reply, results = self._exchange(full, arrays, where, limit)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         self.peak_memory = max(self.peak_memory, reply["peak"])
@@ -269,51 +258,23 @@ def _by_run(results: Arrays, count: int) -> list[Arrays]:
     return runs
 
 
-class _Sent:
-    """How a model goes to the worker: by its path, as bytes, or by a temporary file if it is large."""
-
-    def __init__(self, model: Runnable, *, as_file: bool = False) -> None:
-        self._largest = 0 if as_file else _LARGE_MODEL
-        self.header: Header = {}
-        self.arrays: Arrays = {}
-        self._temporary: str | None = None
-        self._model = model
-        self.size = len(model) if isinstance(model, bytes) else _file_size(Path(model))
-
-    def __enter__(self) -> Self:
-        if not isinstance(self._model, bytes):
-            self.header = {"path": str(Path(self._model).absolute())}
-        elif len(self._model) < self._largest:
-            self.arrays = {"model": _as_array(self._model)}
-        else:
-            descriptor, self._temporary = tempfile.mkstemp(suffix=".tflite")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self._model)
-            self.header = {"path": self._temporary}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._temporary is not None:
-            Path(self._temporary).unlink(missing_ok=True)
+@contextmanager
+def _as_file(model: Runnable) -> Iterator[Path]:
+    """Where the worker finds a model, bytes in a temporary file; no model goes out unchecked."""
+    if not isinstance(model, bytes):
+        check_model(model)
+        yield Path(model).absolute()
+        return
+    check_model(model)
+    with tempfile.NamedTemporaryFile(suffix=".tflite") as file:
+        file.write(model)
+        file.flush()
+        yield Path(file.name)
 
 
 def name_of(model: Runnable) -> str:
     """A model's name for messages: its quoted path, or its size if it is only bytes."""
     return f"of {len(model)} bytes" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
-
-
-def _file_size(path: Path) -> int:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise EdgeOptError(f"model '{path}' cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise EdgeOptError(f"model '{path}' is not a regular file")
-    return status.st_size
-
-
-def _as_array(data: bytes) -> Array:
-    return np.frombuffer(data, np.uint8)
 
 
 def _translate(error: BaseException, process: ChildProcess, where: str, seconds: float) -> NoReturn:

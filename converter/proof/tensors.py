@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 Kernels = Literal["xnnpack", "reference", "tensorflow"]
 """Which kernels run: XNNPACK, the reference kernels, TensorFlow's own."""
@@ -35,13 +36,23 @@ class TensorInfo:
 
     @property
     def quantized(self) -> bool:
-        """Whether integers stand for real numbers here."""
-        return bool(self.scales) and self.dtype in {"int8", "uint8", "int16", "int32"}
+        """Whether integers stand for real numbers here, with one scale for all: the kernels give no others."""
+        return len(self.scales) == 1 and self.dtype in {"int8", "uint8", "int16", "int32"}
 
     @property
     def quantization(self) -> tuple[tuple[float, ...], tuple[int, ...], int]:
         """Scales, zero points and axis, to be compared as one."""
         return self.scales, self.zero_points, self.axis if len(self.scales) > 1 else 0
+
+    @property
+    def zero_point(self) -> int:
+        """The code that stands for 0."""
+        return self.zero_points[0] if self.zero_points else 0
+
+    def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """The real numbers that an array of it stands for."""
+        found = values.astype(np.float64)
+        return np.asarray((found - self.zero_point) * self.scales[0]) if self.quantized else found
 
     @property
     def nbytes(self) -> int:

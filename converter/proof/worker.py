@@ -11,17 +11,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from edge_opt.proof import inputs, loop, pair
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame, read_frame
-from edge_opt.proof.tensors import MAIN
+from edge_opt.proof.tensors import MAIN, Kernels
 
 _PARENT_CHECK_SECONDS = 0.5
 _GRACE_SECONDS = 5
@@ -73,16 +73,15 @@ def _answer(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     return {**reply, "peak": peak * (1 if sys.platform == "darwin" else 1024)}, results
 
 
-def _describe(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
-    found = native.describe(_model(header, arrays))
-    return {"signatures": [asdict(signature) for signature in found]}, {}
+def _describe(native: ModuleType, header: Header, _: Arrays) -> _Answer:
+    return {"signatures": [asdict(signature) for signature in native.describe(Path(header["path"]))]}, {}
 
 
 def _run(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
-    model = _model(header, arrays)
-    makers = [partial(_make, given, arrays) for given in header["inputs"]]
+    session = native.Session(Path(header["path"]), header["kernels"])
     results: Arrays = {}
-    for number, outputs in enumerate(native.run(model, header["kernels"], header["signature"], makers)):
+    for number, given in enumerate(header["inputs"]):
+        outputs = session.run(header["signature"], _make(given, arrays))
         results.update({f"{number}/{name}": array for name, array in outputs.items()})
     return {}, results
 
@@ -91,66 +90,60 @@ def _make(given: Header, arrays: Arrays) -> Arrays:
     """One input set: arrays that came with the request, or plans to be carried out now."""
     if "plans" in given:
         return {
-            name: inputs.generate(from_plain(inputs.InputPlan, plan)) for name, plan in given["plans"].items()
+            name: inputs.array_of(from_plain(inputs.InputPlan, plan)) for name, plan in given["plans"].items()
         }
     return {name: arrays[key] for name, key in given["arrays"].items()}
 
 
 def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
-    request = from_plain(pair.ProofRequest, header["request"])
-    cut = pair.Cut.received(header["shapes"], arrays) if "shapes" in header else None
-    sources = {which: arrays[which].tobytes() for which in ("before", "after")}
-    first, second = (
-        _of(which, native, partial(native.describe, source, positional=True))[0]
-        for which, source in sources.items()
-    )
+    models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
+    described = []
+    for version, model in models.items():
+        with _within(version, native):
+            described += native.describe(model, positional=True)
 
-    def run(model: bytes, kernels: Any, make: Any) -> list[Array]:
-        which = "before" if model is sources["before"] else "after"
-        (found,) = _of(which, native, lambda: list(native.run(model, kernels, MAIN, [make], positional=True)))
-        return list(found.values())
+    def run(version: str, kernels: Kernels, inputs: Arrays) -> list[Array]:
+        with _within(version, native):
+            session = native.Session(models[version], kernels, positional=True)
+            return list(session.run(MAIN, inputs).values())
 
-    found = pair.prove(sources["before"], sources["after"], (first, second), request, run, cut)
+    first, second = described
+    found = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)
     return {"proof": asdict(found)}, {}
 
 
-def _generate(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
-    models = {"main": _model(header, arrays)} | {name: Path(path) for name, path in header["others"].items()}
+def _generate(native: ModuleType, header: Header, _: Arrays) -> _Answer:
     sessions = {}
-    for name, model in models.items():
-        sessions[name] = _of(name, native, partial(native.Session, model, header["kernels"]))
+    for name, path in {"main": header["path"], **header["others"]}.items():
+        with _within(name, native):
+            sessions[name] = native.Session(Path(path), header["kernels"])
 
-    def invoke(call: loop.Call, inputs: Arrays) -> Any:
-        where = f"{call.model} model, signature '{call.signature.name}'"
-        return _of(where, native, lambda: sessions[call.model].run(call.signature.name, inputs))
+    def invoke(call: loop.Call, inputs: Arrays) -> Arrays:
+        with _within(f"{call.model} model, signature '{call.signature.name}'", native):
+            found: Arrays = sessions[call.model].run(call.signature.name, inputs)
+            return found
 
     tokens, logits = loop.run(from_plain(loop.Loop, header["loop"]), invoke)
     return {"tokens": tokens}, {"logits": logits}
 
 
-def _fill_caches(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
-    session = native.Session(_model(header, arrays), header["kernels"])
-    results: Arrays = {}
+def _fill_caches(native: ModuleType, header: Header, _: Arrays) -> _Answer:
+    session = native.Session(Path(header["path"]), header["kernels"])
+    call, results = from_plain(loop.Call, header["call"]), {}
     for number, listed in enumerate(header["runs"]):
         chunks = [from_plain(loop.Chunk, fields) for fields in listed]
-        filled = loop.fill(
-            from_plain(loop.Call, header["call"]),
-            chunks,
-            lambda call, values: session.run(call.signature.name, values),
-        )
+        filled = loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
         results.update({f"{number}/{name}": array for name, array in filled.items()})
     return {}, results
 
 
-def _of(which: str, native: ModuleType, do: Callable[[], Any]) -> Any:
+@contextmanager
+def _within(where: str, native: ModuleType) -> Iterator[None]:
+    """A refusal says where."""
     try:
-        return do()
+        yield
     except native.RefusedError as error:
-        raise native.RefusedError(f"{which}: {error}") from error
-
-
-def _model(header: Header, arrays: Arrays) -> Path | bytes:
-    return Path(header["path"]) if header.get("path") else arrays["model"].tobytes()
+        raise native.RefusedError(f"{where}: {error}") from error
 
 
 _OPERATIONS = {
