@@ -96,9 +96,7 @@ def _blocks(signature: SignatureContent, attention: list[AttentionBlock]) -> lis
 
 def describe(block: AttentionBlock) -> str:
     """One attention in the words of the field."""
-    keys = " + ".join(map(str, block.key_lengths))
+    rows, *lengths = ("?" if size < 0 else str(size) for size in (block.query_length, *block.key_lengths))
+    keys = " + ".join(lengths)
     mask = f", mask {shortened(block.mask)}" if block.mask else ", no mask"
-    return (
-        f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={block.query_length}, "
-        f"{keys} keys{mask}"
-    )
+    return f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={rows}, {keys} keys{mask}"

@@ -1,9 +1,13 @@
 """Attention whose lengths are known only at run time is split for all lengths, or left with a reason."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from cli_runs import run
 
 from edge_opt.conversion import ConversionResult, convert
+from edge_opt.inspection import explain, inspect
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status, open_lengths
@@ -105,3 +109,21 @@ def test_a_length_that_was_left_in_the_graph_is_caught_at_another(monkeypatch: p
     (site,) = converted(attention()).sites
     assert site.status is not Status.CONVERTED
     assert "with other lengths" in site.reason
+
+
+@pytest.mark.parametrize(
+    ("split", "told"), [(False, "1 x multi-head: N=4 K=4"), (True, "4 x single-head: N=1 K=1")]
+)
+def test_inspect_tells_the_lengths_known_only_at_run_time(
+    split: bool, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "open.tflite"
+    file.write_bytes(to_bytes(converted(attention()).model) if split else attention())
+    assert f"{told} H=5 T=?, ? keys, no mask" in run(capsys, "inspect", file).out
+    assert {(block.query_length, block.key_lengths) for block in inspect(file).attention} == {(-1, (-1,))}
+
+
+def test_explain_describes_attention_of_open_lengths() -> None:
+    (site,) = explain(attention())
+    assert site.block is not None
+    assert (site.block.heads, site.block.query_length, site.block.key_lengths) == (4, -1, (-1,))

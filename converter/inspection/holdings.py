@@ -16,6 +16,7 @@ from edge_opt.ir import Constants, DType
 from edge_opt.passes import PASSES, Context
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
+from edge_opt.passes.open_lengths import settled
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
     from edge_opt.passes import SiteReport
+    from edge_opt.passes.open_lengths import OpenLengths
 
     _Named = list[tuple[str, Tensor]]
 
@@ -37,7 +39,10 @@ _DEEPEST = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
+    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made.
+
+    A length known only at run time is -1.
+    """
 
     signature: str
     form: Literal["multi-head", "single-head"]
@@ -134,8 +139,9 @@ def inspect(
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
     )
+    attention = attention_blocks(model)
     for name, graph in model.entry_points():
-        blocks = attention_blocks(model, name, graph)
+        blocks = attention[name]
         found.attention += [block for block in blocks if block is not None]
         found.signatures.append(_content(model, name, graph, unmatched=blocks.count(None)))
     if facts is not None:
@@ -153,23 +159,27 @@ def explain(
         UsageError: there is no such target.
     """
     model = _loaded(source)
-    blocks: dict[tuple[str, str], AttentionBlock] = {}
-    for name, graph in model.entry_points():
-        for block in attention_blocks(model, name, graph):
-            if block is not None:
-                blocks[name, block.softmax] = block
+    found = attention_blocks(model).values()
+    blocks = {(block.signature, block.softmax): block for own in found for block in own if block is not None}
     result = convert(model, target=target, verify="none", dry_run=model is source)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 
 
-def attention_blocks(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
-    """The attentions of an entry point in execution order; None for one whose form is not understood.
+def attention_blocks(model: Model) -> dict[str, list[AttentionBlock | None]]:
+    """The attentions of every entry point in execution order; None for one whose form is not understood.
 
     Behind them those of the graphs that it calls: branches, and composites that are not opened yet.
     """
+    with settled(model) as lengths:
+        return {name: _blocks(model, name, graph, lengths) for name, graph in model.entry_points()}
+
+
+def _blocks(
+    model: Model, name: str, graph: Subgraph, lengths: OpenLengths | None
+) -> list[AttentionBlock | None]:
     arguments = _argument_names(model, name, graph)
     return [
-        None if isinstance(match, NotABlock) else _describe(match, name, arguments)
+        None if isinstance(match, NotABlock) else _describe(match, name, arguments, lengths)
         for called, _ in with_callees(model, graph)
         for match in find_blocks(called)
         if not isinstance(match, NotABlock) or match.is_attention
@@ -251,16 +261,21 @@ def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[int, str]:
     return {id(tensor): label for label, tensor in (*outputs, *inputs)}
 
 
-def _describe(match: Block | SingleHead, signature: str, arguments: Mapping[int, str]) -> AttentionBlock:
+def _describe(
+    match: Block | SingleHead, signature: str, arguments: Mapping[int, str], lengths: OpenLengths | None
+) -> AttentionBlock:
     heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (1, 1)
+    rows, *keys = (match.query_length, *match.key_lengths)
+    if lengths is not None:
+        rows, keys = lengths.stated(rows), [lengths.stated(size) for size in keys]
     return AttentionBlock(
         signature=signature,
         form="multi-head" if isinstance(match, Block) else "single-head",
         heads=heads,
         kv_heads=kv_heads,
         head_size=match.head_size,
-        query_length=match.query_length,
-        key_lengths=match.key_lengths,
+        query_length=rows,
+        key_lengths=tuple(keys),
         mask=None if match.mask is None else _mask_name(match.mask, arguments),
         softmax=match.softmax.outputs[0].name,
     )

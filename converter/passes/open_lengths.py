@@ -77,6 +77,10 @@ class OpenLengths:
                     tensor.shape = tuple(1 if size == _OPEN else size for size in signature)
                     tensor.shape_signature = signature
 
+    def stated(self, size: int) -> int:
+        """A size of the first choice as a file states it: -1 where another choice gives another."""
+        return _OPEN if self._is_open(size) else size
+
     def opened(self, rewrite: Rewrite, constants: Constants) -> Rewrite | Refusal:
         """The rewrite for all lengths, to be proved at several."""
         new: list[Operator] = []
