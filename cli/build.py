@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_opt.build import BuildResult, StageReport, build
 from edge_opt.cli import output
 from edge_opt.cli.progress import Progress, bar
+from edge_opt.ir.words import size
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Build
@@ -71,9 +72,9 @@ class _Shown:
 
 
 def _line(report: StageReport) -> str:
-    memory = "" if report.peak_bytes is None else f"  {output.size(report.peak_bytes)} of memory"
+    memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.again else f"{'kept':>8}"
-    return f"{report.name:<10}{spent}  {output.size(report.size):>10}{memory if report.again else ''}"
+    return f"{report.name:<10}{spent}  {size(report.size):>10}{memory if report.again else ''}"
 
 
 def _time(seconds: float) -> str:
@@ -91,7 +92,7 @@ def _show(result: BuildResult) -> None:
     if result.put_back:
         output.say(f"Sections that litert-torch's packing left out are back: {', '.join(result.put_back)}")
     written = Path(str(result.output))
-    size = output.size(written.stat().st_size)
     output.say(
-        f"{written} ({size}) for {result.chip} ({result.vendor}): prefill and decode are one call of the NPU each."
+        f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor}): prefill and decode are one "
+        f"call of the NPU each."
     )

@@ -7,7 +7,7 @@ from edge_opt.cli import output
 from edge_opt.cli.progress import bar
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
-from edge_opt.ir.names import shortened
+from edge_opt.ir.words import shortened
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Compare

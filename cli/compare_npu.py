@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.cli.progress import bar
+from edge_opt.ir.words import many
 from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def run(asked: "Compare") -> int:
 
 def _show(report: NpuComparison) -> None:
     flags = " ".join(report.flags) or "the compiler's own defaults"
-    cut = "" if report.layers is None else f", the first {output.many(report.layers, 'layer')}"
+    cut = "" if report.layers is None else f", the first {many(report.layers, 'layer')}"
     output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}")
     output.say()
     rows: list[tuple[str, ...]] = [

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.progress import bar
-from edge_opt.conversion import ConversionResult, SignatureSummary
+from edge_opt.conversion import ConversionResult
 from edge_opt.conversion import convert as convert_model
+from edge_opt.conversion.verdicts import entry_points
 from edge_opt.inspection.reporting import conversion_report
+from edge_opt.ir.words import size
 from edge_opt.report import check_report_path, write_report
 
 if TYPE_CHECKING:
@@ -55,26 +57,9 @@ def show(result: ConversionResult, *, folders: bool = True) -> None:
     """The result for people; `folders` where they want to know in which one it is."""
     output.say(_files(result, folders=folders))
     output.say()
-    output.say(signature_table(result.signatures))
+    output.say(output.table(entry_points(result)))
     output.say()
     output.say(streams.named(result.summary(), "MODEL"))
-
-
-def signature_table(signatures: list[SignatureSummary]) -> str:
-    """Before and after, one line for each entry point."""
-    rows = [("signature", "operators", "blocks split", "largest tensor")]
-    rows += [
-        (
-            summary.name,
-            output.change(summary.operators_before, summary.operators_after),
-            f"{summary.converted} of {summary.blocks}",
-            output.change(
-                output.size(summary.largest_tensor_before), output.size(summary.largest_tensor_after)
-            ),
-        )
-        for summary in signatures
-    ]
-    return output.table(rows)
 
 
 def _files(result: ConversionResult, *, folders: bool) -> str:
@@ -82,7 +67,7 @@ def _files(result: ConversionResult, *, folders: bool) -> str:
         if path is None:
             return "nothing written (dry run)"
         shown = streams.name(path if folders else Path(path).name)
-        return f"{shown} ({output.size(Path(path).stat().st_size)})"
+        return f"{shown} ({size(Path(path).stat().st_size)})"
 
     names = f"{described(result.input)} -> {described(result.output)}"
     return f"{names}, target {result.target}, {result.seconds:.1f} s"

@@ -6,7 +6,7 @@ from edge_opt.cli import output
 from edge_opt.cli.inspect import describe
 from edge_opt.inspection import Explanation
 from edge_opt.inspection import explain as explain_model
-from edge_opt.ir.names import shortened
+from edge_opt.ir.words import shortened
 from edge_opt.passes import Status
 
 if TYPE_CHECKING:

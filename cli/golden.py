@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from edge_opt.cli import output
 from edge_opt.cli.compare import show
 from edge_opt.comparison import golden
+from edge_opt.ir.words import size
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Check, Record
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def record(asked: "Record") -> int:
     """Run the model and write its outputs."""
     written = golden.record(asked.model, asked.output, overwrite=asked.overwrite)
-    output.say(f"{written}: {output.size(written.stat().st_size)}, check with `edge-opt golden check`")
+    output.say(f"{written}: {size(written.stat().st_size)}, check with `edge-opt golden check`")
     return 0
 
 

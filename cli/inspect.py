@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edge_opt.cli import output, streams
 from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
 from edge_opt.inspection.overlay import node_data, write_node_data
-from edge_opt.ir.names import shortened
+from edge_opt.ir.words import many, shortened, size
 from edge_opt.schema.atomic import resolve_target
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ def _write_overlay(asked: "Inspect", path: Path) -> None:
 
 
 def _show(found: Inspection) -> None:
-    weights = ", ".join(f"{dtype} {output.size(size)}" for dtype, size in found.weights.items())
-    output.say(
-        f"{streams.name(found.file or '')}: {output.size(found.size)} in {output.many(found.subgraphs, 'subgraph')}"
-    )
+    weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
+    output.say(f"{streams.name(found.file or '')}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(f"constants: {weights or 'none'}")
     output.say()
     rows: list[tuple[str, ...]] = [("signature", "operators", "inputs", "outputs", "attention")]

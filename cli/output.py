@@ -6,7 +6,6 @@ Text from a model is untrusted: control characters are shown, not sent to the te
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_KIBI = 1024
 
 
 def make_tolerant() -> None:
@@ -83,27 +81,6 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
         for row in cells
     )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def size(count: int | None) -> str:
-    """Bytes for people: 1536 -> '1.50 KiB'."""
-    if count is None:
-        return "?"
-    if count < _KIBI:
-        return f"{count} B"
-    power = min(int(math.log(count, _KIBI)), 4)
-    value = count / _KIBI**power
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"
-
-
-def many(count: int, noun: str) -> str:
-    """'1 block', '2 blocks'."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def change(before: object, after: object) -> str:
-    """'12 -> 34', or just '12' where nothing changed."""
-    return str(before) if before == after else f"{before} -> {after}"
 
 
 def _write(text: str) -> None:

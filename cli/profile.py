@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
+from edge_opt.ir.words import size
 from edge_opt.npu import Figures, Profile, SpillFigures, profile
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def columns(figures: Figures) -> dict[str, str]:
             "SRAM traffic": figures.sram_traffic,
             "DRAM traffic": figures.dram_traffic,
         }
-        sized = {head: output.size(count) for head, count in sizes.items()}
+        sized = {head: size(count) for head, count in sizes.items()}
         return {**operators, "cycles": str(figures.cycles), **sized}
     time = figures.time
     low, middle, high = (
@@ -73,11 +74,11 @@ def columns(figures: Figures) -> dict[str, str]:
         "time ms": middle,
         "between": "-" if time is None else f"{low}-{high}",
         "no cost": "-" if time is None else str(time.without_cost),
-        "spill": output.size(figures.spill),
-        "fill": output.size(figures.fill),
-        "DDR read": output.size(figures.ddr_read),
+        "spill": size(figures.spill),
+        "fill": size(figures.fill),
+        "DDR read": size(figures.ddr_read),
         "x floor": "-" if figures.read_ratio is None else f"{figures.read_ratio:.3f}",
-        "DDR written": output.size(figures.ddr_written),
+        "DDR written": size(figures.ddr_written),
         "run list": str(figures.run_list),
     }
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.conversion.container import open_container
+from edge_opt.ir.words import many
 from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def run(asked: "Shapes") -> int:
             output.say(str(disagreement))
         count = len(report.disagreements)
         output.say(
-            f"{report.derived} of {output.many(report.tensors, 'tensor')} derived, "
-            f"{output.many(count, 'disagreement') if count else 'all as the file says'}"
+            f"{report.derived} of {many(report.tensors, 'tensor')} derived, "
+            f"{many(count, 'disagreement') if count else 'all as the file says'}"
         )
     return 1 if report.disagreements else 0
 

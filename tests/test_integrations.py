@@ -12,8 +12,7 @@ import pytest
 from sdk import require_qnn
 
 import edge_opt
-from edge_opt.conversion import ConversionResult
-from edge_opt.integrations import aot, litert_torch
+from edge_opt.integrations import aot
 from edge_opt.ir import load
 from edge_opt.npu.hexagon import find_libraries
 from edge_opt.schema.errors import UsageError
@@ -57,13 +56,6 @@ def test_convert_gives_back_the_kind_it_was_given(kind: type[Exported]) -> None:
     assert given.content == DEMO.read_bytes(), "the given model stays as it is"
     assert edge_opt.compare(DEMO.read_bytes(), made.content).bitwise
     assert made.content != given.content
-
-
-def test_optimize_tells_what_was_done_too() -> None:
-    made, result = litert_torch.optimize_with_report(Exported(DEMO.read_bytes()), verify="none")
-    assert isinstance(result, ConversionResult)
-    assert len(result.converted) == 5
-    assert isinstance(made, Exported)
 
 
 def test_anything_else_is_refused_by_name() -> None:
@@ -220,7 +212,6 @@ def test_a_fresh_export_of_litert_torch_is_split_and_computes_the_same() -> None
     torch.manual_seed(0)
     x = torch.randn(1, 10, 32)
     exported = exporter.convert(Attention().eval(), (x,))
-    made, result = litert_torch.optimize_with_report(exported)
+    made = edge_opt.convert(exported, require_match=True)
     assert type(made) is type(exported)
-    assert [site.heads for site in result.converted] == [4]
     assert np.array_equal(exported(x.numpy()), made(x.numpy()))

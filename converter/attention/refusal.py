@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_opt.ir.names import shortened
+from edge_opt.ir.words import shortened
 
 if TYPE_CHECKING:
     from edge_opt.ir import Operator, Shape, Tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.conversion.container import Container, Part, SingleModel
 from edge_opt.conversion.result import ConversionResult, SignatureSummary
 from edge_opt.ir import Constants
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
@@ -18,6 +17,7 @@ from edge_opt.schema.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from edge_opt.conversion.choices import Progress
+    from edge_opt.conversion.container import Container, Part
     from edge_opt.ir import Subgraph
     from edge_opt.proof.regions import RegionProver
     from edge_opt.targets import Target
@@ -32,7 +32,7 @@ def extract(container: Container, key: str) -> None:
     known = [signature.key for part in container.parts for signature in part.model.signatures]
     if key not in known:
         raise unknown("signature", key, known)
-    if not isinstance(container, SingleModel):
+    if container.bundle is not None:
         raise UsageError("a bundle needs all signatures of its models: extract from the .tflite file instead")
     keep_signature(container.parts[0].model, key)
 

@@ -33,7 +33,7 @@ from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from edge_opt.conversion.choices import Progress
@@ -150,27 +150,13 @@ def convert(
         kept = None if extract_signature is None else [extract_signature]
         check = partial(_compare_whole, container, result, kept, progress) if verify == "full" else None
         if destination is not None:
-            _write(container, destination, check, overwrite=overwrite, progress=progress)
+            on_bytes = None if progress is None else partial(progress, "writing")
+            container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
             result.output = str(destination)
         elif check is not None:
             check(None)
     result.seconds = time.perf_counter() - started
     return result if exported is None else remade(exported, model)
-
-
-def _write(
-    container: Container,
-    destination: Path,
-    check: Callable[[Path], None] | None,
-    *,
-    overwrite: bool,
-    progress: Progress | None,
-) -> None:
-    def on_bytes(done: int, total: int) -> None:
-        if progress is not None:
-            progress("writing", done, total)
-
-    container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
 
 
 def _compare_whole(

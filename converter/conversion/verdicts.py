@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from edge_opt.ir.words import many, size
 from edge_opt.passes import MaskedRows, Status
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def verdicts(result: ConversionResult) -> list[str]:
     for (status, name, reason), sites in groups.items():
         places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
         more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-        lines.append(f"  {status} {_many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
+        lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
     whole = [f"  {signature.sentence()}" for signature in result.whole]
     masked = [f"  {text}" for text in masked_rows(result)]
     return [*lines, *_kept(result), *_extents(result), *masked, *_notes(result), *whole, *compiler(result)]
@@ -47,7 +48,22 @@ def headline(result: ConversionResult) -> str:
             return f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
         return "Every attention in the model is single-head already: there was nothing to split."
     sites = [site for site in attention if not site.settled]
-    return f"{len(converted)} of {_many(len(sites), 'site')} converted{_proved(result)}."
+    return f"{len(converted)} of {many(len(sites), 'site')} converted{_proved(result)}."
+
+
+def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
+    """Each of them before and after, as rows of a table; the first row is its heads."""
+    rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
+    rows += [
+        (
+            found.name,
+            _change(str(found.operators_before), str(found.operators_after)),
+            f"{found.converted} of {found.blocks}",
+            _change(size(found.largest_tensor_before), size(found.largest_tensor_after)),
+        )
+        for found in result.signatures
+    ]
+    return rows
 
 
 def compiler(result: ConversionResult) -> list[str]:
@@ -84,7 +100,7 @@ def _kept(result: ConversionResult) -> list[str]:
         if site.settled and site.status is Status.SKIPPED and (site.heads or 0) > 1
     )
     return [
-        f"  {signature}, {_many(count, 'block')} left as exported: {reason}"
+        f"  {signature}, {many(count, 'block')} left as exported: {reason}"
         for (signature, reason), count in groups.items()
         if result.converted
     ]
@@ -94,11 +110,16 @@ def _notes(result: ConversionResult) -> list[str]:
     """What a user should know of sites that were converted, said once for all that it is true of."""
     groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
     lines = [
-        f"  {_many(count, 'site')} of {name}: {note}"
+        f"  {many(count, 'site')} of {name}: {note}"
         for (name, note), count in groups.most_common(_NOTES_SHOWN)
     ]
     hidden = len(groups) - len(lines)
     return [*lines, f"  ... {hidden} more such notes (all with --json)"] if hidden else lines
+
+
+def _change(before: str, after: str) -> str:
+    """'12 -> 34', or just '12' where nothing changed."""
+    return before if before == after else f"{before} -> {after}"
 
 
 def _proved(result: ConversionResult) -> str:
@@ -116,7 +137,7 @@ def _proved(result: ConversionResult) -> str:
 def _kernels(proofs: Sequence[Proof]) -> str:
     """'XNNPACK and the reference kernels', with how many sites where not all ran on the same."""
     groups = Counter(tuple(ran.kernels for ran in proof.ran) for proof in proofs)
-    said = [(_named(names), _many(count, "site")) for names, count in groups.most_common()]
+    said = [(_named(names), many(count, "site")) for names, count in groups.most_common()]
     return said[0][0] if len(said) == 1 else ", ".join(f"{names} ({sites})" for names, sites in said)
 
 
@@ -129,7 +150,7 @@ def _extents(result: ConversionResult) -> list[str]:
     first = sum(any(not ran.rows for ran in proof.ran) for proof in sampled)
     others = "the others, which differ only in numbers, on rows that reach every head and tile"
     which = "--report says which, --verify exhaustive runs all"
-    return [f"  {_many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
+    return [f"  {many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
 
 
 def _proof(site: SiteReport) -> str:
@@ -153,7 +174,3 @@ def _listed(rows: Sequence[int]) -> str:
     """All of them where they are few, else the first ones and how many more."""
     shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
     return shown if len(rows) <= _ROWS_SHOWN else f"{shown} and {len(rows) - _ROWS_SHOWN} more"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,13 +1,6 @@
-"""litert-torch (formerly ai-edge-torch): what its `convert` returns in, the same kind out; and its export of LLMs.
+"""litert-torch's (formerly ai-edge-torch's) export of language models, with edge-opt behind it.
 
-import litert_torch
-from edge_opt.integrations.litert_torch import optimize
-
-edge_model = optimize(litert_torch.convert(module, sample_inputs), target="generic")
-edge_model.export("model.tflite")
-
-On PyPI, ai-edge-torch is today an empty package that requires litert-torch (0.7.2). Models of its earlier versions are
-taken too.
+What its `convert` returns, `edge_opt.convert` takes as it is, and gives back the same kind.
 """
 
 from __future__ import annotations
@@ -17,30 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.conversion import ConversionResult, convert, default_output
-from edge_opt.conversion.exported import Exported, model_content, remade
 from edge_opt.schema.errors import UsageError
 
 _BUNDLES = ("*.litertlm", "model*.tflite")
-
-
-def optimize(model: Exported, **options: Any) -> Exported:
-    """Rewrite a model that litert-torch has just made; the result is of the same class, the argument stays as it is.
-
-    Args:
-        model: what `litert_torch.convert` (or `ai_edge_torch.convert`) returned.
-        options: those of `edge_opt.convert`, except source and output.
-
-    Raises:
-        UsageError: it is no such model; else as `edge_opt.convert`.
-    """
-    return optimize_with_report(model, **options)[0]
-
-
-def optimize_with_report(model: Exported, **options: Any) -> tuple[Exported, ConversionResult]:
-    """As `optimize`, and what was done: every site with its verdict."""
-    result = convert(model_content(model), **options)
-    assert result.model is not None
-    return remade(model, result.model), result
 
 
 def export_language_model(

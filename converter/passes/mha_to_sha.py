@@ -10,7 +10,7 @@ from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import form_for
 from edge_opt.attention.front import PRODUCTS, products_beside
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir.names import shortened
+from edge_opt.ir.words import shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.tile_rows import in_pieces, tiled_block
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from edge_opt.conversion.verdicts import compiler, headline
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
-from edge_opt.report import words
 from edge_opt.report.folding import folded
 
 if TYPE_CHECKING:
@@ -70,21 +69,6 @@ class Report:
     def summary(self) -> str:
         """What was done, and what to tell the vendor's compiler."""
         return " ".join([headline(self.result), *compiler(self.result)])
-
-    def signatures(self) -> Table:
-        """Every entry point before and after."""
-        return [
-            ("signature", "blocks split", "operators", "largest tensor"),
-            *(
-                (
-                    found.name,
-                    f"{found.converted} of {found.blocks}",
-                    f"{found.operators_before} -> {found.operators_after}",
-                    f"{words.size(found.largest_tensor_before)} -> {words.size(found.largest_tensor_after)}",
-                )
-                for found in self.result.signatures
-            ),
-        ]
 
     def whole(self) -> Table:
         """How equal the whole models had to be, and how equal they are."""

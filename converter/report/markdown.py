@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from edge_opt.conversion.verdicts import masked_rows, proof
+from edge_opt.conversion.verdicts import entry_points, masked_rows, proof
 from edge_opt.report import words
 from edge_opt.report.document import NO_LINT
 
@@ -25,7 +25,7 @@ def to_markdown(report: Report) -> str:
         f"# edge-opt: {_cell(report.title)}",
         report.summary,
         "## Signatures",
-        _table(report.signatures()),
+        _table(entry_points(report.result)),
         "## Sites",
         _sites(report),
         "## What the proofs measured",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_opt.conversion.verdicts import masked_rows, proof
-from edge_opt.ir.names import shortened
+from edge_opt.conversion.verdicts import entry_points, masked_rows, proof
+from edge_opt.ir.words import many, shortened
 from edge_opt.passes import Status
 from edge_opt.report.diagram import can_draw, draw
 from edge_opt.report.document import NO_LINT
@@ -29,7 +29,7 @@ def to_html(report: Report) -> str:
     body = [
         f"<header><p class=kicker>edge-opt report</p><h1>{name}</h1><p>{escape(report.summary)}</p></header>",
         _cards(report),
-        _section("Signatures", _table(report.signatures())),
+        _section("Signatures", _table(entry_points(report.result))),
         _section("Verdicts", "".join(_verdict(*verdict) for verdict in report.verdicts()) or _NO_SITES),
         _section("What the proofs measured", _measured(report)),
     ]
@@ -72,7 +72,7 @@ def _verdict(name: str, status: Status, reason: str, sites: Sequence[SiteReport]
         for site in sites
     ]
     kind = "good" if status is Status.CONVERTED else "left"
-    head = f"<span class='tag {kind}'>{escape(status)}</span> {escape(name)}, {_many(len(sites), 'site')}"
+    head = f"<span class='tag {kind}'>{escape(status)}</span> {escape(name)}, {many(len(sites), 'site')}"
     head += f": {escape(reason)}" if reason else ""
     table = _table([("signature", "site", "heads", "proof", "tensor"), *rows])
     return f"<details><summary>{head}</summary>{table}</details>"
@@ -122,17 +122,13 @@ def _example(example: Example) -> str:
 
 def _figure(example: Example, word: str, operators: Sequence[Operator]) -> str:
     """The operators as a picture; as a list where there is no library that lays one out, or they are too many."""
-    label = f"{_many(len(operators), 'operator')} {word}"
+    label = f"{many(len(operators), 'operator')} {word}"
     if can_draw() and len(operators) <= _MOST_DRAWN:
         shown = draw(operators, example.name, f"The block {word}: {label}")
     else:
         listed = "\n".join(map(escape, example.lines(operators)))
         shown = f"<pre>{listed}</pre>"
     return f"<figure><figcaption>{escape(label)}</figcaption><div class=scroll>{shown}</div></figure>"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:

@@ -1,10 +1,12 @@
-"""Names of tensors as people can read them."""
+"""Names of tensors, counts and sizes as people read them, the same wherever they are printed."""
 
 from __future__ import annotations
 
+import math
 import re
 
 _LONGEST = 70
+_KIBI = 1024
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 
 
@@ -23,3 +25,19 @@ def shortened(name: str) -> str:
         del parts[0]
     kept = "/".join(parts)[-_LONGEST:]
     return kept if kept == whole else f"...{kept}"
+
+
+def many(count: int, noun: str) -> str:
+    """'1 block', '2 blocks'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size(count: int | None) -> str:
+    """Bytes, with three digits that count: 1536 -> '1.50 KiB'."""
+    if count is None:
+        return "?"
+    if count < _KIBI:
+        return f"{count} B"
+    power = min(int(math.log(count, _KIBI)), 4)
+    value = count / _KIBI**power
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_opt.ir.names import shortened
+from edge_opt.ir.words import shortened
 
 PACKAGE = "transformers.models.gemma3.modeling_gemma3"
 ROOT = f"litert_torch.exportable_module.Exportable/{PACKAGE}.Gemma3ForCausalLM_model/{PACKAGE}.Gemma3TextModel_model"
