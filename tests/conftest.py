@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.proof.regions import RegionProver
 
 

@@ -7,8 +7,6 @@ import sys
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from edge_opt.npu import hexagon
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -65,6 +63,6 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Pa
     tool = tmp_path / "apply_plugin_main"
     tool.write_text(f"#!{sys.executable}\n{dedent(program)}", encoding="utf-8")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(hexagon, "_find_tool", lambda: (tool, tmp_path))
-    monkeypatch.setattr(hexagon, "build_probe", lambda: tmp_path)
+    monkeypatch.setattr("edge_opt.npu.sdk._find_tool", lambda: (tool, tmp_path))
+    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", lambda: tmp_path)
     return tmp_path / "sdk"

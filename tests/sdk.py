@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.sdk import SDK_VARIABLES
 
 
 def require_qnn() -> None:

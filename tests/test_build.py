@@ -33,7 +33,7 @@ from edge_opt.build.vendors import find_chip
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import ModelFormatError, OutputError, UsageError
 
 if TYPE_CHECKING:

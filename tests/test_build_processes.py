@@ -24,7 +24,7 @@ from edge_opt import build as package
 from edge_opt.build import Job, StageFailedError, pipeline
 from edge_opt.build.processes import Processes
 from edge_opt.npu import CompilerFailedError
-from edge_opt.npu.hexagon import SDK_VARIABLES
+from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import OutputError, UsageError
 
 ROOT = Path(__file__).parent.parent

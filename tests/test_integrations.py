@@ -14,7 +14,7 @@ from sdk import require_qnn
 import edge_opt
 from edge_opt.integrations import aot
 from edge_opt.ir import load
-from edge_opt.npu.hexagon import find_libraries
+from edge_opt.npu.sdk import find_libraries
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import load_target
 

@@ -16,8 +16,8 @@ from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError, NpuComparison, compare_on_npu
-from edge_opt.npu.hexagon import SDK_VARIABLES
 from edge_opt.npu.layers import cut_entry_point, layer_ends
+from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import UsageError
 from edge_opt.testing import assert_equivalent
 
@@ -110,7 +110,7 @@ def test_without_a_probe_nothing_is_started(
     def missing() -> Path:
         raise CompilerMissingError("no C compiler")
 
-    monkeypatch.setattr("edge_opt.npu.hexagon.build_probe", missing)
+    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
     with pytest.raises(CompilerMissingError, match="no C compiler"):
         compared(model, model, sdk)
 

@@ -27,13 +27,12 @@ from edge_opt.npu import (
     CompilerMissingError,
     SpillFigures,
     TimeEstimate,
-    hexagon,
     profile,
     read_floor,
 )
 from edge_opt.npu.ethos import find_vela, read_counts, read_refusals, read_summary
-from edge_opt.npu.hexagon import SDK_VARIABLES, find_libraries
 from edge_opt.npu.hexagon_log import first_complaint, library_version, read_log
+from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def program(path: Path, text: str) -> Path:
 
 def pretend_tool(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     tool = program(folder / "apply_plugin_main", text)
-    monkeypatch.setattr(hexagon, "_find_tool", lambda: (tool, folder))
+    monkeypatch.setattr("edge_opt.npu.sdk._find_tool", lambda: (tool, folder))
 
 
 # The Hexagon compiler
@@ -278,7 +277,7 @@ def test_without_a_c_compiler_the_bytes_are_there_too(
     def missing() -> Path:
         raise CompilerMissingError("there is no C compiler")
 
-    monkeypatch.setattr(hexagon, "build_probe", missing)
+    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
     report = profile(model, sdk=sdk)
     assert report.notes == ("no estimate of time: there is no C compiler",)
 
@@ -395,11 +394,7 @@ def test_velas_counts_and_reasons_are_read() -> None:
 
 def test_velas_memory_is_in_kibibytes() -> None:
     summary = read_summary(SUMMARY)
-    assert (summary["sram_memory_used"], summary["dram_memory_used"], summary["cycles_total"]) == (
-        1536,
-        2048,
-        60,
-    )
+    assert (summary["sram"], summary["dram"], summary["cycles"]) == (1536, 2048, 60)
 
 
 def test_a_summary_of_another_format_is_an_error() -> None:

@@ -39,8 +39,8 @@ from edge_opt.npu import (
     write_target,
 )
 from edge_opt.npu.ethos import find_vela
-from edge_opt.npu.hexagon import _running
 from edge_opt.npu.probe import LIBRARY
+from edge_opt.npu.process import _running
 from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Job, Memory
 from edge_opt.schema.errors import UsageError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edge_opt.build.errors import StageFailedError
 from edge_opt.build.jobs import Carried
 from edge_opt.build.pipeline import check_versions
-from edge_opt.npu.hexagon import library_folders
+from edge_opt.npu.sdk import library_folders
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 
 if TYPE_CHECKING:

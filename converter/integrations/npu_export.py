@@ -23,8 +23,9 @@ from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.gain import Gain, gain
-from edge_opt.npu.hexagon import find_sdk, judged_by
+from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.profiling import profile
+from edge_opt.npu.sdk import find_sdk
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.targets import Target, load_target

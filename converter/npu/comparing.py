@@ -19,8 +19,9 @@ from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu.emulator import Emulated, emulate
-from edge_opt.npu.hexagon import DEFAULT_CHIP, find_sdk
+from edge_opt.npu.hexagon import DEFAULT_CHIP
 from edge_opt.npu.layers import cut_entry_point, layer_ends
+from edge_opt.npu.sdk import find_sdk
 from edge_opt.proof.inputs import array_of, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.runner import Worker
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from edge_opt.npu.hexagon import Sdk
+    from edge_opt.npu.sdk import Sdk
     from edge_opt.proof.inputs import InputPlan
     from edge_opt.proof.protocol import Array
     from edge_opt.proof.source import ModelLike, Source

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_opt.npu.errors import CompilerFailedError
-from edge_opt.npu.hexagon import ended, run_compiler
+from edge_opt.npu.hexagon import run_compiler
 from edge_opt.npu.hexagon_log import first_complaint, read_log
+from edge_opt.npu.process import ended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_opt.ir import Subgraph, Tensor
-    from edge_opt.npu.hexagon import CompilerRun, Sdk
+    from edge_opt.npu.hexagon import CompilerRun
+    from edge_opt.npu.sdk import Sdk
     from edge_opt.proof.protocol import Array
 
 # Without it the plugin wants memory that only a device shares with its NPU.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from edge_opt.ir import load, save
 from edge_opt.ir.cleanup import keep_signature
-from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
-from edge_opt.npu.figures import VelaFigures, read_floor
+from edge_opt.npu import process
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.figures import Compilation, VelaFigures, read_floor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,15 +33,16 @@ _NAME = re.compile(r"\s*\([^()]*\)$|: [^:]*'.*$")
 # Vela has no name for operators newer than itself; composites are the ones that language models hold.
 _KINDS = {"None": "operator unknown to Vela"}
 _KIBI = 1024
-_KIBIBYTES = frozenset({"sram_memory_used", "dram_memory_used"})
-_WANTED = (
-    "cycles_total",
-    "cycles_npu",
-    "sram_memory_used",
-    "dram_memory_used",
-    "sram_total_bytes",
-    "dram_total_bytes",
-)
+# Columns of the summary, by what we call them; these two of them are in KiB.
+_COLUMNS = {
+    "cycles": "cycles_total",
+    "npu_cycles": "cycles_npu",
+    "sram": "sram_memory_used",
+    "dram": "dram_memory_used",
+    "sram_traffic": "sram_total_bytes",
+    "dram_traffic": "dram_total_bytes",
+}
+_KIBIBYTES = ("sram", "dram")
 
 
 def find_vela() -> list[str]:
@@ -59,9 +60,9 @@ def find_vela() -> list[str]:
 
 
 def compile_model(
-    path: Path, model: Model, *, chip: str | None, flags: Sequence[str], seconds: float | None = None
-) -> tuple[list[VelaFigures], dict[str, str]]:
-    """Figures of every entry point of `model`, which `path` holds, and the versions that they were measured with.
+    path: Path, model: Model, *, chip: str, flags: Sequence[str], seconds: float | None = None
+) -> Compilation:
+    """Compile every entry point of `model`, which `path` holds.
 
     Raises:
         CompilerMissingError: Vela is not here.
@@ -69,70 +70,41 @@ def compile_model(
             that it leaves on the CPU are no such failure.
     """
     vela = find_vela()
-    found = [
-        _compile(vela, path, name if model.signatures else None, chip or DEFAULT_CHIP, flags, seconds)
-        for name, _ in model.entry_points()
-    ]
-    answer = subprocess.run([*vela, "--version"], capture_output=True, text=True, check=False)
-    return found, {"ethos-u-vela": answer.stdout.strip()}
+    options = [f"--accelerator-config={chip}", *flags]
+    found = []
+    for name, _ in model.entry_points():
+        # Loaded anew for each: keeping one signature edits the model.
+        single = load(path)
+        if model.signatures:
+            keep_signature(single, name)
+        found.append(_compile(f"{path.name}: Vela", single, vela, options, seconds))
+    answer = process.run(f"{path.name}: Vela", [*vela, "--version"])
+    return Compilation(tuple(found), {"ethos-u-vela": answer.stdout.strip()})
 
 
 def _compile(
-    vela: list[str],
-    path: Path,
-    signature: str | None,
-    chip: str,
-    flags: Sequence[str],
-    seconds: float | None,
+    who: str, model: Model, vela: list[str], options: list[str], seconds: float | None
 ) -> VelaFigures:
-    # Loaded anew for each: keeping one signature edits the model.
-    model = load(path)
-    if signature is not None:
-        keep_signature(model, signature)
     name, subgraph = model.entry_points()[0]
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        single = Path(folder) / "signature.tflite"
-        save(model, single)
-        try:
-            done = subprocess.run(
-                [*vela, str(single), f"--accelerator-config={chip}", f"--output-dir={folder}", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=seconds,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CompilerTimeoutError(
-                f"{path.name}: Vela was not done with signature '{name}' after {seconds:g} seconds"
-            ) from error
+        file = Path(folder) / "signature.tflite"
+        save(model, file)
+        done = process.run(who, [*vela, str(file), *options, f"--output-dir={folder}"], seconds)
         summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
+    output = done.stdout + done.stderr
     if done.returncode or not summaries:
-        last = (done.stdout.strip().splitlines() or ["it does not say why"])[-1][:200]
+        last = (output.strip().splitlines() or [process.ended(done.returncode)])[-1][:200]
         raise CompilerFailedError(
-            f"{path.name}: Vela ended with code {done.returncode} on signature '{name}': {last}; see its --help for "
+            f"{who} ended with code {done.returncode} on signature '{name}': {last}; see its --help for "
             f"configurations that it knows"
         )
     try:
-        taken, operators = read_counts(done.stdout)
+        taken, operators = read_counts(output)
         summary = read_summary(summaries[0])
     except ValueError as error:
-        raise CompilerFailedError(f"{path.name}: Vela's output cannot be read: {error}") from error
-    return VelaFigures(
-        signature=name,
-        operators=operators,
-        taken=taken,
-        cycles=summary["cycles_total"],
-        npu_cycles=summary["cycles_npu"],
-        sram=summary["sram_memory_used"],
-        dram=summary["dram_memory_used"],
-        sram_traffic=summary["sram_total_bytes"],
-        dram_traffic=summary["dram_total_bytes"],
-        floor=read_floor(subgraph),
-        on_cpu=read_refusals(done.stdout),
-    )
+        raise CompilerFailedError(f"{who}'s output cannot be read: {error}") from error
+    floor, left = read_floor(subgraph), read_refusals(output)
+    return VelaFigures(name, operators, taken, floor=floor, on_cpu=left, **summary)
 
 
 def read_counts(output: str) -> tuple[int, int]:
@@ -157,7 +129,7 @@ def read_refusals(output: str) -> dict[str, int]:
 
 
 def read_summary(text: str) -> dict[str, int]:
-    """The wanted columns of the summary file's last line; memory in bytes.
+    """What the last line of the summary file says; bytes and cycles.
 
     Raises:
         ValueError: a column is missing.
@@ -165,7 +137,8 @@ def read_summary(text: str) -> dict[str, int]:
     lines = list(csv.DictReader(text.splitlines()))
     if not lines:
         raise ValueError("the summary is empty")
-    missing = [name for name in _WANTED if not lines[-1].get(name)]
+    missing = [column for column in _COLUMNS.values() if not lines[-1].get(column)]
     if missing:
         raise ValueError(f"the summary has no column {missing[0]}")
-    return {name: round(float(lines[-1][name]) * (_KIBI if name in _KIBIBYTES else 1)) for name in _WANTED}
+    told = {name: float(lines[-1][column]) for name, column in _COLUMNS.items()}
+    return {name: round(value * (_KIBI if name in _KIBIBYTES else 1)) for name, value in told.items()}

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.ir import DType
+from edge_opt.schema.strict_json import strict
 
 if TYPE_CHECKING:
     from edge_opt.ir import Subgraph, Tensor
@@ -95,6 +96,15 @@ Figures = SpillFigures | VelaFigures
 
 
 @dataclass(frozen=True, slots=True)
+class Compilation:
+    """Figures of every entry point of a model, the versions that they were measured with, and what to say of them."""
+
+    figures: tuple[Figures, ...]
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A model as one target's compiler makes it: figures of every entry point, and what they were measured with.
 
@@ -112,16 +122,8 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
-        return {
-            "model": self.model,
-            "target": self.target,
-            "chip": self.chip,
-            "flags": list(self.flags),
-            "versions": self.versions,
-            "seconds": round(self.seconds, 2),
-            "signatures": [figures.to_dict() for figures in self.signatures],
-            "notes": list(self.notes),
-        }
+        signatures = [figures.to_dict() for figures in self.signatures]
+        return strict({**asdict(self), "seconds": round(self.seconds, 2), "signatures": signatures})
 
 
 def read_floor(subgraph: Subgraph) -> int:

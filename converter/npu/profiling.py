@@ -19,8 +19,6 @@ from edge_opt.targets import Target, load_target
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from edge_opt.npu.figures import Figures
-
 LEVELS: dict[str, tuple[dict[str, str], ...]] = {
     "qualcomm-htp": tuple({"qualcomm_optimization_level": level} for level in ("O1", "O2", "O3")),
     "ethos-u85": ({"optimise": "Performance"}, {"optimise": "Size"}),
@@ -62,8 +60,17 @@ def profile(
             f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
         )
     started = time.perf_counter()
+    chip = chip or COMPILERS[facts.name]
+    chosen = facts.flags() if flags is None else list(flags)
     with model_file(path) as file:
-        return _profile(os.fspath(path), file, facts, sdk, chip, flags, seconds, started)
+        model = load(file)
+        if facts.name == "ethos-u85":
+            made = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
+        else:
+            made = hexagon.compile_model(file, model, sdk=sdk, chip=chip, flags=chosen, seconds=seconds)
+    spent = time.perf_counter() - started
+    name = os.fspath(path)
+    return Profile(name, facts.name, chip, tuple(chosen), made.versions, spent, made.figures, made.notes)
 
 
 @contextmanager
@@ -82,34 +89,3 @@ def model_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         file = Path(folder) / f"{Path(path).stem}.tflite"
         save(main, file)
         yield file
-
-
-def _profile(
-    name: str,
-    file: Path,
-    facts: Target,
-    sdk: str | os.PathLike[str] | None,
-    chip: str | None,
-    flags: Sequence[str] | None,
-    seconds: float | None,
-    started: float,
-) -> Profile:
-    model = load(file)
-    chosen = facts.flags() if flags is None else list(flags)
-    figures: Sequence[Figures]
-    notes: tuple[str, ...] = ()
-    if facts.name == "ethos-u85":
-        figures, versions = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
-    else:
-        found = hexagon.compile_model(file, model, sdk=sdk, chip=chip, flags=chosen, seconds=seconds)
-        figures, versions, notes = found.figures, found.versions, found.notes
-    return Profile(
-        model=name,
-        target=facts.name,
-        chip=chip or COMPILERS[facts.name],
-        flags=tuple(chosen),
-        versions=versions,
-        seconds=time.perf_counter() - started,
-        signatures=tuple(figures),
-        notes=notes,
-    )

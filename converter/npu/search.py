@@ -17,9 +17,11 @@ from edge_opt.ir import load, save
 from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import SpillFigures
-from edge_opt.npu.hexagon import end_compilers, find_sdk, judged_by
+from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import cut_layers
+from edge_opt.npu.process import end_all
 from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
+from edge_opt.npu.sdk import find_sdk
 from edge_opt.npu.trials import Job, Memory, Trial, carry_out
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
@@ -157,7 +159,7 @@ def _own_executor(jobs: int) -> Iterator[Executor]:
             waiting = Thread(target=executor.shutdown)
             waiting.start()
             while waiting.is_alive():
-                end_compilers()
+                end_all()
                 waiting.join(0.05)
             raise
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from edge_opt.npu.candidates import Choice
 from edge_opt.npu.errors import CompilerFailedError, CompilerTimeoutError
 from edge_opt.npu.figures import SpillFigures, VelaFigures
-from edge_opt.npu.hexagon import libraries_digest
 from edge_opt.npu.probe import cache_folder
+from edge_opt.npu.sdk import libraries_digest
 from edge_opt.proof.plain import from_plain
 
 if TYPE_CHECKING:

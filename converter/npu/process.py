@@ -1,0 +1,61 @@
+"""A vendor's compiler as a process: it has so many seconds, and does not outlive whoever waits for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from edge_opt.npu.errors import CompilerTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+def run(
+    name: str,
+    command: Sequence[str],
+    seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """How it ended, and what it printed on both streams.
+
+    Raises:
+        CompilerTimeoutError: it was not done after `seconds`.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+    ) as process:
+        _running.add(process)
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise CompilerTimeoutError(
+                f"{name} was not done after {seconds:g} seconds; --seconds gives it more"
+            ) from error
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def end_all() -> None:
+    """Kill every compiler that is running for this process, in whichever thread; what waits for it gets its failure."""
+    for process in tuple(_running):
+        process.kill()
+
+
+def ended(code: int) -> str:
+    """What is known of a process that does not say why it ended."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else "it does not say why"

@@ -1,0 +1,124 @@
+"""Finds what it takes to compile for a Hexagon NPU: LiteRT's tool and plugin, the user's own QNN libraries, our probe.
+
+The libraries are never copied or bundled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.npu.probe import LIBRARY, build_probe
+
+SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
+# Qualcomm's SDK keeps its x86-64 libraries in the first, the wheel of onnxruntime-qnn in the second.
+_PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
+# The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
+_UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
+_COMPILING = "lib*Htp*.so"
+_HOW_TO_GET = (
+    "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
+    "onnxruntime-qnn` on x86-64 Linux), with --sdk or in EDGE_OPT_QNN or QNN_SDK_ROOT"
+)
+
+
+def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
+    """The folder with the QNN libraries for this machine, of `sdk` or else of the environment.
+
+    Raises:
+        CompilerMissingError: no SDK is given, or it holds no such libraries.
+    """
+    named = next((os.environ[name] for name in SDK_VARIABLES if os.environ.get(name)), None)
+    root = named if sdk is None else os.fspath(sdk)
+    if root is None:
+        raise CompilerMissingError(f"the Hexagon compiler needs Qualcomm's QNN libraries: {_HOW_TO_GET}")
+    for place in _PLACES:
+        folder = Path(root) / place
+        if (folder / LIBRARY).is_file():
+            return folder.resolve()
+    raise CompilerMissingError(f"{root} holds no {LIBRARY} for x86-64 Linux: {_HOW_TO_GET}")
+
+
+def libraries_digest(sdk: str | os.PathLike[str] | None) -> str:
+    """What the libraries that compile are, by their bytes, wherever they lie; empty where there are none."""
+    try:
+        folder = find_libraries(sdk)
+    except CompilerMissingError:
+        return ""
+    found = sorted(folder.glob(_COMPILING))
+    known = [(path, status.st_size, status.st_mtime_ns) for path in found for status in [path.stat()]]
+    return " ".join(f"{path.name}:{_digest(path, size, at)}" for path, size, at in known)
+
+
+@lru_cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    """Of a file as it is now: `size` and when it was `changed` are there to tell it from what it was before."""
+    del size, changed
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Sdk:
+    """The compiler as it stands on this machine: LiteRT's tool and plugin, Qualcomm's libraries, and our probe.
+
+    `silence` says why there is no probe, and so neither an estimate of time nor an emulator; empty where there is one.
+    """
+
+    tool: Path
+    plugin: Path
+    libraries: Path
+    probe: Path | None
+    silence: str = ""
+
+    def probed(self) -> Path:
+        """The probe.
+
+        Raises:
+            CompilerMissingError: there is none.
+        """
+        if self.probe is None:
+            raise CompilerMissingError(self.silence)
+        return self.probe
+
+
+def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:
+    """All that it takes to compile for a Hexagon NPU.
+
+    Raises:
+        CompilerMissingError: LiteRT's tool or Qualcomm's libraries are not here; the probe may be missing.
+    """
+    libraries = find_libraries(sdk)
+    tool, plugin = _find_tool()
+    try:
+        return Sdk(tool, plugin, libraries, build_probe())
+    except CompilerMissingError as error:
+        return Sdk(tool, plugin, libraries, None, str(error))
+
+
+def library_folders(libraries: Path, scratch: Path) -> list[str]:
+    """Where a plugin's libraries are found: in `libraries`, and the one that Qualcomm's wheel lacks in `scratch`."""
+    if (libraries / _UNUSED_LIBRARY).exists() or not (libraries / _STAND_IN).exists():
+        return [str(libraries)]
+    (scratch / _UNUSED_LIBRARY).symlink_to(libraries / _STAND_IN)
+    return [str(libraries), str(scratch)]
+
+
+def _find_tool() -> tuple[Path, Path]:
+    spec = find_spec("ai_edge_litert")
+    assert spec is not None, "ai-edge-litert is a requirement of this package"
+    assert spec.submodule_search_locations
+    root = Path(spec.submodule_search_locations[0])
+    tool, plugin = root / "tools" / "apply_plugin_main", root / "vendors" / "qualcomm" / "compiler"
+    if not tool.is_file() or not plugin.is_dir():
+        raise CompilerMissingError(
+            f"ai-edge-litert {version('ai-edge-litert')} in {root} has no ahead-of-time compiler for Qualcomm: its "
+            f"wheel for x86-64 Linux has one from 2.1 on"
+        )
+    return tool, plugin
