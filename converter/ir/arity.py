@@ -14,11 +14,26 @@ if TYPE_CHECKING:
 
 
 class Arity(NamedTuple):
-    """At least `least` and at most `most` inputs (None: any number); those from `least` to `most` may be left out."""
+    """At least `least` and at most `most` inputs (None: any number), `outputs` outputs (None: any number).
+
+    Inputs from `least` to `most` may be left out; without a limit only where there are `gaps`.
+    """
 
     least: int
     most: int | None
     outputs: int | None
+    gaps: bool = False
+
+    def misfit(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str | None:
+        """Why an operator cannot have these inputs and outputs; None where it can."""
+        least, most = self.least, self.most
+        if len(inputs) < least or (most is not None and len(inputs) > most):
+            wanted = f"{least} or more" if most is None else " or ".join(map(str, range(least, most + 1)))
+            return f"has {len(inputs)} inputs, expected {wanted}"
+        if self.outputs not in (None, len(outputs)):
+            return f"has {len(outputs)} outputs, expected {self.outputs}"
+        required = inputs if most is None and not self.gaps else inputs[:least]
+        return "leaves out an input that it needs" if None in required else None
 
 
 _NAMES: Final[dict[Arity, str]] = {
@@ -51,13 +66,6 @@ def misformed(name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tens
     arity = ARITIES.get(name)
     if arity is None:
         return None
-    least, most, results = arity
-    if len(inputs) < least or (most is not None and len(inputs) > most):
-        wanted = f"{least} or more" if most is None else " or ".join(map(str, range(least, most + 1)))
-        return f"has {len(inputs)} inputs, expected {wanted}"
-    if len(outputs) != results and (results is not None or not outputs):
-        return f"has {len(outputs)} outputs, expected {results or '1 or more'}"
-    required = inputs if most is None else inputs[:least]
-    if any(tensor is None for tensor in required):
-        return "leaves out an input that it needs"
-    return None
+    if not outputs:
+        return f"has 0 outputs, expected {arity.outputs or '1 or more'}"
+    return arity.misfit(inputs, outputs)

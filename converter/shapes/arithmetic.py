@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from edge_opt.shapes.dimension import Dim
+from edge_opt.shapes.broadcast import infer_dimension
+from edge_opt.shapes.dimension import Dim, as_dimension, is_negative, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_opt.shapes.call import Array, Element
+    from edge_opt.shapes.call import Array
+    from edge_opt.shapes.dimension import Element
 
     Binary: TypeAlias = Callable[[Any, Any], Any]
 
@@ -31,21 +33,22 @@ def _same(a: Element, b: Element) -> bool:
     return isinstance(a, Dim) and isinstance(b, Dim) and a.name == b.name
 
 
-def _is_number(element: Element) -> bool:
-    return element is not None and not isinstance(element, Dim)
+_NEUTRAL = {"ADD": 0, "SUB": 0, "MUL": 1, "DIV": 1, "FLOOR_DIV": 1}
+_OF_ITSELF = {"SUB": 0, "DIV": 1, "FLOOR_DIV": 1, "FLOOR_MOD": 0}
 
 
 def _neutral(name: str, a: Element, b: Element) -> Element:
     """What an operation with an unknown or dynamic element still gives: 0 and 1 are neutral, or settle it."""
-    if name == "MUL" and 0 in (a if _is_number(a) else None, b if _is_number(b) else None):
+    known = [element for element in (a, b) if is_number(element)]
+    if name == "MUL" and 0 in known:
         return 0
-    neutral = {"ADD": 0, "SUB": 0, "MUL": 1, "DIV": 1, "FLOOR_DIV": 1}.get(name)
-    if neutral is not None and _is_number(b) and b == neutral:
-        return a
-    if name in ("ADD", "MUL") and _is_number(a) and a == neutral:
-        return b
+    if known and known[0] == _NEUTRAL.get(name):
+        if is_number(b):
+            return a
+        if name in ("ADD", "MUL"):
+            return b
     if _same(a, b):
-        return {"SUB": 0, "DIV": 1, "FLOOR_DIV": 1, "FLOOR_MOD": 0, "MAXIMUM": a, "MINIMUM": a}.get(name)
+        return a if name in ("MAXIMUM", "MINIMUM") else _OF_ITSELF.get(name)
     return None
 
 
@@ -53,7 +56,7 @@ def _compared(name: str, a: Element, b: Element) -> Element:
     """A comparison with a dynamic dimension: it equals itself, and is no negative number."""
     if _same(a, b):
         return int(name in ("EQUAL", "GREATER_EQUAL", "LESS_EQUAL"))
-    if isinstance(a, Dim) and _is_number(b) and b is not None and b < 0:
+    if isinstance(a, Dim) and is_negative(b):
         return int(name in ("NOT_EQUAL", "GREATER", "GREATER_EQUAL"))
     return None
 
@@ -94,7 +97,7 @@ _STARTS = {"SUM": 0, "REDUCE_PROD": 1, "REDUCE_ALL": True, "REDUCE_ANY": False}
 
 
 def _binary(name: str, a: Element, b: Element) -> Element:
-    if _is_number(a) and _is_number(b):
+    if is_number(a) and is_number(b):
         if name in _DIVISIONS and b == 0:
             return None
         return int(_NUMBERS[name](a, b))
@@ -102,16 +105,12 @@ def _binary(name: str, a: Element, b: Element) -> Element:
 
 
 def _unary(name: str, a: Element) -> Element:
-    return int(_UNARY[name](a)) if _is_number(a) else a if name == "ABS" else None
+    return int(_UNARY[name](a)) if is_number(a) else a if name == "ABS" else None
 
 
 def _select(condition: Element, a: Element, b: Element) -> Element:
     if condition is None:
-        return (
-            a
-            if a is not None and (a == b and _is_number(a) == _is_number(b)) and not isinstance(a, Dim)
-            else None
-        )
+        return a if is_number(a) and is_number(b) and a == b else None
     return a if condition else b
 
 
@@ -122,21 +121,10 @@ def elementwise(name: str, values: Sequence[Array]) -> Array | None:
     """
     if any(value.dtype.kind not in _INTEGERS and value.dtype != object for value in values):
         return _on_reals(name, values)
+    function = _select if name in _SELECTIONS else partial(_unary if name in _UNARY else _binary, name)
     objects = [value.astype(object) for value in values]
-    if name in _SELECTIONS:
-        return _objects(np.frompyfunc(_select, 3, 1)(*objects))
-    if name in _UNARY:
-        return _objects(np.frompyfunc(lambda a: _unary(name, a), 1, 1)(*objects))
-    return _objects(np.frompyfunc(lambda a, b: _binary(name, a, b), 2, 1)(*objects))
-
-
-def _objects(value: Any) -> Array:
-    """An object array; numpy gives a bare element for arrays without axes."""
-    if isinstance(value, np.ndarray):
-        return value
-    result = np.empty((), object)
-    result[()] = value
-    return result
+    # For arrays without axes numpy gives a bare element.
+    return np.asarray(np.frompyfunc(function, len(values), 1)(*objects), object)
 
 
 _ON_REALS: dict[str, Callable[..., Any]] = {
@@ -177,12 +165,5 @@ def _fold_row(name: str, row: list[Element]) -> Element:
 
 def broadcast_size(a: Element, b: Element) -> Element:
     """One dimension of two shapes that broadcast, as BROADCAST_ARGS computes it."""
-    if _is_number(a) and a == 1:
-        return b
-    if _is_number(b) and b == 1:
-        return a
-    if _is_number(a) and _is_number(b):
-        return a if a == b else None
-    if _same(a, b):
-        return a
-    return a if _is_number(a) else b if _is_number(b) else None
+    size = infer_dimension(as_dimension(a), as_dimension(b))
+    return None if is_negative(size) else size

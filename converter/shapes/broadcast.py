@@ -45,11 +45,14 @@ def broadcast_operands(shapes: Sequence[Shape | None], labels: Sequence[str]) ->
     """Do as `broadcast`; in a refusal the operands go by their `labels`, as many as shapes."""
     if not shapes:
         raise ShapeError("a broadcast needs at least one operand, got none")
+    first = shapes[0]
+    if first is not None and min(first, default=0) >= 0 and all(shape == first for shape in shapes):
+        return first
     ranked = [(shape, label) for shape, label in zip(shapes, labels, strict=True) if shape is not None]
     if not ranked:
         return None
-    result, first = ranked[0]
-    sources = [(first, axis) for axis in range(len(result))]
+    result, label = ranked[0]
+    sources = [(label, axis) for axis in range(len(result))]
     for shape, label in ranked[1:]:
         result, sources = _infer_pair(result, sources, shape, label)
     return result

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
-from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, as_shape, normalize_axis, shape_text
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.dimension import (
+    DYNAMIC,
+    Element,
+    Shape,
+    as_dimension,
+    element_count,
+    is_negative,
+    is_number,
+    may_be_equal,
+    shape_text,
+)
+from edge_opt.shapes.errors import ShapeError, UnknownError
 
 if TYPE_CHECKING:
     from edge_opt.ir import Operator, Tensor
@@ -18,10 +28,10 @@ Constant: TypeAlias = Callable[[int], Array | None]
 """Gives the value of input i where it is known. Of an integer value some elements may be unknown: then it is
 an object array with None, or a `Dim`, in their places."""
 
-Element: TypeAlias = int | None
 Results: TypeAlias = Sequence[Shape | None]
 
 _MOST_UNKNOWN_ELEMENTS = 64
+_ANY_RANK = 1 << 16
 
 
 def recorded_shape(tensor: Tensor) -> Shape | None:
@@ -46,6 +56,9 @@ class Call:
     """One operator with the shapes of its inputs.
 
     `enter` derives a subgraph's outputs; `assigned` gives the shape assigned to the variable behind input i.
+
+    A rule asks for what it needs. Each question raises `UnknownError` where the answer is not known, which ends the
+    rule without a result, and `ShapeError` where the input is not what is asked for.
     """
 
     __slots__ = ("_constant", "_options", "assigned", "enter", "name", "op", "shapes")
@@ -67,11 +80,7 @@ class Call:
         self._options = op.options
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Return an option's value; `default` where there are no options or the value is an absent vector.
-
-        Raises:
-            ShapeError: the options table has no such field.
-        """
+        """Return an option's value; `default` where there are no options or the value is an absent vector."""
         if self._options is None:
             return default
         try:
@@ -109,122 +118,127 @@ class Call:
         """Return the recorded shape of output `index`, for operators whose results nothing else states."""
         return recorded_shape(self.op.outputs[index])
 
+    def shape(self, index: int, *, rank: int | None = None, least: int = 0, most: int = _ANY_RANK) -> Shape:
+        """Return the shape of input `index`."""
+        shape = self.shapes[index]
+        if shape is None:
+            raise UnknownError
+        low, high = (least, most) if rank is None else (rank, rank)
+        if low <= len(shape) <= high:
+            return shape
+        wanted = f"{low} or more" if high == _ANY_RANK else str(low) if low == high else f"{low} to {high}"
+        raise ShapeError(f"{self.described(index)} has rank {len(shape)}: expected rank {wanted}")
+
+    def all_shapes(self) -> list[Shape]:
+        """Return the shapes of all inputs."""
+        return [self.shape(index) for index in range(len(self.shapes))]
+
+    def merged(self, indices: Iterable[int], beside: int | None = None) -> Shape:
+        """Return the shape that inputs share but for axis `beside`, each size as far as any of them knows it."""
+        first, *others = indices
+        dims = list(self.shape(first))
+        for index in others:
+            shape = self.shape(index)
+            if len(shape) != len(dims):
+                raise ShapeError(f"{self.described(first)} and {self.described(index)} have different ranks")
+            for axis, size in enumerate(shape):
+                if axis == beside:
+                    continue
+                if not may_be_equal(dims[axis], size):
+                    where = "in every axis" if beside is None else f"in every axis but {beside}"
+                    raise ShapeError(
+                        f"{self.described(first)} and {self.described(index)} differ in axis {axis}: "
+                        f"expected equal sizes {where}"
+                    )
+                if dims[axis] < 0 <= size:
+                    dims[axis] = size
+        return tuple(dims)
+
     def known(self, index: int) -> Array | None:
         """Return what is known of the value of input `index`: all of it, or some elements, or None."""
         return self._constant(index) if self.has(index) else None
 
-    def value(self, index: int) -> Array | None:
-        """Return the value of input `index` where all of it is known."""
+    def is_known(self, index: int) -> bool:
+        """Whether every element of input `index` is known."""
         value = self.known(index)
-        return None if value is None or value.dtype == object else value
+        return value is not None and value.dtype != object
 
-    def elements(self, index: int) -> list[Element] | None:
-        """Return the elements of an integer input, None for each that is unknown.
-
-        The result is None where not even their number is known.
-        """
-        if not self.has(index):
-            return None
-        value = self._constant(index)
+    def value(self, index: int) -> Array:
+        """Return the value of input `index`, of which some elements may be unknown."""
+        value = self.known(index)
         if value is None:
-            return self._unknown_elements(index)
+            raise UnknownError
+        return value
+
+    def numbers(self, index: int) -> Array:
+        """Return the value of input `index`."""
+        if not self.is_known(index):
+            raise UnknownError
+        return self.value(index)
+
+    def elements(self, index: int) -> list[Element]:
+        """Return the elements of an integer input, None for each that is unknown."""
+        value = self.known(index)
+        if value is None:
+            count = element_count(self.shape(index)) if self.has(index) else DYNAMIC
+            if not 0 <= count <= _MOST_UNKNOWN_ELEMENTS:
+                raise UnknownError
+            return [None] * count
         if value.dtype != object and value.dtype.kind not in "iu":
             raise ShapeError(f"{self.label(index)} has the type {value.dtype}: expected whole numbers")
         elements: list[Element] = value.ravel().tolist()
         return elements
 
-    def _unknown_elements(self, index: int) -> list[Element] | None:
-        shape = self.shapes[index]
-        if shape is None or len(shape) > 1:
-            return None
-        count = shape[0] if shape else 1
-        return [None] * count if 0 <= count <= _MOST_UNKNOWN_ELEMENTS else None
-
-    def integers(self, index: int) -> list[int] | None:
-        """Return the elements of an integer input where all are known."""
+    def integers(self, index: int) -> list[int]:
+        """Return the elements of an integer input."""
         elements = self.elements(index)
-        if elements is None:
-            return None
-        known = [element for element in elements if element is not None and not isinstance(element, Dim)]
-        return known if len(known) == len(elements) else None
+        known = [element for element in elements if is_number(element)]
+        if len(known) < len(elements):
+            raise UnknownError
+        return known
 
-    def sizes(self, index: int) -> Shape | None:
-        """Return the shape that input `index` spells out, a vector; None where not even its length is known.
+    def vector(self, index: int) -> list[Element]:
+        """Return the elements of an input that is a vector, as `elements`."""
+        self.shape(index, rank=1)
+        return self.elements(index)
 
-        Raises:
-            ShapeError: the input is no vector, or a known size is negative.
-        """
-        self.require_rank(index, 1)
-        elements = self.elements(index)
-        if elements is None:
-            return None
-        if any(size is not None and size < 0 and not isinstance(size, Dim) for size in elements):
-            raise ShapeError(f"{self.label(index)} has a negative size: {elements}")
-        return tuple(as_dimension(size) for size in elements)
+    def sizes(self, index: int) -> Shape:
+        """Return the shape that input `index` spells out, a vector."""
+        sizes = self.vector(index)
+        if any(map(is_negative, sizes)):
+            raise ShapeError(f"{self.label(index)} has a negative size: {sizes}")
+        return tuple(as_dimension(size) for size in sizes)
 
     def scalar(self, index: int) -> Element:
-        """Return the only element of an integer input, None where unknown.
-
-        Raises:
-            ShapeError: the input has more than one element.
-        """
-        elements = self.elements(index)
-        if elements is None:
+        """Return the only element of an integer input, None where unknown."""
+        try:
+            elements = self.elements(index)
+        except UnknownError:
             return None
         if len(elements) != 1:
             raise ShapeError(f"{self.label(index)} has {len(elements)} elements: expected one")
         return elements[0]
 
-    def require_rank(self, index: int, low: int, high: int | None = None) -> Shape | None:
-        """Return the shape of input `index`, None where unranked.
-
-        Raises:
-            ShapeError: its rank lies outside [low, high].
-        """
-        shape = self.shapes[index]
-        if shape is None or low <= len(shape) <= (low if high is None else high):
-            return shape
-        wanted = str(low) if high in (None, low) else f"{low} to {high}"
-        raise ShapeError(f"{self.described(index)} has rank {len(shape)}: expected rank {wanted}")
-
     def require_single(self, index: int) -> None:
-        """Refuse an input that cannot have exactly one element.
-
-        Raises:
-            ShapeError: the sizes are known, and their product is not 1.
-        """
+        """Refuse an input that cannot have exactly one element."""
         shape = self.shapes[index]
         if shape is not None and any(dim >= 0 and dim != 1 for dim in shape):
             raise ShapeError(f"{self.described(index)}: expected one element")
 
     def axis(self, axis: int, rank: int, what: str) -> int:
-        """Return the axis counted from the front.
-
-        Raises:
-            ShapeError: it lies outside [-rank, rank).
-        """
-        normal = normalize_axis(axis, rank)
-        if normal is None:
+        """Return the axis counted from the front."""
+        if not -rank <= axis < rank:
             raise ShapeError(f"axis {axis} lies outside {what}: expected -{rank} to {rank - 1}")
-        return normal
+        return axis % rank
 
     def axis_of(self, index: int, axis: int | None = None) -> int:
         """As `axis`, of input `index`; by default the one that the option `axis` names."""
-        rank = len(self.shapes[index] or ())
+        rank = len(self.shape(index))
         return self.axis(self.number("axis") if axis is None else axis, rank, self.described(index))
 
-
-def as_dimension(element: Element) -> int:
-    """Return the dimension that an element of a shape operand stands for."""
-    return DYNAMIC if element is None else element
-
-
-def checked_shapes(op: Operator, shapes: Sequence[Shape | None]) -> list[Shape | None]:
-    """Return the shapes as tuples of whole numbers, one for each input.
-
-    Raises:
-        ShapeError: their number is not that of the operator's inputs, or a dimension is no size.
-    """
-    if len(shapes) != len(op.inputs):
-        raise ShapeError(f"{len(shapes)} input shapes for {len(op.inputs)} inputs")
-    return [as_shape(shape, f"input {index}") for index, shape in enumerate(shapes)]
+    def given_axis(self, index: int, given: int) -> int:
+        """As `axis_of`, the one that the scalar input `given` names."""
+        axis = self.scalar(given)
+        if not is_number(axis):
+            raise UnknownError
+        return self.axis_of(index, axis)

@@ -21,13 +21,12 @@ def batch_matmul(call: Call) -> Results:
 
     Source: TFLite, batch_matmul.cc, Prepare; the product itself by MatMul-1.
     """
-    left = call.require_rank(0, _LOWEST_RANK, _HIGHEST_RANK)
-    right = call.require_rank(1, _LOWEST_RANK, _HIGHEST_RANK)
+    left, right = (call.shape(index, least=_LOWEST_RANK, most=_HIGHEST_RANK) for index in (0, 1))
     transposes = (call.flag("adj_x"), call.flag("adj_y"))
     return [multiply((left, right), transposes=transposes, labels=call.labels())]
 
 
-@rule("FULLY_CONNECTED", inputs=(2, 3), optional=(2,), outputs=None)
+@rule("FULLY_CONNECTED", inputs=(2, 3), outputs=None)
 def fully_connected(call: Call) -> Results:
     """Rows `[..., depth]` times weights `[units, depth]`, transposed.
 
@@ -37,21 +36,15 @@ def fully_connected(call: Call) -> Results:
 
     Source: TFLite, fully_connected.cc, PrepareImpl and UpdateOutputSize; the product itself by MatMul-1.
     """
-    shape, weights = call.shapes[0], call.require_rank(1, 2)
+    shape, weights = call.shape(0, least=1), call.shape(1, rank=2)
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
-    _check_bias(call, weights)
-    if shape == ():
-        raise ShapeError(f"{call.described(0)} is a scalar: expected rank 1 or more")
+    check_bias(call, 2, weights[0])
     rows = shape if call.flag("keep_num_dims") else _flatten(call, shape, weights)
-    if rows is None or weights is None:
-        return [None, *scratch]
     return [multiply((rows, weights), transposes=(False, True), labels=call.labels()[:2]), *scratch]
 
 
-def _flatten(call: Call, shape: Shape | None, weights: Shape | None) -> Shape | None:
+def _flatten(call: Call, shape: Shape, weights: Shape) -> Shape:
     """Return `[rows, depth]` for an input whose elements are taken in rows of the weights' depth."""
-    if weights is None or shape is None:
-        return (DYNAMIC, DYNAMIC if weights is None else weights[1])
     depth = weights[1]
     if depth < 0:
         return (element_count(shape[:-1]), shape[-1]) if len(shape) == 2 else (DYNAMIC, DYNAMIC)
@@ -66,13 +59,8 @@ def _flatten(call: Call, shape: Shape | None, weights: Shape | None) -> Shape | 
     return (DYNAMIC if count < 0 else count // depth, depth)
 
 
-def _check_bias(call: Call, weights: Shape | None) -> None:
-    bias = call.shapes[2] if call.has(2) else None
-    if bias is None or weights is None:
-        return
-    count = element_count(bias)
-    if not may_be_equal(count, weights[0]):
-        raise ShapeError(
-            f"the bias {call.described(2)} has {count} elements: expected {weights[0]}, the units of the "
-            f"weights {call.described(1)}"
-        )
+def check_bias(call: Call, index: int, channels: int) -> None:
+    """Refuse a bias (input `index`, which may be left out) that has not one element for each channel."""
+    bias = call.shape(index) if call.has(index) else None
+    if bias is not None and not may_be_equal(element_count(bias), channels):
+        raise ShapeError(f"the bias {call.described(index)} must have {channels} elements, one per channel")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from edge_opt.shapes.dimension import DYNAMIC, element_count, same_size
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.errors import ShapeError, UnknownError
 from edge_opt.shapes.registry import rule
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from edge_opt.shapes.call import Array, Call, Fact, Results
     from edge_opt.shapes.dimension import Shape
 
-_ANY = tuple(range(1, 256))
 _MOST_WIDENINGS = 64
 
 
@@ -27,72 +27,64 @@ def common_shape(left: Shape | None, right: Shape | None) -> Shape | None:
 
 def _run(
     call: Call, index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
-) -> Sequence[Fact] | None:
+) -> Sequence[Fact]:
     facts = call.enter(index, shapes, values)
-    if facts is not None and len(facts) != len(call.op.outputs):
+    if facts is None:
+        raise UnknownError
+    if len(facts) != len(call.op.outputs):
         raise ShapeError(f"subgraph {index} has {len(facts)} outputs: expected {len(call.op.outputs)}")
     return facts
 
 
-def composite_facts(call: Call) -> Sequence[Fact] | None:
+def composite_facts(call: Call) -> Sequence[Fact]:
     """Shapes and values of a composite's (or call's) results, from its subgraph."""
     name = "decomposition_subgraph_index" if call.name == "STABLEHLO_COMPOSITE" else "subgraph"
     values = [call.known(position) for position in range(len(call.shapes))]
-    return _run(call, int(call.option(name, 0)), call.shapes, values)
+    return _run(call, call.number(name), call.shapes, values)
 
 
-@rule("STABLEHLO_COMPOSITE CALL", inputs=(0, None), optional=(0, *_ANY), outputs=None)
+@rule("STABLEHLO_COMPOSITE CALL", inputs=(0, None), outputs=None, gaps=True)
 def composite(call: Call) -> Results:
     """The results are those of the subgraph (a composite's decomposition), entered with the inputs.
 
     Source: TFLite, stablehlo_composite.cc, Prepare; schema.fbs, CallOptions (CALL has no kernel).
     """
-    facts = composite_facts(call)
-    return [None] * len(call.op.outputs) if facts is None else [fact.shape for fact in facts]
+    return [fact.shape for fact in composite_facts(call)]
 
 
-@rule("IF", inputs=(1, None), optional=_ANY, outputs=None)
+@rule("IF", inputs=(1, None), outputs=None, gaps=True)
 def if_(call: Call) -> Results:
     """Both branches are entered with the inputs behind the condition; where they differ, -1 or None.
 
     Source: TFLite, if.cc, Prepare.
     """
-    call.require_single(0)
-    branches = [call.number(f"{name}_subgraph_index") for name in ("then", "else")]
-    chosen = call.value(0)
-    results = _branches(call, branches)
-    if chosen is None or chosen.size != 1:
-        return _common(results, len(call.op.outputs))
-    return results[0 if bool(chosen.item()) else 1] or [None] * len(call.op.outputs)
+    results = _branches(call, [call.number(f"{name}_subgraph_index") for name in ("then", "else")])
+    if call.is_known(0):
+        return results[0 if call.numbers(0).all() else 1]
+    return _common(results)
 
 
-@rule("STABLEHLO_CASE", inputs=(1, None), optional=_ANY, outputs=None)
+@rule("STABLEHLO_CASE", inputs=(1, None), outputs=None, gaps=True)
 def case(call: Call) -> Results:
     """Every branch is entered with the inputs behind the index; where they differ, -1 or None.
 
     Source: TFLite, stablehlo_case.cc, Prepare.
     """
-    call.require_single(0)
     branches = [int(index) for index in call.option("branch_subgraph_indices", ())]
     if not branches:
         raise ShapeError("it has no branches")
-    return _common(_branches(call, branches), len(call.op.outputs))
+    return _common(_branches(call, branches))
 
 
-def _branches(call: Call, branches: Sequence[int]) -> list[Results | None]:
+def _branches(call: Call, branches: Sequence[int]) -> list[Results]:
+    call.require_single(0)
     shapes = call.shapes[1:]
     values = [call.known(position) for position in range(1, len(call.shapes))]
-    entered = [_run(call, index, shapes, values) for index in branches]
-    return [None if facts is None else [fact.shape for fact in facts] for facts in entered]
+    return [[fact.shape for fact in _run(call, index, shapes, values)] for index in branches]
 
 
-def _common(branches: Sequence[Results | None], count: int) -> Results:
-    shapes = branches[0]
-    for branch in branches[1:]:
-        if shapes is None or branch is None:
-            return [None] * count
-        shapes = [common_shape(left, right) for left, right in zip(shapes, branch, strict=True)]
-    return shapes or [None] * count
+def _common(branches: Sequence[Results]) -> Results:
+    return [reduce(common_shape, shapes) for shapes in zip(*branches, strict=True)]
 
 
 @rule("WHILE", inputs=(1, None), outputs=None)
@@ -112,13 +104,11 @@ def while_(call: Call) -> Results:
     call.enter(condition, shapes, nothing)
     for _ in range(_MOST_WIDENINGS):
         facts = _run(call, body, shapes, nothing)
-        if facts is None:
-            return [None] * count
         widened = [common_shape(shape, fact.shape) for shape, fact in zip(shapes, facts, strict=True)]
         if widened == shapes:
             return shapes
         shapes = widened
-    return [None] * count
+    raise UnknownError
 
 
 @rule("CALL_ONCE", inputs=0, outputs=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.shapes import rules
+from edge_opt.shapes.rules import RULES
 
 Status = Literal["rule", "data-dependent", "not covered"]
 
@@ -42,7 +42,7 @@ def coverage() -> list[CoverageRow]:
 
 
 def _row(name: str, code: int) -> CoverageRow:
-    entry = rules.find(name)
+    entry = RULES.get(name)
     if entry is None:
         stablehlo = name.startswith("STABLEHLO_")
         known = "the runtime has no kernel for it" if stablehlo else "no language model is known to hold it"
@@ -63,7 +63,7 @@ def coverage_page() -> str:
     derived: dict[tuple[str, str], list[str]] = {}
     missing: dict[str, list[str]] = {}
     for row in coverage():
-        entry = rules.find(row.operator)
+        entry = RULES.get(row.operator)
         named = missing.setdefault(row.source, []) if entry is None else derived.setdefault(entry.words, [])
         named.append(row.operator)
     lines = [f"| {', '.join(names)} | {' | '.join(words)} |" for words, names in derived.items()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeGuard
 
 from edge_opt.shapes.errors import ShapeError
 
@@ -14,6 +15,9 @@ Shape: TypeAlias = tuple[int, ...]
 """Sizes from the outermost axis in; -1 (or a `Dim`) is a dynamic one. An unranked tensor's shape is None."""
 
 DYNAMIC = -1
+
+Element: TypeAlias = int | None
+"""One number of a value that shapes depend on: known, a dynamic dimension (`Dim`), or unknown (None)."""
 
 
 class Dim(int):
@@ -70,44 +74,50 @@ def may_be_equal(left: int, right: int) -> bool:
     return left < 0 or right < 0 or left == right
 
 
-def is_static(shape: Sequence[int] | None) -> bool:
-    """Whether rank and every size are known."""
-    return shape is not None and all(dim >= 0 for dim in shape)
+def may_be_alike(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether the two shapes can be equal at run time."""
+    return len(left) == len(right) and all(map(may_be_equal, left, right))
+
+
+def is_number(element: Element) -> TypeGuard[int]:
+    """Whether the element is known now, and not only at run time."""
+    return element is not None and not isinstance(element, Dim)
+
+
+def is_negative(element: Element) -> bool:
+    """Whether the element is known to be below 0."""
+    return is_number(element) and element < 0
+
+
+def as_dimension(element: Element) -> int:
+    """The dimension that an element of a shape operand stands for."""
+    return DYNAMIC if element is None else element
 
 
 def element_count(dims: Iterable[int]) -> int:
     """The product of the dimensions; -1 where it depends on a dynamic one (0 times anything is 0)."""
-    count = 1
-    dynamic: list[int] = []
-    for dim in dims:
-        if dim < 0:
-            dynamic.append(dim)
-        else:
-            count *= dim
-    if not dynamic or count == 0:
-        return count
-    return dynamic[0] if count == 1 and len(dynamic) == 1 else DYNAMIC
+    dims = tuple(dims)
+    known = math.prod(dim for dim in dims if dim >= 0)
+    return 0 if known == 0 else _with_dynamic(dims, known, neutral=1)
 
 
 def add_sizes(dims: Iterable[int]) -> int:
     """The sum of the dimensions; -1 where one of them is dynamic, a lone dynamic one keeps its name."""
-    total = 0
-    dynamic: list[int] = []
-    for dim in dims:
-        if dim < 0:
-            dynamic.append(dim)
-        else:
-            total += dim
+    dims = tuple(dims)
+    return _with_dynamic(dims, sum(dim for dim in dims if dim >= 0), neutral=0)
+
+
+def _with_dynamic(dims: Sequence[int], known: int, *, neutral: int) -> int:
+    """What the known dimensions give together with the dynamic ones."""
+    dynamic = [dim for dim in dims if dim < 0]
     if not dynamic:
-        return total
-    return dynamic[0] if total == 0 and len(dynamic) == 1 else DYNAMIC
+        return known
+    return dynamic[0] if known == neutral and len(dynamic) == 1 else DYNAMIC
 
 
-def normalize_axis(axis: int, rank: int) -> int | None:
-    """The axis counted from the front; None where it lies outside [-rank, rank)."""
-    if -rank <= axis < rank:
-        return axis + rank if axis < 0 else axis
-    return None
+def divide_size(dim: int, count: int) -> int:
+    """The dimension cut into `count` parts."""
+    return dim if count == 1 else DYNAMIC if dim < 0 else dim // count
 
 
 def shape_text(shape: Sequence[int] | None) -> str:

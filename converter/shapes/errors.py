@@ -1,4 +1,4 @@
-"""The one error of shape derivation: a sentence, and where in the model it is; it must not know any rule."""
+"""What stops a rule: a refusal, or that too little is known. It must not know any rule."""
 
 from __future__ import annotations
 
@@ -20,3 +20,7 @@ class ShapeError(EdgeOptError):
     def at(self, where: str) -> ShapeError:
         """Return the same error with its place; a place that is already known stays."""
         return self if self.where else ShapeError(self.detail, where)
+
+
+class UnknownError(Exception):
+    """A rule asked for a rank or a number that nobody knows: nothing is derived. It never leaves this package."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from edge_opt.shapes.dimension import DYNAMIC, Dim
+from edge_opt.shapes.dimension import DYNAMIC, Dim, is_number
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
 
@@ -21,8 +21,7 @@ def shape_of(call: Call) -> Results:
 
     Source: TFLite, shape.cc, Prepare.
     """
-    shape = call.shapes[0]
-    return [(DYNAMIC if shape is None else len(shape),)]
+    return [(len(call.shape(0)),)]
 
 
 @rule("RANK", inputs=1)
@@ -43,7 +42,7 @@ def fill(call: Call) -> Results:
     Source: TFLite, fill.cc, ResizeOutput; random_ops.cc, Prepare.
     """
     if call.has(1):
-        call.require_rank(1, 0)
+        call.shape(1, rank=0)
     return [call.sizes(0)]
 
 
@@ -54,11 +53,13 @@ def range_(call: Call) -> Results:
     Source: TFLite, range.cc, GetSize.
     """
     for index in range(3):
-        call.require_rank(index, 0)
-    values = [call.value(index) for index in range(3)]
-    if any(value is None for value in values):
-        return [(_named_range(call),)]
-    start, limit, delta = (value.item() for value in values if value is not None)
+        call.shape(index, rank=0)
+    values = [call.known(index) for index in range(3)]
+    start, limit, delta = (None if value is None else value.item() for value in values)
+    if isinstance(limit, Dim) and start == 0 and delta == 1:
+        return [(limit,)]
+    if not (is_number(start) and is_number(limit) and is_number(delta)):
+        return [(DYNAMIC,)]
     if delta == 0 or (start > limit and delta > 0) or (start < limit and delta < 0):
         raise ShapeError(f"from {start} to {limit} by {delta} there is no range")
     if isinstance(start, float):
@@ -72,31 +73,15 @@ def range_(call: Call) -> Results:
     return [(count,)]
 
 
-def _named_range(call: Call) -> int:
-    """`range(0, T, 1)` is T long."""
-    start, delta = call.value(0), call.value(2)
-    limit = call.known(1)
-    if start is None or delta is None or limit is None or (start.item(), delta.item()) != (0, 1):
-        return DYNAMIC
-    element = limit.item()
-    return element if isinstance(element, Dim) else DYNAMIC
-
-
 @rule("RFFT2D", inputs=2)
 def rfft2d(call: Call) -> Results:
     """The last two axes become `[h, w / 2 + 1]`, h and w from input 1, powers of two.
 
     Source: TFLite, rfft2d.cc, ResizeOutputandTemporaryTensors.
     """
-    shape, sizes = call.shapes[0], call.sizes(1)
-    if shape is None:
-        return [None]
-    if len(shape) < 2:
-        raise ShapeError(f"{call.described(0)} has rank {len(shape)}: expected rank 2 or more")
-    if sizes is None or len(sizes) != 2:
-        if sizes is not None:
-            raise ShapeError(f"{call.described(1)} must hold two sizes, height and width")
-        return [(*shape[:-2], DYNAMIC, DYNAMIC)]
+    shape, sizes = call.shape(0, least=2), call.sizes(1)
+    if len(sizes) != 2:
+        raise ShapeError(f"{call.described(1)} must hold two sizes, height and width")
     if any(size >= 0 and (size == 0 or size & (size - 1)) for size in sizes):
         raise ShapeError(f"{call.label(1)} gives the sizes {list(sizes)}: expected powers of two")
     height, width = sizes
@@ -109,6 +94,5 @@ def where(call: Call) -> Results:
 
     Source: TFLite, where.cc, ResizeOutputTensor.
     """
-    shape, value = call.shapes[0], call.value(0)
-    count = DYNAMIC if value is None else int((value != 0).sum())
-    return [(count, DYNAMIC if shape is None else len(shape))]
+    count = int((call.numbers(0) != 0).sum()) if call.is_known(0) else DYNAMIC
+    return [(count, len(call.shape(0)))]

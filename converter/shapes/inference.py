@@ -9,13 +9,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_opt.ir.references import subgraph_indices
-from edge_opt.shapes import rules
 from edge_opt.shapes.broadcast import misfit
 from edge_opt.shapes.call import Call, Fact
 from edge_opt.shapes.comparison import Findings
 from edge_opt.shapes.dimension import Dim, as_shape, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.folding import fold
+from edge_opt.shapes.rules import RULES, apply
 from edge_opt.shapes.values import small_value
 from edge_opt.shapes.variables import Variables
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
     from edge_opt.shapes.call import Array
+    from edge_opt.shapes.comparison import Place
     from edge_opt.shapes.dimension import Shape
     from edge_opt.shapes.report import Disagreement, ShapeReport
 
@@ -73,7 +74,7 @@ class _Derivation:
         self._entered: dict[object, Sequence[Fact]] = {}
         self._entries: Counter[int] = Counter()
         self._stack: list[int] = []
-        self._callers: list[tuple[Subgraph, str]] = []
+        self._callers: list[Place] = []
 
     def run(self) -> ShapeReport:
         """Walk the subgraphs that nothing enters with their recorded inputs; then what was not entered after all."""
@@ -129,12 +130,12 @@ class _Derivation:
         self, subgraph: Subgraph, position: int, op: Operator, facts: dict[Tensor, Fact]
     ) -> None:
         inputs = [Fact(None) if tensor is None else self._fact(tensor, facts) for tensor in op.inputs]
-        entry = rules.find(op.name)
+        entry = RULES.get(op.name)
         place = (subgraph, position, op)
         if entry is None:
             self._take_recorded(op, facts)
             return
-        self._callers.append((subgraph, f"{position} ({op.name})"))
+        self._callers.append(place)
         call = Call(
             op,
             [fact.shape for fact in inputs],
@@ -143,7 +144,7 @@ class _Derivation:
             lambda index: self._variables.shape(op.inputs[index]),
         )
         try:
-            shapes = rules.apply(entry, call)
+            shapes = apply(entry, call)
             values = fold(call, shapes)
         except ShapeError as error:
             self._findings.refused(place, error)
@@ -152,9 +153,8 @@ class _Derivation:
         finally:
             self._callers.pop()
         for tensor, shape, value in zip(op.outputs, shapes, values, strict=True):
-            known = self._findings.compared(place, tensor, shape)
-            facts[tensor] = Fact(known, value if shape is not None else None)
-            if value is not None and shape is not None:
+            facts[tensor] = Fact(self._findings.compared(place, tensor, shape), value)
+            if value is not None:
                 self._findings.valued(tensor, value)
         self._findings.typed(place)
 
@@ -208,9 +208,9 @@ class _Derivation:
         if shape is None or recorded is None:
             return
         if misfit(shape, recorded, allow_refinement=True) is not None:
-            caller, operator = self._callers[-1]
+            caller, position, op = self._callers[-1]
             name = self._model.signature_name(caller)
-            reason = f"operator {operator} of subgraph '{name}' enters with {shape_text(shape)}"
+            reason = f"operator {position} ({op.name}) of subgraph '{name}' enters with {shape_text(shape)}"
             self._findings.entered(subgraph, tensor, (recorded, shape), reason)
 
 

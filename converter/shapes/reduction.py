@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from edge_opt.shapes.call import Call, Element, Results, as_dimension
-from edge_opt.shapes.dimension import DYNAMIC, Dim, may_be_equal
+from typing import TYPE_CHECKING
+
+from edge_opt.shapes.dimension import DYNAMIC, as_dimension, is_negative, is_number, may_be_alike
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
+
+if TYPE_CHECKING:
+    from edge_opt.shapes.call import Call, Results
 
 
 @rule("MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM", inputs=2)
@@ -14,13 +18,13 @@ def reduce(call: Call) -> Results:
 
     Source: TFLite, reduce.cc, GetOutputShape.
     """
-    shape, axes = call.shapes[0], call.elements(1)
+    shape = call.shape(0)
+    if shape == ():
+        return [()]
     keep = call.flag("keep_dims")
-    if shape is None or shape == ():
-        return [shape]
-    if axes is None or None in axes:
-        return [(DYNAMIC,) * len(shape) if keep else None]
-    folded = {call.axis_of(0, as_dimension(axis)) for axis in axes}
+    if keep and not all(map(is_number, call.elements(1))):
+        return [(DYNAMIC,) * len(shape)]
+    folded = {call.axis_of(0, axis) for axis in call.integers(1)}
     if keep:
         return [tuple(1 if axis in folded else dim for axis, dim in enumerate(shape))]
     return [tuple(dim for axis, dim in enumerate(shape) if axis not in folded)]
@@ -32,14 +36,7 @@ def arg_extreme(call: Call) -> Results:
 
     Source: TFLite, arg_min_max.cc, ResizeOutput.
     """
-    shape, axis = call.shapes[0], call.scalar(1)
-    if shape is None:
-        return [None]
-    if not shape:
-        raise ShapeError(f"{call.described(0)} is a scalar: expected rank 1 or more")
-    if axis is None:
-        return [(DYNAMIC,) * (len(shape) - 1)]
-    axis = call.axis_of(0, axis)
+    shape, axis = call.shape(0, least=1), call.given_axis(0, 1)
     return [(*shape[:axis], *shape[axis + 1 :])]
 
 
@@ -49,10 +46,8 @@ def cumsum(call: Call) -> Results:
 
     Source: TFLite, cumsum.cc, Prepare.
     """
-    shape, axis = call.shapes[0], call.scalar(1)
-    if shape == ():
-        raise ShapeError(f"{call.described(0)} is a scalar: expected rank 1 or more")
-    if shape is not None and axis is not None:
+    shape, axis = call.shape(0, least=1), call.scalar(1)
+    if axis is not None:
         call.axis_of(0, axis)
     return [shape]
 
@@ -63,15 +58,10 @@ def top_k(call: Call) -> Results:
 
     Source: TFLite, topk_v2.cc, ResizeOutput.
     """
-    shape, k = call.shapes[0], call.scalar(1)
-    if shape is None:
-        return [None, None]
-    if not shape:
-        raise ShapeError(f"{call.described(0)} is a scalar: expected rank 1 or more")
+    shape, k = call.shape(0, least=1), call.scalar(1)
     if k is not None and 0 <= shape[-1] < k:
         raise ShapeError(f"k is {k}, but the last axis of {call.described(0)} has size {shape[-1]}")
-    size = DYNAMIC if k is None else k if isinstance(k, Dim) else max(k, 0)
-    return [(*shape[:-1], size)] * 2
+    return [(*shape[:-1], 0 if is_negative(k) else as_dimension(k))] * 2
 
 
 @rule("ONE_HOT", inputs=4)
@@ -82,20 +72,13 @@ def one_hot(call: Call) -> Results:
     """
     for index in (1, 2, 3):
         call.require_single(index)
-    shape, depth = call.shapes[0], call.scalar(1)
-    if shape is None:
-        return [None]
-    axis = call.number("axis")
+    shape, depth, axis = call.shape(0), call.scalar(1), call.number("axis")
     position = len(shape) if axis == -1 else axis
     if not 0 <= position <= len(shape):
         raise ShapeError(f"its axis {axis} lies outside the result: expected -1 to {len(shape)}")
-    return [(*shape[:position], _checked_depth(depth), *shape[position:])]
-
-
-def _checked_depth(depth: Element) -> int:
-    if depth is not None and depth < 0 and not isinstance(depth, Dim):
+    if is_negative(depth):
         raise ShapeError(f"its depth is {depth}: expected 0 or more")
-    return as_dimension(depth)
+    return [(*shape[:position], as_dimension(depth), *shape[position:])]
 
 
 @rule(
@@ -107,11 +90,9 @@ def unsorted_segment(call: Call) -> Results:
 
     Source: TFLite, unsorted_segment.cc, ResizeOutputTensor.
     """
-    shape, segments, count = call.shapes[0], call.shapes[1], call.scalar(2)
     call.require_single(2)
-    if shape is None or segments is None:
-        return [None]
-    if len(segments) > len(shape) or not all(map(may_be_equal, segments, shape)):
+    shape, segments, count = call.shape(0), call.shape(1), call.scalar(2)
+    if not may_be_alike(segments, shape[: len(segments)]):
         raise ShapeError(
             f"the shape of the ids {call.described(1)} must be the start of that of {call.described(0)}"
         )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from edge_opt.ir.arity import Arity
 from edge_opt.shapes.call import Call, Results
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.errors import ShapeError, UnknownError
 
 Rule: TypeAlias = Callable[[Call], Results]
 
 
 class RuleEntry(NamedTuple):
-    """A rule and what it is told of the operator's form."""
+    """A rule, and the form of the operators that it is for."""
 
     rule: Rule
-    inputs: tuple[int, int | None]
-    optional: frozenset[int]
-    outputs: int | None
+    arity: Arity
     data_dependent: bool
 
     @property
@@ -29,7 +28,7 @@ class RuleEntry(NamedTuple):
         return text.partition("\n")[0], " ".join(match[1].split()).rstrip(".") if match else ""
 
 
-_TABLE: dict[str, RuleEntry] = {}
+RULES: dict[str, RuleEntry] = {}
 
 
 def rule(
@@ -37,64 +36,43 @@ def rule(
     *,
     inputs: int | tuple[int, int | None],
     outputs: int | None = 1,
-    optional: tuple[int, ...] = (),
+    gaps: bool = False,
     data_dependent: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Enter a rule for the named operators.
 
     Args:
         names: the schema's names of the operators, one after the other.
-        inputs: how many inputs they take, or (fewest, most) with None for no limit.
+        inputs: how many inputs they take, or (fewest, most) with None for no limit; those in between may be left out.
         outputs: how many outputs they have, None for any number.
-        optional: inputs that may be left out.
+        gaps: whether inputs may be left out though there is no limit.
         data_dependent: whether a result's sizes follow from the data, so that only a bound (-1) is derived.
     """
-    span = inputs if isinstance(inputs, tuple) else (inputs, inputs)
+    least, most = inputs if isinstance(inputs, tuple) else (inputs, inputs)
+    arity = Arity(least, most, outputs, gaps)
 
     def enter(function: Rule) -> Rule:
         for name in names.split():
-            assert name not in _TABLE, f"{name} has two rules"
-            _TABLE[name] = RuleEntry(function, span, frozenset(optional), outputs, data_dependent)
+            assert name not in RULES, f"{name} has two rules"
+            RULES[name] = RuleEntry(function, arity, data_dependent)
         return function
 
     return enter
 
 
-def find(name: str) -> RuleEntry | None:
-    """The rule of an operator, None where there is none."""
-    return _TABLE.get(name)
-
-
-def entries() -> Iterator[tuple[str, RuleEntry]]:
-    """Every operator that has a rule."""
-    return iter(_TABLE.items())
-
-
 def apply(entry: RuleEntry, call: Call) -> Results:
-    """Derive the shapes of the results.
+    """Derive the shapes of the results, None for each where too little is known.
 
     Raises:
         ShapeError: the inputs cannot go together; the sentence has no place yet.
     """
-    _check_form(entry, call)
-    results = entry.rule(call)
-    assert len(results) == len(call.op.outputs), f"{call.name}: {len(results)} results"
+    outputs = call.op.outputs
+    misfit = entry.arity.misfit(call.op.inputs, outputs)
+    if misfit is not None:
+        raise ShapeError(f"it {misfit}")
+    try:
+        results = entry.rule(call)
+    except UnknownError:
+        return [None] * len(outputs)
+    assert len(results) == len(outputs), f"{call.name}: {len(results)} results"
     return results
-
-
-def _check_form(entry: RuleEntry, call: Call) -> None:
-    count = len(call.op.inputs)
-    low, high = entry.inputs
-    if count < low or (high is not None and count > high):
-        raise ShapeError(f"it has {count} inputs: expected {_span_text(low, high)}")
-    if entry.outputs is not None and len(call.op.outputs) != entry.outputs:
-        raise ShapeError(f"it has {len(call.op.outputs)} outputs: expected {entry.outputs}")
-    for index, tensor in enumerate(call.op.inputs):
-        if tensor is None and index not in entry.optional:
-            raise ShapeError(f"input {index} is left out, but it is not optional")
-
-
-def _span_text(low: int, high: int | None) -> str:
-    if high is None:
-        return f"{low} or more"
-    return str(low) if low == high else f"{low} to {high}"

@@ -17,9 +17,10 @@ from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the tab
     stablehlo,
     windows,
 )
-from edge_opt.shapes.call import Call, checked_shapes
+from edge_opt.shapes.call import Call
+from edge_opt.shapes.dimension import as_shape
 from edge_opt.shapes.errors import ShapeError
-from edge_opt.shapes.registry import apply, entries, find
+from edge_opt.shapes.registry import RULES, apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from edge_opt.shapes.call import Constant, Enter, Results
     from edge_opt.shapes.dimension import Shape
 
-__all__ = ["apply", "entries", "find", "infer_operator"]
+__all__ = ["RULES", "apply", "infer_operator"]
 
 
 def infer_operator(
@@ -53,10 +54,13 @@ def infer_operator(
     Raises:
         ShapeError: the inputs cannot go together; names the operator, tensors, axes and sizes.
     """
-    entry = find(op.name)
+    entry = RULES.get(op.name)
     if entry is None:
         return [None] * len(op.outputs)
     try:
-        return apply(entry, Call(op, checked_shapes(op, input_shapes), constant, enter))
+        if len(input_shapes) != len(op.inputs):
+            raise ShapeError(f"{len(input_shapes)} input shapes for {len(op.inputs)} inputs")
+        shapes = [as_shape(shape, f"input {index}") for index, shape in enumerate(input_shapes)]
+        return apply(entry, Call(op, shapes, constant, enter))
     except ShapeError as error:
         raise error.at(op.name) from None

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_opt.shapes.call import Call, Element, Results, as_dimension
-from edge_opt.shapes.dimension import DYNAMIC, Dim, Shape, may_be_equal, shape_text
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.dimension import (
+    DYNAMIC,
+    Element,
+    as_dimension,
+    is_negative,
+    is_number,
+    may_be_alike,
+    may_be_equal,
+    same_size,
+    shape_text,
+)
+from edge_opt.shapes.errors import ShapeError, UnknownError
 from edge_opt.shapes.registry import rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from edge_opt.shapes.call import Call, Results
+    from edge_opt.shapes.dimension import Shape
 
 _MOST_STRIDED_INDICES = 31
 
@@ -21,36 +33,28 @@ def slice_(call: Call) -> Results:
 
     Source: TFLite, slice.cc, CalculateOutputShapeVector.
     """
-    shape = call.shapes[0]
-    call.require_rank(1, 1)
-    call.require_rank(2, 1)
-    begin, size = call.elements(1), call.elements(2)
-    if shape is None:
-        count = next((len(known) for known in (begin, size) if known is not None), None)
-        return [None if count is None else (DYNAMIC,) * count]
+    shape, begin, size = call.shape(0), call.vector(1), call.vector(2)
     for index, known in ((1, begin), (2, size)):
-        if known is not None and len(known) != len(shape):
+        if len(known) != len(shape):
             raise ShapeError(
                 f"{call.label(index)} has {len(known)} numbers: expected one per axis of {call.described(0)}"
             )
-    unknown: list[Element] = [None] * len(shape)
-    bounds = zip(begin or unknown, size or unknown, strict=True)
-    return [tuple(_slice_size(call, axis, *pair) for axis, pair in enumerate(bounds))]
+    return [tuple(_slice_size(call, axis, *pair) for axis, pair in enumerate(zip(begin, size, strict=True)))]
 
 
 def _slice_size(call: Call, axis: int, begin: Element, size: Element) -> int:
-    whole = (call.shapes[0] or ())[axis]
-    if begin is not None and begin < 0 and not isinstance(begin, Dim):
+    whole = call.shape(0)[axis]
+    if is_negative(begin):
         raise ShapeError(
             f"the slice of {call.described(0)} begins at {begin} in axis {axis}: expected 0 or more"
         )
-    if size is None or isinstance(size, Dim):
+    if not is_number(size):
         return as_dimension(size)
     if size < DYNAMIC:
         raise ShapeError(
             f"the slice of {call.described(0)} has the size {size} in axis {axis}: expected -1 or more"
         )
-    start = None if begin is None or begin < 0 else begin
+    start = begin if is_number(begin) else None
     if whole >= 0 and (start or 0) + max(size, 0) > whole:
         raise ShapeError(
             f"the slice of {call.described(0)} leaves axis {axis}: it begins at {start or 0} and takes "
@@ -84,25 +88,16 @@ def strided_slice(call: Call) -> Results:
 
     Source: TFLite, strided_slice.cc, BuildStridedSliceParams and ResizeOutputTensor; strided_slice_logic.h.
     """
-    shape = call.shapes[0]
-    bounds = [_bounds(call, index) for index in (1, 2, 3)]
-    count = next((len(known) for known in bounds if known is not None), None)
-    if shape is None or count is None:
-        return [None]
-    filled = [[None] * count if known is None else known for known in bounds]
-    if count > _MOST_STRIDED_INDICES or any(len(known) != count for known in filled):
+    shape, bounds = call.shape(0), [call.vector(index) for index in (1, 2, 3)]
+    count = len(bounds[0])
+    if count > _MOST_STRIDED_INDICES or any(len(known) != count for known in bounds):
         raise ShapeError(f"its begin, end and strides need one length, at most {_MOST_STRIDED_INDICES}")
-    windows = [_window(call, index, *(known[index] for known in filled)) for index in range(count)]
+    windows = [_window(call, index, *triple) for index, triple in enumerate(zip(*bounds, strict=True))]
     return [_walk_axes(call, shape, windows)]
 
 
-def _bounds(call: Call, index: int) -> list[Element] | None:
-    call.require_rank(index, 1)
-    return call.elements(index)
-
-
 def _masked(call: Call, name: str, index: int) -> bool:
-    return bool(int(call.option(name, 0)) >> index & 1)
+    return bool(call.number(name) >> index & 1)
 
 
 def _window(call: Call, index: int, begin: Element, end: Element, stride: Element) -> _Window:
@@ -133,45 +128,44 @@ def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
         elif index in added:
             result.append(1)
         else:
-            if not window.shrink:
-                result.append(_strided_size(call, axis, window))
-            else:
+            if window.shrink:
                 _check_index(call, axis, window)
+            else:
+                result.append(_strided_size(call, axis, window))
             axis += 1
     return (*result, *shape[axis:])
 
 
 def _check_index(call: Call, axis: int, window: _Window) -> None:
     """A shrunk axis takes one index, forwards: with a negative stride the runtime reads what was never written."""
-    size, index = (call.shapes[0] or ())[axis], 0 if window.open_begin else window.begin
-    if window.stride is not None and window.stride < 0:
+    size, index = call.shape(0)[axis], 0 if window.open_begin else window.begin
+    if is_negative(window.stride):
         raise ShapeError(f"axis {axis} of {call.described(0)} is shrunk by a stride of {window.stride}")
-    if index is not None and size >= 0 and not isinstance(index, Dim) and not -size <= index < size:
+    if is_number(index) and size >= 0 and not -size <= index < size:
         raise ShapeError(f"index {index} lies outside axis {axis} of {call.described(0)}")
 
 
 def _strided_size(call: Call, axis: int, window: _Window) -> int:
-    size = (call.shapes[0] or ())[axis]
+    size = call.shape(0)[axis]
     if call.flag("offset"):
         return _offset_size(call, axis, window)
     if window.open_begin and window.open_end and window.stride == 1:
         return size
     if size < 0:
         return _size_of_dynamic(size, window)
-    begin = 0 if window.open_begin else window.begin
-    end = 0 if window.open_end else window.end
-    if any(bound is None or isinstance(bound, Dim) for bound in (begin, end, window.stride)):
+    begin, end = (None if window.open_begin else window.begin), (None if window.open_end else window.end)
+    known = (window.open_begin or is_number(begin)) and (window.open_end or is_number(end))
+    if not known or not is_number(window.stride):
         return DYNAMIC
-    begin, end = (None if window.open_begin else begin), (None if window.open_end else end)
     return len(range(*slice(begin, end, window.stride).indices(size)))
 
 
 def _offset_size(call: Call, axis: int, window: _Window) -> int:
     """The end counts from the begin, and is not cut to the axis: it must lie in it."""
-    size, begin, length, stride = (call.shapes[0] or ())[axis], window.begin, window.end, window.stride
-    if length is None or stride is None or isinstance(length, Dim) or isinstance(stride, Dim):
-        return length if stride == 1 and length is not None else DYNAMIC
-    if begin is not None and size >= 0 and not isinstance(begin, Dim):
+    size, begin, length, stride = call.shape(0)[axis], window.begin, window.end, window.stride
+    if not is_number(length) or not is_number(stride):
+        return as_dimension(length) if stride == 1 else DYNAMIC
+    if is_number(begin) and size >= 0:
         start = begin + size if begin < 0 else begin
         if not 0 <= start <= size or not -1 <= start + length <= size:
             raise ShapeError(
@@ -185,8 +179,8 @@ def _size_of_dynamic(size: int, window: _Window) -> int:
     from_start = window.open_begin or window.begin == 0
     if not from_start or window.stride != 1:
         return DYNAMIC
-    named = isinstance(window.end, Dim) and isinstance(size, Dim) and window.end.name == size.name
-    return size if window.open_end or named else DYNAMIC
+    whole = window.open_end or (window.end is not None and same_size(size, window.end))
+    return size if whole else DYNAMIC
 
 
 @rule("GATHER", inputs=2)
@@ -195,10 +189,7 @@ def gather(call: Call) -> Results:
 
     Source: TFLite, gather.cc, Prepare.
     """
-    shape, indices = call.shapes[0], call.shapes[1]
-    if shape is None or indices is None:
-        return [None]
-    axis = call.axis_of(0)
+    shape, indices, axis = call.shape(0), call.shape(1), call.axis_of(0)
     batch = call.number("batch_dims")
     batch = batch + len(indices) if batch < 0 else batch
     if not 0 <= batch <= min(axis, len(indices)):
@@ -217,11 +208,9 @@ def gather_nd(call: Call) -> Results:
 
     Source: TFLite, gather_nd.cc, Prepare.
     """
-    shape, indices = call.shapes
-    if shape == () or indices == ():
-        raise ShapeError(f"{call.described(0)} and {call.described(1)} must have rank 1 or more")
-    if shape is None or indices is None or indices[-1] < 0:
-        return [None]
+    shape, indices = (call.shape(index, least=1) for index in (0, 1))
+    if indices[-1] < 0:
+        raise UnknownError
     if indices[-1] > len(shape):
         raise ShapeError(
             f"the rows of {call.described(1)} have more numbers than {call.described(0)} has axes"
@@ -235,16 +224,12 @@ def scatter_nd(call: Call) -> Results:
 
     Source: TFLite, scatter_nd.cc, CheckShapes and ResizeOutputTensor.
     """
-    indices, updates, result = call.shapes[0], call.shapes[1], call.sizes(2)
-    if result is None or indices is None or updates is None:
-        return [result]
-    if not indices or not updates:
-        raise ShapeError(f"{call.described(0)} and {call.described(1)} must have rank 1 or more")
+    indices, updates, result = call.shape(0, least=1), call.shape(1, least=1), call.sizes(2)
     outer, depth = indices[:-1], indices[-1]
     if depth < 0:
         return [result]
     expected = (*outer, *result[depth:])
-    if depth > len(result) or len(updates) != len(expected) or not all(map(may_be_equal, updates, expected)):
+    if depth > len(result) or not may_be_alike(updates, expected):
         raise ShapeError(
             f"the updates {call.described(1)} must have the shape {shape_text(expected)}: a slice of "
             f"{shape_text(result)} for each row of {call.described(0)}"
@@ -258,19 +243,11 @@ def dynamic_update_slice(call: Call) -> Results:
 
     Source: TFLite, dynamic_update_slice.cc, Prepare.
     """
-    shape, update, start = call.shapes[0], call.shapes[1], call.require_rank(2, 1)
-    if shape is None:
-        return [None]
-    if start is not None and not may_be_equal(start[0], len(shape)):
+    shape, update, start = call.shape(0), call.shape(1), call.shape(2, rank=1)
+    if not may_be_equal(start[0], len(shape)):
         raise ShapeError(
             f"{call.described(2)} must have {len(shape)} numbers, one for each axis of {call.described(0)}"
         )
-    if update is not None:
-        _check_fits(call, shape, update)
-    return [shape]
-
-
-def _check_fits(call: Call, shape: Shape, update: Shape) -> None:
     if len(update) != len(shape):
         raise ShapeError(f"the update {call.described(1)} must have the rank of {call.described(0)}")
     for axis, (size, part) in enumerate(zip(shape, update, strict=True)):
@@ -278,6 +255,7 @@ def _check_fits(call: Call, shape: Shape, update: Shape) -> None:
             raise ShapeError(
                 f"the update {call.described(1)} is longer than {call.described(0)} in axis {axis}"
             )
+    return [shape]
 
 
 @rule("EMBEDDING_LOOKUP", inputs=2)
@@ -286,9 +264,5 @@ def embedding_lookup(call: Call) -> Results:
 
     Source: TFLite, embedding_lookup.cc, Prepare.
     """
-    lookup, table = call.require_rank(0, 1), call.shapes[1]
-    if table is None:
-        return [None]
-    if len(table) < 2:
-        raise ShapeError(f"the table {call.described(1)} has rank {len(table)}: expected rank 2 or more")
-    return [(DYNAMIC if lookup is None else lookup[0], *table[1:])]
+    lookup, table = call.shape(0, rank=1), call.shape(1, least=2)
+    return [(lookup[0], *table[1:])]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_opt.shapes.dimension import DYNAMIC, shape_text
-from edge_opt.shapes.elementwise import merge_equal
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
 
@@ -30,26 +29,13 @@ def numbers(call: Call, name: str, count: int | None = None) -> list[int]:
     return values
 
 
-@rule(
-    "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_SHIFT_LEFT",
-    inputs=2,
-)
-def binary(call: Call) -> Results:
-    """Both operands have one shape, the result's; nothing broadcasts.
-
-    Source: StableHLO specification, elementwise operations; TFLite, stablehlo_elementwise.cc,
-    ElementwisePrepare.
-    """
-    return [merge_equal(call, 0, 1)]
-
-
 @rule("STABLEHLO_RNG_BIT_GENERATOR", inputs=1, outputs=2)
 def rng_bit_generator(call: Call) -> Results:
     """The new state has the old one's shape; the bits have their recorded shape: nothing else states it.
 
     Source: StableHLO specification, rng_bit_generator; TFLite, rng_bit_generator.cc, Prepare.
     """
-    return [call.require_rank(0, 1), call.recorded(1)]
+    return [call.shape(0, rank=1), call.recorded(1)]
 
 
 @rule("STABLEHLO_PAD", inputs=2)
@@ -58,10 +44,8 @@ def pad(call: Call) -> Results:
 
     Source: StableHLO specification, pad; TFLite, stablehlo_pad.cc, Prepare.
     """
-    shape = call.shapes[0]
     call.require_single(1)
-    if shape is None:
-        return [None]
+    shape = call.shape(0)
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     triples = zip(*(numbers(call, name, len(shape)) for name in names), strict=True)
     return [
@@ -113,15 +97,11 @@ def reduce_window(call: Call) -> Results:
     count = len(call.op.outputs)
     if len(call.shapes) != 2 * count:
         raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count}, two for each output")
-    return [_reduced(call, call.shapes[index]) for index in range(count)]
+    return [_reduced(call, call.shape(index, least=1, most=_MAX_WINDOW_RANK)) for index in range(count)]
 
 
-def _reduced(call: Call, shape: Shape | None) -> Shape | None:
-    if shape is None:
-        return None
+def _reduced(call: Call, shape: Shape) -> Shape:
     rank = len(shape)
-    if not 0 < rank <= _MAX_WINDOW_RANK:
-        raise ShapeError(f"{call.described(0)} has rank {rank}: expected rank 1 to {_MAX_WINDOW_RANK}")
     windows = numbers(call, "window_dimensions", rank)
     padding = numbers(call, "padding") or [0] * (2 * rank)
     strides, base, dilations = (
@@ -141,18 +121,16 @@ def gather(call: Call) -> Results:
 
     Source: StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape.
     """
-    shape, indices = call.shapes
-    sizes = numbers(call, "slice_sizes", None if shape is None else len(shape))
+    shape, indices = call.all_shapes()
+    sizes = numbers(call, "slice_sizes", len(shape))
     collapsed, offsets = numbers(call, "collapsed_slice_dims"), numbers(call, "offset_dims")
     window = [size for axis, size in enumerate(sizes) if axis not in collapsed]
     if len(window) != len(offsets):
         raise ShapeError(
             f"its slice {sizes} less {collapsed} has {len(window)} axes: expected those of {offsets}"
         )
-    if shape is not None and any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
+    if any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
         raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.described(0)}")
-    if indices is None:
-        return [None]
     vector = call.number("index_vector_dim")
     if not 0 <= vector <= len(indices):
         raise ShapeError(f"its index_vector_dim {vector} lies outside {call.described(1)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_opt.shapes.dimension import DYNAMIC, element_count, may_be_equal, shape_text
+from edge_opt.shapes.contraction import check_bias
+from edge_opt.shapes.dimension import DYNAMIC, may_be_equal, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
 
@@ -55,9 +56,7 @@ def pool(call: Call) -> Results:
 
     Source: TFLite, pooling.cc, GenericPrepare.
     """
-    shape = call.require_rank(0, 4)
-    if shape is None:
-        return [(DYNAMIC,) * 4]
+    shape = call.shape(0, rank=4)
     windows = (call.number("filter_height"), call.number("filter_width"))
     return [(shape[0], *_slide(call, shape, windows, dilated=False), shape[3])]
 
@@ -74,94 +73,76 @@ def _slide(call: Call, shape: Shape, sizes: Sequence[int], *, dilated: bool = Tr
 def _check_filled(call: Call, *indices: int) -> None:
     """Refuse inputs without elements (a batch of none excepted)."""
     for index in indices:
-        shape = call.shapes[index]
-        if shape is not None and 0 in shape[1:]:
+        if 0 in call.shape(index)[1:]:
             raise ShapeError(f"{call.described(index)} has an axis of size 0")
 
 
-def _check_bias(call: Call, index: int, channels: int) -> None:
-    bias = call.shapes[index] if call.has(index) else None
-    if bias is not None and not may_be_equal(element_count(bias), channels):
-        raise ShapeError(f"the bias {call.described(index)} must have {channels} elements, one per channel")
+def _convolved(call: Call, window: Sequence[int], channels: int) -> Results:
+    """The filters' window slides over the axes between batch and channels."""
+    _check_filled(call, 0, 1)
+    check_bias(call, 2, channels)
+    shape = call.shape(0)
+    return [(shape[0], *_slide(call, shape, window), channels)]
 
 
-@rule("CONV_2D", inputs=(2, 3), optional=(2,))
+@rule("CONV_2D", inputs=(2, 3))
 def convolution(call: Call) -> Results:
     """`[b, h, w, i]` with filters `[o, fh, fw, i/groups]` gives `[b, h', w', o]`.
 
     Source: TFLite, conv.cc, Prepare.
     """
-    shape, filters = call.require_rank(0, 4), call.require_rank(1, 4)
-    if shape is None or filters is None:
-        return [(shape[0] if shape else DYNAMIC, DYNAMIC, DYNAMIC, filters[0] if filters else DYNAMIC)]
-    _check_filled(call, 0, 1)
-    _check_groups(call, shape, filters)
-    _check_bias(call, 2, filters[0])
-    return [(shape[0], *_slide(call, shape, filters[1:3]), filters[0])]
-
-
-def _check_groups(call: Call, shape: Shape, filters: Shape) -> None:
-    channels, depth, count = shape[3], filters[3], filters[0]
-    if channels < 0 or depth <= 0:
-        return
-    if channels % depth or (count >= 0 and count % (channels // depth)):
+    (*_, channels), (count, *window, depth) = call.shape(0, rank=4), call.shape(1, rank=4)
+    known = channels >= 0 and depth > 0
+    if known and (channels % depth or (count >= 0 and count % (channels // depth))):
         raise ShapeError(
             f"the {channels} channels of {call.described(0)} do not fall into groups for the filters "
             f"{call.described(1)}"
         )
+    return _convolved(call, window, count)
 
 
-@rule("DEPTHWISE_CONV_2D", inputs=(2, 3), optional=(2,))
+@rule("DEPTHWISE_CONV_2D", inputs=(2, 3))
 def depthwise_convolution(call: Call) -> Results:
     """`[b, h, w, i]` with filters `[1, fh, fw, i*m]` gives `[b, h', w', i*m]`.
 
     Source: TFLite, depthwise_conv.cc, Prepare.
     """
-    shape, filters = call.require_rank(0, 4), call.require_rank(1, 4)
-    if shape is None or filters is None:
-        return [(shape[0] if shape else DYNAMIC, DYNAMIC, DYNAMIC, filters[3] if filters else DYNAMIC)]
-    _check_filled(call, 0, 1)
-    if filters[0] not in (1, DYNAMIC) or (shape[3] > 0 and filters[3] > 0 and filters[3] % shape[3]):
+    (*_, channels), (one, *window, results) = call.shape(0, rank=4), call.shape(1, rank=4)
+    if one not in (1, DYNAMIC) or (channels > 0 and results > 0 and results % channels):
         raise ShapeError(
             f"the filters {call.described(1)} must be one, with a multiple of the channels of {call.label(0)}"
         )
-    _check_bias(call, 2, filters[3])
-    return [(shape[0], *_slide(call, shape, filters[1:3]), filters[3])]
+    return _convolved(call, window, results)
 
 
-@rule("CONV_3D", inputs=(2, 3), optional=(2,))
+@rule("CONV_3D", inputs=(2, 3))
 def convolution_3d(call: Call) -> Results:
     """`[b, d, h, w, i]` with filters `[fd, fh, fw, i, o]` gives `[b, d', h', w', o]`.
 
     Source: TFLite, conv3d.cc, Prepare.
     """
-    shape, filters = call.require_rank(0, 5), call.require_rank(1, 5)
-    if shape is None or filters is None:
-        return [(shape[0] if shape else DYNAMIC, *(DYNAMIC,) * 3, filters[4] if filters else DYNAMIC)]
-    _check_filled(call, 0, 1)
-    if not may_be_equal(shape[4], filters[3]):
+    (*_, channels), (*window, depth, results) = call.shape(0, rank=5), call.shape(1, rank=5)
+    _check_channels(call, channels, depth, 0)
+    return _convolved(call, window, results)
+
+
+def _check_channels(call: Call, channels: int, depth: int, index: int) -> None:
+    if not may_be_equal(channels, depth):
         raise ShapeError(
-            f"the channels of {call.described(0)} differ from those of the filters {call.described(1)}"
+            f"the channels of {call.described(index)} differ from those of the filters {call.described(1)}"
         )
-    _check_bias(call, 2, filters[4])
-    return [(shape[0], *_slide(call, shape, filters[:3]), filters[4])]
 
 
-@rule("TRANSPOSE_CONV", inputs=(3, 4), optional=(3,))
+@rule("TRANSPOSE_CONV", inputs=(3, 4))
 def transposed_convolution(call: Call) -> Results:
     """The result has the shape that input 0 spells out; input 1 are filters `[o, fh, fw, i]`.
 
     Source: TFLite, transpose_conv.cc, Prepare.
     """
-    result, filters, shape = call.sizes(0), call.require_rank(1, 4), call.require_rank(2, 4)
-    if result is not None and len(result) != 4:
+    result, filters, shape = call.sizes(0), call.shape(1, rank=4), call.shape(2, rank=4)
+    if len(result) != 4:
         raise ShapeError(f"{call.label(0)} spells out {shape_text(result)}: expected rank 4")
-    if filters is None or shape is None:
-        return [result or (DYNAMIC,) * 4]
     _check_filled(call, 1, 2)
-    if not may_be_equal(shape[3], filters[3]):
-        raise ShapeError(
-            f"the channels of {call.described(2)} differ from those of the filters {call.described(1)}"
-        )
-    _check_bias(call, 3, filters[0])
-    return [result or (DYNAMIC,) * 4]
+    _check_channels(call, shape[3], filters[3], 2)
+    check_bias(call, 3, filters[0])
+    return [result]
