@@ -51,33 +51,27 @@ def broadcast_operands(shapes: Sequence[Shape | None], labels: Sequence[str]) ->
     ranked = [(shape, label) for shape, label in zip(shapes, labels, strict=True) if shape is not None]
     if not ranked:
         return None
-    result, label = ranked[0]
-    sources = [(label, axis) for axis in range(len(result))]
-    for shape, label in ranked[1:]:
-        result, sources = _infer_pair(result, sources, shape, label)
+    rank = max(len(shape) for shape, _ in ranked)
+    return tuple(_broadcast_axis(ranked, axis) for axis in range(-rank, 0))
+
+
+def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
+    """One dimension of the result; `axis` counts from the end."""
+    result, place = 1, ""
+    for shape, label in ranked:
+        if len(shape) < -axis:
+            continue
+        size, here = shape[axis], f"{label} (axis {axis + len(shape)})"
+        merged = infer_dimension(result, size)
+        if merged is None:
+            raise ShapeError(
+                f"sizes do not broadcast: {result} in {place}, {size} in {here}: expected equal sizes, or 1 in one of "
+                "them"
+            )
+        if merged != result:
+            place = here
+        result = merged
     return result
-
-
-_Sources = list[tuple[str, int]]
-
-
-def _infer_pair(result: Shape, sources: _Sources, shape: Shape, label: str) -> tuple[Shape, _Sources]:
-    """Fold one more operand in; `sources` tells which operand's axis gave each dimension so far."""
-    rank = max(len(result), len(shape))
-    padded = (1,) * (rank - len(result)) + result
-    incoming = (1,) * (rank - len(shape)) + shape
-    offset = rank - len(shape)
-    own = [(label, axis - offset) for axis in range(rank)]
-    kept = own[: rank - len(result)] + sources
-    dims: list[int] = []
-    for axis, (left, right) in enumerate(zip(padded, incoming, strict=True)):
-        dim = infer_dimension(left, right)
-        if dim is None:
-            raise _sizes_differ(left, kept[axis], right, own[axis])
-        if left == 1 and axis >= offset:
-            kept[axis] = own[axis]
-        dims.append(dim)
-    return tuple(dims), kept
 
 
 def infer_dimension(left: int, right: int) -> int | None:
@@ -94,14 +88,6 @@ def infer_dimension(left: int, right: int) -> int | None:
     if left < 0:
         return right
     return left if right < 0 or left == right else None
-
-
-def _sizes_differ(left: int, source: tuple[str, int], right: int, other: tuple[str, int]) -> ShapeError:
-    (first, axis), (second, other_axis) = source, other
-    return ShapeError(
-        f"sizes do not broadcast: {left} in {first} (axis {axis}), {right} in {second} (axis {other_axis}): "
-        "expected equal sizes, or 1 in one of them"
-    )
 
 
 def verify_broadcast(
