@@ -1,4 +1,4 @@
-"""TFLite's tables, unions and enums, as `tables.json` has them; `edge_opt.schema.generate` writes that file."""
+"""TFLite's tables, unions and enums, as `tables.json` has them; `testdata/make_tables.py` writes that file."""
 
 import json
 from pathlib import Path

@@ -8,7 +8,6 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from edge_opt.schema import Data, Table
-from edge_opt.schema.generate import snake_case
 
 
 def pack(model: Any) -> bytes:
@@ -179,10 +178,11 @@ def _patch(content: bytearray, table: Any, slot: int, value: int) -> None:
 
 def assert_same(table: Table, expected: Any, file: bytes, path: str = "Model") -> None:
     """Every field of `table` is that of the object that the generated bindings read from `file`."""
-    fields = {snake_case(name): name for name in vars(expected)}
-    assert fields.keys() == table.spec.by_name.keys(), path
-    for name, camel in fields.items():
-        _assert_same_value(table, name, getattr(expected, camel), file, f"{path}.{name}")
+    camel = {name.lower(): name for name in vars(expected)}
+    fields = {name: camel[name.replace("_", "")] for name in table.spec.by_name}
+    assert len(fields) == len(camel), path
+    for name, theirs in fields.items():
+        _assert_same_value(table, name, getattr(expected, theirs), file, f"{path}.{name}")
 
 
 def _assert_same_value(table: Table, name: str, expected: Any, file: bytes, path: str) -> None:

@@ -41,7 +41,7 @@ ALLOWED = {
 }
 # package -> where it may be imported from
 THIRD_PARTY = {
-    "ai_edge_litert": ("converter/proof/", "converter/integrations/", "schema/generate.py"),
+    "ai_edge_litert": ("converter/proof/", "converter/integrations/"),
     "tensorflow": ("converter/proof/", "converter/integrations/"),
     "torch": ("converter/integrations/",),
     "litert_torch": ("converter/integrations/", "converter/build/pipeline.py"),

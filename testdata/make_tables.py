@@ -1,21 +1,21 @@
-"""Writes tables.json: reads names, slots, types, defaults, unions and enums off the generated TFLite bindings.
+"""Writes schema/tables.json: reads names, slots, types, defaults, unions and enums off the generated TFLite bindings.
 
-It looks at `ai_edge_litert.schema_py_generated` only and never at a model. Run it after a schema release as
-`python -m edge_opt.schema.generate`; with `--check` it only says whether the file still agrees.
+It looks at `ai_edge_litert.schema_py_generated` only and never at a model. Run it after a schema release.
 """
 
 import inspect
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as bindings
 
 from edge_opt.schema.spec import SCALAR_CODES, Default, Row
-from edge_opt.schema.tables import TABLES_FILE
+
+FILE = Path(__file__).resolve().parent.parent / "schema" / "tables.json"
 
 # flatc's camelCase drops the underscore before a digit; these are the names that had one.
 _DIGIT_NAMES = {"builtinOptions2": "builtin_options_2", "builtinOptions2Type": "builtin_options_2_type"}
@@ -153,19 +153,6 @@ def generate() -> str:
     return "{\n" + ",\n".join(_block(name, entries) for name, entries in blocks.items()) + "\n}\n"
 
 
-def main(arguments: list[str]) -> int:
-    """Write tables.json, or with --check compare it; returns the exit code."""
-    text = generate()
-    if "--check" not in arguments:
-        TABLES_FILE.write_text(text, encoding="utf-8")
-        print(f"wrote {TABLES_FILE}")
-        return 0
-    if TABLES_FILE.read_text(encoding="utf-8") == text:
-        print("tables.json agrees with the installed bindings")
-        return 0
-    print("tables.json differs from the installed bindings: run `python -m edge_opt.schema.generate`")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    FILE.write_text(generate(), encoding="utf-8")
+    print(f"wrote {FILE}")
