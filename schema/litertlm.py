@@ -1,7 +1,8 @@
 """LiteRT-LM bundles (.litertlm): several models and their metadata in one file, as sections aligned to 16 KiB.
 
 Reads where the sections lie, and writes a bundle in which some models are replaced. Everything else goes over byte for
-byte: of the header, only the sections' positions change.
+byte: of the header, only the sections' positions change. `stamp_by_content` is for bundles that must come out the same
+whenever they are made.
 
 Source of the format: the PyPI package litert-lm-builder (litertlm_core, litertlm_header_schema_py_generated).
 """
@@ -9,8 +10,10 @@ Source of the format: the PyPI package litert-lm-builder (litertlm_core, litertl
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import struct
+import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from edge_opt.schema.atomic import replacing, resolve_target
@@ -40,9 +43,15 @@ _TFLITE_MODEL: Final = 3
 _STRING_VALUE: Final = 9
 
 # Slots of the header's tables.
+_SYSTEM_METADATA, _ENTRIES = 0, 0
 _SECTION_METADATA, _OBJECTS = 1, 0
 _ITEMS, _BEGIN, _END, _TYPE = 0, 1, 2, 3
 _KEY, _VALUE_TYPE, _VALUE = 0, 1, 2
+
+# What litert-lm-builder says of a file: a random UUID, and when it was made.
+_UUID, _TIME = "uuid", "creation_timestamp"
+_NO_TIME: Final = "1970-01-01T00:00:00.000000+00:00"
+_CHUNK: Final = 1 << 22
 
 
 class Section(NamedTuple):
@@ -135,6 +144,35 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     except BaseException:
         source.close()
         raise
+
+
+def stamp_by_content(path: Path) -> None:
+    """Give a bundle the UUID that follows from its content, and the time zero: the same content is the same file.
+
+    litert-lm-builder writes a random UUID and the time into the header. Only texts as long as the new ones are
+    replaced, in place. A bundle without them stays as it is.
+
+    Raises:
+        ModelFormatError: it is no bundle.
+        OSError: it cannot be written.
+    """
+    bundle = read_bundle(path)
+    header, stamps = bytearray(bundle.header), _Header(bundle.source).stamps()
+    _stamp(header, stamps, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
+    found = hashlib.sha256(header)
+    for at in range(len(header), bundle.source.size, _CHUNK):
+        found.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)))
+    _stamp(header, stamps, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, found.hexdigest()))})
+    bundle.source.close()
+    with path.open("r+b") as file:
+        file.write(header)
+
+
+def _stamp(header: bytearray, stamps: Mapping[str, tuple[int, int]], texts: Mapping[str, str]) -> None:
+    for key, text in texts.items():
+        begin, end = stamps.get(key, (0, 0))
+        if end - begin == len(text) and end <= len(header):
+            header[begin:end] = text.encode()
 
 
 class _Header:
@@ -232,7 +270,21 @@ class _Header:
         items = dict(filter(None, (self._item(item) for item in self._vector(table, _ITEMS))))
         return Section(begin, end, data_type, items, begin_at, end_at)
 
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Where the texts begin and end that say something of the whole file, by key."""
+        system = self._child(self._follow(_HEADER_BEGIN), _SYSTEM_METADATA)
+        entries = map(self._entry, [] if system is None else self._vector(system, _ENTRIES))
+        return {
+            self._string(key): (text + 4, text + 4 + self._unpack("<I", text))
+            for key, text in filter(None, entries)
+        }
+
     def _item(self, table: int) -> tuple[str, str] | None:
+        entry = self._entry(table)
+        return None if entry is None else (self._string(entry[0]), self._string(entry[1]))
+
+    def _entry(self, table: int) -> tuple[int, int] | None:
+        """Where the key and the value of an entry stand; None for a value that is no text."""
         key, value, kind = (
             self._child(table, _KEY),
             self._child(table, _VALUE),
@@ -241,7 +293,7 @@ class _Header:
         if key is None or value is None or kind is None or self._unpack("<B", kind) != _STRING_VALUE:
             return None
         text = self._child(value, 0)
-        return None if text is None else (self._string(key), self._string(text))
+        return None if text is None else (key, text)
 
     def _check_order(self, sections: list[Section]) -> None:
         end = 0

@@ -19,15 +19,15 @@ Part = tuple[int, dict[str, str], bytes]
 """(data type, items, content)."""
 
 
-def bundle(parts: Sequence[Part], *, version: int = 1) -> bytes:
-    """A whole bundle."""
-    header = _header(parts, [(1, 1)] * len(parts))
+def bundle(parts: Sequence[Part], *, version: int = 1, system: Mapping[str, str] | None = None) -> bytes:
+    """A whole bundle; `system` is what its header says of all of it."""
+    header = _header(parts, [(1, 1)] * len(parts), system)
     places, end = [], 32 + len(header)
     for _, _, content in parts:
         begin = -(-end // BLOCK) * BLOCK
         end = begin + len(content)
         places.append((begin, end))
-    header = _header(parts, places)
+    header = _header(parts, places, system)
     file = bytearray(end)
     file[:32] = b"LITERTLM" + struct.pack("<IIIIQ", version, 7, 0, 0, 32 + len(header))
     file[32 : 32 + len(header)] = header
@@ -56,14 +56,22 @@ def model_part(kind: str, content: bytes) -> Part:
     return TFLITE_MODEL, {"model_type": f"tf_lite_{kind}", "backend_constraint": "cpu"}, content
 
 
-def _header(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> bytes:
+def _header(
+    parts: Sequence[Part], places: Sequence[tuple[int, int]], system: Mapping[str, str] | None
+) -> bytes:
     builder = flatbuffers.Builder(1024)
     objects = [_section(builder, part, place) for part, place in zip(parts, places, strict=True)]
     vector = _offsets(builder, objects)
     builder.StartObject(1)
     builder.PrependUOffsetTRelativeSlot(0, vector, 0)
     metadata = builder.EndObject()
+    entries = _offsets(builder, [_item(builder, key, value) for key, value in (system or {}).items()])
+    builder.StartObject(1)
+    builder.PrependUOffsetTRelativeSlot(0, entries, 0)
+    whole = builder.EndObject()
     builder.StartObject(2)
+    if system is not None:
+        builder.PrependUOffsetTRelativeSlot(0, whole, 0)
     builder.PrependUOffsetTRelativeSlot(1, metadata, 0)
     builder.Finish(builder.EndObject())
     return bytes(builder.Output())

@@ -1,7 +1,9 @@
 """LiteRT-LM bundles: models are replaced, everything else goes over byte for byte, damaged files are refused."""
 
 import random
+import re
 import struct
+import uuid
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
-from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle
+from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle, stamp_by_content
 from edge_opt.schema.reader import read_model
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -127,6 +129,41 @@ def test_sections_that_are_the_same_bytes_stay_so(tmp_path: Path) -> None:
     read_bundle(path).write({}, output)
     again = read_bundle(output).sections
     assert (again[0].begin, again[0].end) == (again[1].begin, again[1].end)
+
+
+def stamped(path: Path, content: bytes, **system: str) -> bytes:
+    path.write_bytes(bundle([(GENERIC, {}, content)], system={"Authors": "us", **system}))
+    stamp_by_content(path)
+    assert bytes(read_bundle(path).content(0).view(0, len(content))) == content
+    return path.read_bytes()
+
+
+def test_a_bundle_that_is_stamped_by_its_content_tells_neither_when_nor_which_time_it_was_made(
+    tmp_path: Path,
+) -> None:
+    first, again, other = (
+        stamped(
+            tmp_path / str(run),
+            content,
+            uuid=str(uuid.uuid4()),
+            creation_timestamp=f"2026-01-0{run}T10:00:00.123456+00:00",
+        )
+        for run, content in ((1, b"same"), (2, b"same"), (3, b"else"))
+    )
+    assert first == again
+    assert b"1970-01-01T00:00:00.000000+00:00" in first
+    ids = [re.search(rb"[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[0-9a-f-]{17}", made) for made in (first, other)]
+    assert ids[0]
+    assert ids[1]
+    assert ids[0][0] != ids[1][0]
+
+
+def test_stamps_of_another_length_and_bundles_without_any_stay_as_they_are(tmp_path: Path) -> None:
+    assert b"mine" in stamped(tmp_path / "a", b"content", uuid="mine")
+    plain = bundle([(GENERIC, {}, b"content")])
+    (tmp_path / "b").write_bytes(plain)
+    stamp_by_content(tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == plain
 
 
 def test_a_model_in_a_section_is_read_from_where_it_lies(file: Path) -> None:

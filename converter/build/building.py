@@ -19,6 +19,7 @@ from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of
 from edge_opt.npu.errors import CompilerMissingError
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.schema.strict_json import strict
 from edge_opt.schema.transfer import copy_range
 
@@ -273,6 +274,8 @@ class _Run:
                 None if self.libraries is None else str(self.libraries),
             )
             done = self.tools.carry_out(job, log, self.work.scratch.resolve(), self.progress)
+            if job.model.exists():
+                stamp_by_content(job.model)
             kept = self.work.keep(name, key, time.perf_counter() - started, done.peak_bytes, done.told)
         except OSError as error:
             raise self._failed(name, OutputError(error.strerror or str(error))) from error
