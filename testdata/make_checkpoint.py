@@ -33,7 +33,7 @@ def make(folder: Path, architecture: str = "gemma3", longest: int = 8192, **size
     """Write the checkpoint, and the prompts beside it; returns those."""
     told = Sizes(**{**SIZES, **sizes})
     kinds = ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(told.layers)]
-    config = {"max_position_embeddings": longest, "initializer_range": 0.02}
+    config = {"max_position_embeddings": longest, "initializer_range": 0.006}
     save_checkpoint(
         architecture, told, folder, **config, **({"layer_types": kinds} if "gemma" in architecture else {})
     )
