@@ -21,6 +21,7 @@ from pretend_stages import (
     METADATA,
     QUANTIZED,
     TOKENIZER,
+    WEIGHTS,
     Place,
     Stages,
     bundle_of,
@@ -115,7 +116,7 @@ def test_a_second_run_makes_nothing_again(place: Place) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Place], dict[str, Any]], list[str]]] = {
     "chip": (lambda _: {"soc": "SM8650"}, ["configure", "optimize", "compile"]),
-    "weights": (lambda place: _written(place.checkpoint / "model.safetensors"), ["export"]),
+    "weights": (lambda place: _written(place.checkpoint / "model.safetensors", WEIGHTS + b"more"), ["export"]),
     "prompts": (lambda place: _written(place.prompts), ["calibrate", "quantize"]),
     "length": (lambda _: {"cache": 64}, ["configure", "export"]),
     "calibration": (lambda _: {"settings": {"max_calibration_decode_steps": 2}}, ["configure", "calibrate"]),
@@ -127,8 +128,8 @@ CHANGES: dict[str, tuple[Callable[[Place], dict[str, Any]], list[str]]] = {
 }  # fmt: skip
 
 
-def _written(path: Path) -> dict[str, Any]:
-    path.write_text('"something else"\n')
+def _written(path: Path, content: bytes = b'"something else"\n') -> dict[str, Any]:
+    path.write_bytes(content)
     return {}
 
 
@@ -273,13 +274,29 @@ def config(text: str) -> Callable[[Place], dict[str, Any]]:
     return go
 
 
+def safetensors(end: int) -> bytes:
+    """A whole file of one tensor."""
+    header = b'{"w": {"data_offsets": [0, %d]}}' % end
+    return len(header).to_bytes(8, "little") + header + bytes(end)
+
+
 AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
 BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
     "is no Hugging Face checkpoint: it has no config.json": remove("config.json"),
     "has no tokenizer": remove("tokenizer.json"),
     "has no weights": remove("model.safetensors"),
     "names no model_type": lambda place: _written(place.checkpoint / "config.json"),
-    "config.json cannot be read": lambda place: {"none": (place.checkpoint / "config.json").write_text("{")},
+    "config.json cannot be read": lambda place: _written(place.checkpoint / "config.json", b"{"),
+    "tokenizer.json cannot be read": lambda place: _written(place.checkpoint / "tokenizer.json", b"[" * 100_000),
+    "is no safetensors file: it is broken, or": lambda place: _written(
+        place.checkpoint / "model.safetensors", b"version https://git-lfs.github.com/spec/v1"
+    ),
+    "model.safetensors has 43 bytes of 80: copy it again": lambda place: _written(
+        place.checkpoint / "model.safetensors", safetensors(end=40)[:-37]
+    ),
+    "has no model-2.safetensors, which model.safetensors.index.json names": lambda place: _written(
+        place.checkpoint / "model.safetensors.index.json", b'{"weight_map": {"w": "model-2.safetensors"}}'
+    ),
     "does not exist: give a Hugging Face folder": lambda place: {"source": place.folder / "nowhere"},
     "is neither a Hugging Face folder nor a .litertlm bundle": lambda _: {"source": DEMO},
     "is compiled for an NPU already": source(bundle_of(COMPILED)),
@@ -288,6 +305,11 @@ BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
     "is empty: give some ten": prompts("\n\n"),
     "line 2 is no JSON": prompts('"one"\ntwo\n'),
     "line 1 is no prompt": prompts('{"question": "?"}\n'),
+    "line 1 is no prompt: write a string": prompts('{"prompt": ["?"]}\n'),
+    "or messages of which one is the user's": prompts('{"messages": ["?"]}\n'),
+    "line 3 is no prompt": prompts('"one"\n{"text": "two"}\n{"messages": [{"role": "system", "content": "three"}]}\n'),
+    "line 1 is no JSON": prompts("[" * 100_000),
+    "line 1 is no JSON text": prompts('"half an emoji: \\ud83d"\n'),
     "prompts .* cannot be read: No such file": lambda place: {"prompts": place.folder / "none.jsonl"},
     "is calibrated on text: give --prompts": lambda _: {"prompts": None},
     "is quantized already: leave --prompts out": source(bundle_of(QUANTIZED)),
@@ -299,7 +321,7 @@ BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
     "exists: pass --force": lambda place: {"none": place.output.write_text(""), "overwrite": False},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
     "work folder .* cannot be made: No such file": lambda place: {"work": place.folder / "no" / "folder"},
-    "configuration .* cannot be read": lambda place: {"config": place.folder / "none.json"},
+    "none.json cannot be read": lambda place: {"config": place.folder / "none.json"},
     "is no JSON object with settings": config("[]"),
 }  # fmt: skip
 

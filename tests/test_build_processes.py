@@ -227,6 +227,21 @@ def test_of_a_compiler_that_fails_the_first_complaint_is_told(
         pipeline.compile_bundle(job, lambda *_: None)
 
 
+def test_prompts_that_are_all_left_out_are_a_sentence(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline leaves out what is longer than the cache, and would fail in the next stage."""
+
+    def npu_calibrate(_: object, __: str, ___: str, output: str, **____: object) -> None:
+        (Path(output) / "Section3_tf_lite_prefill_decode.tflite.json").write_text('{"model_qsvs": {}}')
+
+    from_dict = SimpleNamespace(from_dict=lambda told: SimpleNamespace(**told))
+    pretend = SimpleNamespace(npu_calibrate=npu_calibrate, NpuPipelineConfig=from_dict)
+    monkeypatch.setattr(pipeline, "_lib", lambda _: pretend)
+    inputs = {"model": "m", "prompts": str(place.prompts)}
+    job = Job("calibrate", str(place.folder), inputs, {"cache_length": 64})
+    with pytest.raises(UsageError, match="every prompt is as long as the cache, 64 tokens, or longer"):
+        pipeline.calibrate(job, lambda *_: None)
+
+
 def _gone(pid: int) -> bool:
     for _ in range(100):
         status = Path(f"/proc/{pid}/stat")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,3 +141,21 @@ def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str,
     with pytest.raises(UsageError) as caught:
         configured(**options)
     assert sentence in str(caught.value)
+
+
+def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """litert-torch's calibration and LiteRT-LM's executor for NPUs ask for it, its exporter leaves it out."""
+    from litert_torch.generative.export_hf.core.exportable_module_config import ExportableModuleConfig
+
+    told = {"task": "image_text_to_text", "export_vision_encoder": True, "prefill_lengths": [16]}
+    monkeypatch.setattr(ExportableModuleConfig, "__post_init__", ExportableModuleConfig.__post_init__)
+    assert ExportableModuleConfig(model="gemma", output_dir="", **told).single_token_embedder
+    seen = []
+    stages = SimpleNamespace(
+        npu_export=lambda *_: seen.append(ExportableModuleConfig(model="gemma", output_dir="", **told)),
+        NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
+    )
+    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
+    pipeline.export(Job("export", "", config=told), lambda *_: None)
+    assert seen[0].export_vision_encoder
+    assert not seen[0].single_token_embedder

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.build.checkpoint import read_json
 from edge_opt.build.errors import BuildCheckError, StageFailedError
 from edge_opt.build.jobs import MODEL, Job, Toolchain
 from edge_opt.build.processes import Processes
@@ -218,10 +218,7 @@ def _compiler(vendor: Vendor, sdk: StagePath | None) -> tuple[Path | None, Compi
 def _read_config(path: StagePath | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"configuration {path} cannot be read: {error}") from error
+    told = read_json(Path(path))
     if not isinstance(told, dict):
         raise UsageError(f"configuration {path} is no JSON object with settings by name")
     return told

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.build.sections import keep_sections
+from edge_opt.build.sections import MAIN, keep_sections
 from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
@@ -39,7 +39,8 @@ _PACKAGES = (
 )
 _MODULES = ("tensorflow",)  # litert-torch imports it without requiring it
 _INSTALL = "pip install 'edge-opt[build]'"
-_ROOT = "litert_torch.generative.export_hf.experimental.npu_export"
+_EXPORT = "litert_torch.generative.export_hf"
+_ROOT = f"{_EXPORT}.experimental.npu_export"
 # Where a stage's argument has another name in the configuration.
 _RENAMED = {"quantization_recipe": "weight_quantization_recipe", "kv_cache_max_len": "cache_length"}
 _STAGES = {
@@ -117,22 +118,35 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
     """The checkpoint as a bundle in float."""
-    _lib("stages").npu_export(_config(job), job.output)
+    config = _config(job)
+    if getattr(config, "export_vision_encoder", False):
+        _embed_whole_prompts()
+    _lib("stages").npu_export(config, job.output)
     return {}
 
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
-    """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for."""
-    task = "ALL"
+    """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for.
+
+    Raises:
+        UsageError: no prompt fits into the cache; the pipeline leaves those out.
+    """
+    task, config = "ALL", _config(job)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copyfile(job.inputs["prompts"], Path(folder) / f"{task}.jsonl")
         _lib("stages").npu_calibrate(
-            _config(job),
+            config,
             job.inputs["model"],
             folder,
             job.output,
             calibration_dataset_format="jsonl",
             calibration_eval_task_names=task,
+        )
+    ranges = next(Path(job.output).glob(f"*{MAIN}*.json"))
+    if not json.loads(ranges.read_text(encoding="utf-8"))["model_qsvs"]:
+        raise UsageError(
+            f"every prompt is as long as the cache, {config.cache_length} tokens, or longer, and such are left out: "
+            f"give shorter ones, or a longer --cache"
         )
     return {}
 
@@ -193,6 +207,22 @@ STAGES: Mapping[str, Callable[[Job, Progress], dict[str, Any]]] = {
 
 def _lib(name: str) -> Any:
     return importlib.import_module(f"{_ROOT}.{name}")
+
+
+def _embed_whole_prompts() -> None:
+    """Beside a vision encoder, litert-torch 0.10 exports an embedder of single tokens, with the entry point `embedder`.
+
+    Its own calibration and LiteRT-LM's executor for NPUs ask for `prefill_embedder_128` and `decode_embedder`, as it
+    writes them for text alone.
+    """
+    settings = importlib.import_module(f"{_EXPORT}.core.exportable_module_config").ExportableModuleConfig
+    settle = settings.__post_init__
+
+    def settled(self: Any) -> None:
+        settle(self)
+        self.single_token_embedder = False
+
+    settings.__post_init__ = settled
 
 
 def _config(job: Job) -> Any:

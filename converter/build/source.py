@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from edge_opt.build.checkpoint import check_checkpoint
 from edge_opt.build.sections import MAIN, is_compiled, model_of
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Model
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
-_WEIGHTS = (".safetensors", ".bin")
-# What a checkpoint is made of; a folder of a training run holds much more.
-_PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _MATMULS = ("BATCH_MATMUL", "FULLY_CONNECTED")
 # Where litert-torch's calibration looks for the text of a prompt.
 _TEXTS = ("text", "prompt", "inputs")
@@ -60,33 +57,13 @@ def look_at(path: Path) -> Given:
         ModelFormatError: it is missing, or a damaged bundle.
     """
     if path.is_dir():
-        return _checkpoint(path)
+        model_type, files = check_checkpoint(path)
+        return Given(path, Kind.CHECKPOINT, files, model_type=model_type)
     if not path.exists():
         raise ModelFormatError(f"{path} does not exist: give a Hugging Face folder or a .litertlm bundle")
     if not is_bundle(path):
         raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle")
     return _bundle(path)
-
-
-def _checkpoint(path: Path) -> Given:
-    config = path / "config.json"
-    if not config.is_file():
-        raise UsageError(f"{path} is no Hugging Face checkpoint: it has no config.json")
-    try:
-        told = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{config} cannot be read: {error}") from error
-    model_type = told.get("model_type") if isinstance(told, dict) else None
-    if not isinstance(model_type, str):
-        raise UsageError(f"{config} names no model_type: without it nobody knows which architecture this is")
-    if not any((path / name).is_file() for name in _TOKENIZERS):
-        raise UsageError(
-            f"{path} has no tokenizer ({_TOKENIZERS[0]} or {_TOKENIZERS[1]}): copy it from the model that was tuned"
-        )
-    files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
-    if not any(file.suffix in _WEIGHTS for file in files):
-        raise UsageError(f"{path} has no weights (*.safetensors)")
-    return Given(path, Kind.CHECKPOINT, files, model_type=model_type)
 
 
 def _bundle(path: Path) -> Given:
@@ -145,18 +122,25 @@ def _prompts(path: Path, lines: Iterable[str]) -> Iterable[Any]:
             continue
         try:
             prompt = json.loads(line)
-        except ValueError:
+            json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
+        except (ValueError, RecursionError):
             raise UsageError(
-                f'prompts {path}, line {number} is no JSON: write "a prompt" or {{"prompt": "..."}}, one a line'
+                f'prompts {path}, line {number} is no JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
             ) from None
-        texts = [prompt] if isinstance(prompt, str) else _texts(prompt)
-        if not any(isinstance(text, str | list) and text for text in texts):
+        if not any(_texts(prompt)):
             raise UsageError(
-                f"prompts {path}, line {number} is no prompt: write a string, or an object with {', '.join(_TEXTS)} or "
-                f"messages"
+                f"prompts {path}, line {number} is no prompt: write a string, an object with a string as "
+                f"{', '.join(_TEXTS[:-1])} or {_TEXTS[-1]}, or messages of which one is the user's"
             )
         yield prompt
 
 
 def _texts(prompt: object) -> list[Any]:
-    return [prompt.get(key) for key in (*_TEXTS, "messages")] if isinstance(prompt, dict) else []
+    """What is not empty is a text that litert-torch's calibration finds."""
+    if not isinstance(prompt, dict):
+        return [isinstance(prompt, str) and prompt]
+    found = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
+    messages = prompt.get("messages")
+    if found or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
+        return found[:1]
+    return [entry.get("content") for entry in messages if entry.get("role") == "user"]
