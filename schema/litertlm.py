@@ -161,7 +161,7 @@ def stamp_by_content(path: Path) -> None:
     _stamp(header, stamps, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
     found = hashlib.sha256(header)
     for at in range(len(header), bundle.source.size, _CHUNK):
-        found.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)))
+        found.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)).data)
     _stamp(header, stamps, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, found.hexdigest()))})
     bundle.source.close()
     with path.open("r+b") as file:
