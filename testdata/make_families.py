@@ -180,10 +180,10 @@ def save_checkpoint(architecture: str, sizes: Sizes, folder: Path, **config: Any
         rows = model.get_input_embeddings().weight
         rows[0] = rows[7]
     model.save_pretrained(folder)
-    words = {f"w{i}": i for i in range(sizes.vocab)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w3"))  # noqa: S106
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
+    words = {word: i for i, word in enumerate([*special.values(), *(f"w{i}" for i in range(4, sizes.vocab))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=special["unk_token"]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    special = {"bos_token": "w2", "eos_token": "w1", "pad_token": "w0", "unk_token": "w3"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 

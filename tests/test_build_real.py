@@ -26,8 +26,8 @@ OPTIONS = {"soc": "SM8750", "prefill": [128], "cache": 1024, "settings": {"max_c
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> None:
-    for module in ("litert_torch", "tensorflow"):
-        pytest.importorskip(module, reason=f"{module} is not installed (extra build)")
+    for module in ("litert_torch", "tensorflow", "litert_lm"):
+        pytest.importorskip(module, reason=f"{module} is not installed (extras build and lm)")
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,39 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     report = compare(quantized, converted, generate=2)
     assert report.bitwise, report.summary()
 
+    before = said_on_cpu(quantized)
+    assert len(set(before.split())) > 5
+    assert said_on_cpu(converted) == before
+
     (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
     assert [stage.again for stage in again.stages] == [False] * 5 + [True]
     assert output.read_bytes() == first
+
+
+SAY = """
+import sys, litert_lm
+
+with litert_lm.Engine(sys.argv[1], backend=litert_lm.Backend.NPU(litert_dispatch_lib_dir="")) as engine:
+    for prompt in ("w5 w6 w47 w88", "w401 w50 w61 w70"):
+        with engine.create_session(apply_prompt_template=False, max_output_tokens=12) as session:
+            session.run_prefill([prompt])
+            print(*session.run_decode().texts)
+        with engine.create_session(apply_prompt_template=False) as session:
+            session.run_prefill([prompt])
+            print(*session.run_text_scoring(["w5 w77 w60"]).token_scores)
+"""
+
+
+def said_on_cpu(path: Path) -> str:
+    """Tokens, and how likely others are, of LiteRT-LM's executor for NPUs: with no library of one, kernels for the CPU.
+
+    Its executor for CPUs takes no bundle whose cache is split.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", SAY, path], check=True, capture_output=True, text=True, timeout=300
+    )
+    return done.stdout
 
 
 def kinds(path: Path) -> list[tuple[int, str]]:
