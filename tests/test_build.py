@@ -320,7 +320,7 @@ BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     "exists: pass --force": lambda place: {"none": place.output.write_text(""), "overwrite": False},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
-    "work folder .* cannot be made: No such file": lambda place: {"work": place.folder / "no" / "folder"},
+    "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
     "none.json cannot be read": lambda place: {"config": place.folder / "none.json"},
     "is no JSON object with settings": config("[]"),
 }  # fmt: skip

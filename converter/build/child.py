@@ -24,6 +24,11 @@ from edge_opt.schema.errors import EdgeOptError, OutputError
 
 _PARENT_CHECK_SECONDS = 0.5
 _LONGEST_CAUSE = 300
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would become larger than it may be here (ulimit -f)",
+}
 
 
 def main() -> int:
@@ -45,8 +50,8 @@ def _answer(job: Job) -> dict[str, Any]:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
         traceback.print_exc()
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return {"error": "the disk is full", "exit_code": OutputError.exit_code}
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return {"error": _NO_ROOM[error.errno], "exit_code": OutputError.exit_code}
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         return {
             "error": f"{type(error).__name__}: {said}"[:_LONGEST_CAUSE],

@@ -43,7 +43,7 @@ class WorkFolder:
 
     Raises:
         UsageError: another build is in it, or it holds something else.
-        OutputError: it cannot be made.
+        OutputError: it cannot be made or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class WorkFolder:
             self.path.mkdir(exist_ok=True)
             self._lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise OutputError(f"work folder {self.path} cannot be made: {error.strerror}") from error
+            raise OutputError(f"work folder {self.path} cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
