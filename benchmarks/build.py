@@ -38,7 +38,7 @@ def made(folder: Path, **sizes: int) -> tuple[Path, Path]:
 def told(stage: StageReport) -> str:
     """One line of the table."""
     peak = "" if stage.peak_bytes is None else f"{stage.peak_bytes / GIBI:9.2f}"
-    return f"{stage.name:10} {stage.seconds:9.1f} {peak} {stage.size / MEBI:10.1f}"
+    return f"{stage.name:10} {stage.seconds:9.1f} {peak} {stage.bytes / MEBI:10.1f}"
 
 
 def ratios(result: BuildResult) -> dict[str, float]:

@@ -133,15 +133,8 @@ class Inspect(Command):
         "Also say what this target refuses or gets wrong.", "T", autocompletion=completion.targets
     )
     node_data: Path | None = option("Write an overlay for Model Explorer.", "OUT.json")
-    converted: Path | None = option("What FILE became: the overlay is for that model.", "C")
     overwrite: bool = force_flag()
     as_json: bool = json_flag()
-
-    def action(self) -> Action:
-        """An overlay for a converted model is one that has to be written somewhere."""
-        if self.converted is not None and self.node_data is None:
-            raise typer.BadParameter("--converted needs --node-data")
-        return super().action()
 
 
 @command(app)

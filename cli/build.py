@@ -73,8 +73,8 @@ class _Shown:
 
 def _line(report: StageReport) -> str:
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
-    spent = f"{_time(report.seconds):>8}" if report.again else f"{'kept':>8}"
-    return f"{report.name:<10}{spent}  {size(report.size):>10}{memory if report.again else ''}"
+    spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'kept':>8}"
+    return f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
 
 
 def _time(seconds: float) -> str:
@@ -89,8 +89,10 @@ def _show(result: BuildResult) -> None:
         output.say(f"{entry['signature']}: {entry['kept']}, {entry['why']}")
     for note in result.optimized["notes"]:
         output.say(note)
-    if result.put_back:
-        output.say(f"Sections that litert-torch's packing left out are back: {', '.join(result.put_back)}")
+    if result.sections_put_back:
+        output.say(
+            f"Sections that litert-torch's packing left out are back: {', '.join(result.sections_put_back)}"
+        )
     written = Path(str(result.output))
     output.say(
         f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor}): prefill and decode are one "

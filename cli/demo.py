@@ -12,7 +12,7 @@ from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion import default_output
 from edge_opt.inspection import example_rewrite
 from edge_opt.ir import load
-from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.atomic import resolve_target, write_whole
 from edge_opt.schema.errors import OutputError
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def _run(folder: Path, *, force: bool, kept: bool) -> int:
 
 def _unpacked(name: str, folder: Path, *, force: bool) -> Path:
     target = folder / name
-    with replacing(target, overwrite=force) as descriptor, open(descriptor, "wb", closefd=False) as file:
-        file.write((resources.files("edge_opt.testdata") / name).read_bytes())
+    write_whole(target, (resources.files("edge_opt.testdata") / name).read_bytes(), overwrite=force)
     return target
 
 

@@ -29,14 +29,10 @@ def run(asked: "Inspect") -> int:
 
 
 def _write_overlay(asked: "Inspect", path: Path) -> None:
-    inputs = tuple(
-        (status.st_dev, status.st_ino)
-        for file in (asked.file, asked.converted)
-        if file is not None and file.exists()
-        for status in (file.stat(),)
-    )
+    status = asked.file.stat() if asked.file.exists() else None
+    inputs = () if status is None else ((status.st_dev, status.st_ino),)
     resolve_target(path, overwrite=asked.overwrite, inputs=inputs)
-    data = node_data(asked.file, asked.converted, target=asked.target or "generic")
+    data = node_data(asked.file, target=asked.target or "generic")
     write_node_data(data, path, overwrite=asked.overwrite)
 
 

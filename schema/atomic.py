@@ -96,6 +96,21 @@ def replacing(
         raise OutputError(f"{path} was written, but may not last: {_reason(error)}") from error
 
 
+def write_whole(
+    path: str | os.PathLike[str], content: bytes | memoryview, *, overwrite: bool = False
+) -> None:
+    """Make these bytes a file.
+
+    Raises:
+        UsageError, OutputError: as `replacing`.
+    """
+    with (
+        replacing(path, overwrite=overwrite) as descriptor,
+        open(descriptor, "wb", closefd=False) as file,
+    ):
+        file.write(content)
+
+
 def remove_stale(folder: Path) -> list[Path]:
     """Remove our temporary files in `folder` that no running process has locked; returns what was removed."""
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bundles import GENERIC, bundle, model_part
 
 from edge_opt.build import Carried, build
+from edge_opt.build.processes import Processes
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
 
@@ -61,7 +62,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 @dataclass
-class Stages:
+class Stages(Processes):
     """A toolchain; `ran` are the stages that were carried out, `instead` what some of them do otherwise."""
 
     instead: Mapping[str, Callable[[Job], None]] = field(default_factory=dict)

@@ -58,8 +58,8 @@ def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
     assert stages.ran == ALL
     assert place.output.read_bytes() == bundle_of(COMPILED)
     assert result.output == str(place.output)
-    assert result.put_back == ["metadata"]
-    assert [(stage.name, stage.again) for stage in result.stages] == [(name, True) for name in ALL]
+    assert result.sections_put_back == ["metadata"]
+    assert [(stage.name, stage.made_now) for stage in result.stages] == [(name, True) for name in ALL]
     assert result.stages[-1].peak_bytes == 5 << 20
 
 
@@ -110,7 +110,7 @@ def test_a_second_run_makes_nothing_again(place: Place) -> None:
     first = place.output.read_bytes()
     stages, result = place.build()
     assert stages.ran == []
-    assert not any(stage.again for stage in result.stages)
+    assert not any(stage.made_now for stage in result.stages)
     assert place.output.read_bytes() == first
 
 

@@ -65,9 +65,9 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     interrupted(folder, "compile", signal.SIGKILL)
     work, output = folder / "gemma.work", folder / "gemma.litertlm"
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
-    assert [stage.again for stage in result.stages] == [False] * 5 + [True]
+    assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
     assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
-    assert result.put_back == ["executor metadata"]
+    assert result.sections_put_back == ["executor metadata"]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "exported")
     assert prefill["after"]["time"]["us"] < 0.6 * prefill["before"]["time"]["us"]
@@ -86,7 +86,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
 
     (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
-    assert [stage.again for stage in again.stages] == [False] * 5 + [True]
+    assert [stage.made_now for stage in again.stages] == [False] * 5 + [True]
     assert output.read_bytes() == first
 
 

@@ -65,20 +65,6 @@ def test_anything_else_is_refused_by_name() -> None:
         edge_opt.convert({})  # type: ignore[call-overload]
 
 
-def test_the_ahead_of_time_component_converts_the_model_it_is_given(tmp_path: Path) -> None:
-    pytest.importorskip("ai_edge_litert.aot.core.components", reason="needs tqdm, on Linux")
-    types = aot._types()
-    component = aot.transforms(verify="none")
-    output = types.Model.create_from_path(tmp_path / "out.tflite")
-    component(types.Model.create_from_path(DEMO), output, None)
-    assert component.component_name == "edge_opt"
-    assert [signature.key for signature in load(output.path).signatures] == ["prefill_8", "decode"]
-    assert len(component.results[0].converted) == 5
-    in_memory = types.Model.create_from_path(tmp_path / "second.tflite")
-    component(types.Model.create_from_bytes(DEMO.read_bytes()), in_memory)
-    assert (tmp_path / "second.tflite").read_bytes() == (tmp_path / "out.tflite").read_bytes()
-
-
 @pytest.fixture
 def qualcomm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """LiteRT's Qualcomm target, its plugin finding the libraries that EDGE_OPT_QNN names."""
@@ -103,31 +89,6 @@ def compiled(result: Any) -> list[tuple[int, int, int]]:
         (stats.num_ops_offloaded, stats.num_total_ops, stats.num_partitions_offloaded)
         for stats in model.partition_stats.subgraph_stats
     ]
-
-
-@pytest.mark.slow
-def test_prepare_for_npu_runs_our_component_in_front_of_the_qualcomm_plugin(
-    tmp_path: Path, qualcomm: Any
-) -> None:
-    from ai_edge_litert.aot import prepare_for_npu
-    from ai_edge_litert.aot.core import aot_types, apply_plugin
-    from ai_edge_litert.aot.vendors.qualcomm import qualcomm_backend
-
-    component = aot.transforms(target="qualcomm-htp")
-    result = prepare_for_npu.prepare_for_npu(
-        aot_types.Model.create_from_path(QUANTIZED),
-        tmp_path,
-        qualcomm_backend.QualcommBackend,
-        aot_types.CompilationConfig(target=qualcomm).to_dict(),
-        transforms=component,
-        plugin=apply_plugin.ApplyPlugin(experimental_capture_stderr=True),
-    )
-    (done,) = component.results
-    assert [site.signature for site in done.converted] == ["prefill_8", "prefill_8"]
-    assert all(site.proof is not None and site.proof.bitwise for site in done.converted)
-    for taken, operators, partitions in compiled(result):
-        assert taken == operators > 100
-        assert partitions == 1
 
 
 @pytest.mark.slow

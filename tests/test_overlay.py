@@ -1,4 +1,4 @@
-"""`inspect --node-data`: the overlay that ai-edge-model-explorer reads, for a model and for what became of it."""
+"""`inspect --node-data`: the overlay that ai-edge-model-explorer reads."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+from cli_runs import DEMO, NO_ATTENTION, run, state, written
 
-from edge_opt import EdgeOptError, convert, load
+from edge_opt import load
 from edge_opt.inspection.overlay import node_data
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("converted") / "o.tflite"
-    convert(DEMO, path, verify="none")
-    return path
 
 
 @cache
@@ -49,91 +42,60 @@ def test_every_operator_of_a_block_says_what_becomes_of_it() -> None:
     assert (names["SOFTMAX"], names["BATCH_MATMUL"], names["FULLY_CONNECTED"]) == (2, 8, 0)
 
 
-def test_every_new_operator_says_which_head_it_is(converted: Path) -> None:
-    data = node_data(DEMO, converted)
-    found = texts({"decode": data["decode"]})
-    softmaxes = [
-        result["value"]
-        for place, result in data["decode"]["results"].items()
-        if operator(converted, "decode", place).name == "SOFTMAX"
-    ]
-    assert sorted(softmaxes) == [
-        f"converted by mha_to_sha #{site}, head {head}" for site in range(3) for head in range(4)
-    ]
-    for place, result in data["decode"]["results"].items():
-        name = operator(converted, "decode", place).name
-        assert name != "FULLY_CONNECTED"
-        assert name != "SPLIT" or "head" not in result["value"]
-    assert sum(found.values()) == 3 * 48
-
-
 def test_what_is_left_says_why(tmp_path: Path) -> None:
     path = written(tmp_path, NO_ATTENTION)
     (result,) = node_data(path)["main"]["results"].values()
     assert result["value"].startswith("nothing to do (mha_to_sha #0): ")
-    assert node_data(path, path) == node_data(path)
 
 
-def test_a_model_that_was_not_made_of_the_other_is_refused() -> None:
-    with pytest.raises(EdgeOptError, match="no operator that converting the first one makes"):
-        node_data(DEMO, QUANTIZED)
-
-
-def test_the_command_writes_it(converted: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_the_command_writes_it(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "nodes.json"
     ran = run(capsys, "inspect", DEMO, "--node-data", path, "--json")
     assert (ran.code, ran.err) == (0, "")
     assert len(ran.json["attention"]) == 5
     assert json.loads(path.read_text()) == before()
+    model = written(tmp_path, NO_ATTENTION)
     known = state(tmp_path)
     assert "exists" in run(capsys, "inspect", DEMO, "--node-data", path).failed_in_one_sentence(2)
-    assert "input itself" in run(
-        capsys, "inspect", DEMO, "--converted", converted, "--node-data", converted, "--force"
-    ).failed_in_one_sentence(2)
-    assert "needs --node-data" in run(
-        capsys, "inspect", DEMO, "--converted", converted
-    ).failed_in_one_sentence(2)
+    own = run(capsys, "inspect", model, "--node-data", model, "--force")
+    assert "input itself" in own.failed_in_one_sentence(2)
     assert state(tmp_path) == known
-    ran = run(capsys, "inspect", DEMO, "--node-data", path, "--converted", converted, "--force")
-    assert ran.code == 0
-    assert json.loads(path.read_text()) == node_data(DEMO, converted)
 
 
 @pytest.mark.slow
-def test_model_explorer_finds_every_node(converted: Path, tmp_path: Path) -> None:
+def test_model_explorer_finds_every_node(tmp_path: Path) -> None:
     explorer = pytest.importorskip("model_explorer", reason="pip install 'edge-opt[explorer]'")
     from model_explorer.builtin_tflite_flatbuffer_adapter import BuiltinTfliteFlatbufferAdapter
 
     builder = explorer.node_data_builder
-    for path, data in ((DEMO, before()), (converted, node_data(DEMO, converted))):
-        (loaded,) = BuiltinTfliteFlatbufferAdapter().convert(str(path), {})["graphCollections"]
-        collection = loaded if isinstance(loaded, dict) else vars(loaded)
-        graphs = {
-            graph["id"]: {node["id"]: node["label"] for node in graph["nodes"]}
-            for graph in collection["graphs"]
+    path, data = DEMO, before()
+    (loaded,) = BuiltinTfliteFlatbufferAdapter().convert(str(path), {})["graphCollections"]
+    collection = loaded if isinstance(loaded, dict) else vars(loaded)
+    graphs = {
+        graph["id"]: {node["id"]: node["label"] for node in graph["nodes"]} for graph in collection["graphs"]
+    }
+    assert set(data) <= set(graphs)
+    read = builder.ModelNodeData(
+        {
+            name: builder.GraphNodeData(
+                **{
+                    **graph,
+                    "results": {
+                        key: builder.NodeDataResult(**result) for key, result in graph["results"].items()
+                    },
+                }
+            )
+            for name, graph in data.items()
         }
-        assert set(data) <= set(graphs)
-        read = builder.ModelNodeData(
-            {
-                name: builder.GraphNodeData(
-                    **{
-                        **graph,
-                        "results": {
-                            key: builder.NodeDataResult(**result) for key, result in graph["results"].items()
-                        },
-                    }
-                )
-                for name, graph in data.items()
-            }
-        )
-        said = json.loads(read.to_json_string())
-        for name, graph in data.items():
-            assert said[name]["results"] == graph["results"]
-            for place in graph["results"]:
-                label = graphs[name][place].replace("_", "").replace(".", "")
-                assert label == operator(path, name, place).name.lower().replace("_", "")
-        file = tmp_path / f"{path.name}.json"
-        file.write_text(json.dumps(data))
-        config = explorer.config()
-        config.add_model_from_path(str(path)).add_node_data_from_path(str(file))
-        assert config.node_data_sources == [str(file)]
+    )
+    said = json.loads(read.to_json_string())
+    for name, graph in data.items():
+        assert said[name]["results"] == graph["results"]
+        for place in graph["results"]:
+            label = graphs[name][place].replace("_", "").replace(".", "")
+            assert label == operator(path, name, place).name.lower().replace("_", "")
+    file = tmp_path / f"{path.name}.json"
+    file.write_text(json.dumps(data))
+    config = explorer.config()
+    config.add_model_from_path(str(path)).add_node_data_from_path(str(file))
+    assert config.node_data_sources == [str(file)]

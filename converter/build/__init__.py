@@ -5,7 +5,7 @@ It drives tools that others wrote and rewrites nothing itself; what it knows of 
 
 from edge_opt.build.building import BuildResult, StageReport, build
 from edge_opt.build.errors import BuildCheckError, StageFailedError
-from edge_opt.build.jobs import Carried, Job, Toolchain
+from edge_opt.build.jobs import Carried, Job
 
 __all__ = [
     "BuildCheckError",
@@ -14,6 +14,5 @@ __all__ = [
     "Job",
     "StageFailedError",
     "StageReport",
-    "Toolchain",
     "build",
 ]

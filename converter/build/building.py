@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.build.checkpoint import read_json
 from edge_opt.build.errors import BuildCheckError, StageFailedError
-from edge_opt.build.jobs import MODEL, Job, Toolchain
+from edge_opt.build.jobs import MODEL, Job
 from edge_opt.build.processes import Processes
 from edge_opt.build.sections import faults
 from edge_opt.build.source import Given, Kind, check_prompts, look_at
@@ -42,26 +42,15 @@ _OURS = ("configure", "optimize")
 class StageReport:
     """One stage: how long it took, the memory of its largest process and its result's size, both in bytes.
 
-    `again`: False where the result is of an earlier run, and so are seconds and memory.
+    `made_now`: False where the result is of an earlier run, and so are seconds and memory.
     """
 
     name: str
     seconds: float
     peak_bytes: int | None
-    size: int
-    again: bool
+    bytes: int
+    made_now: bool
     log: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "name": self.name,
-            "seconds": self.seconds,
-            "peak_bytes": self.peak_bytes,
-            "bytes": self.size,
-            "made_now": self.again,
-            "log": self.log,
-        }
 
 
 @dataclass(slots=True)
@@ -81,27 +70,12 @@ class BuildResult:
     stages: list[StageReport] = field(default_factory=list)
     optimized: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    put_back: list[str] = field(default_factory=list)
+    sections_put_back: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt build --json`."""
-        values = {
-            "source": self.source,
-            "kind": self.kind,
-            "chip": self.chip,
-            "vendor": self.vendor,
-            "work": self.work,
-            "output": self.output,
-            "converted": self.converted,
-            "stages": [stage.to_dict() for stage in self.stages],
-            "optimized": self.optimized,
-            "settings": self.settings,
-            "sections_put_back": self.put_back,
-            "versions": self.versions,
-        }
-        found: dict[str, Any] = strict(values)
-        return found
+        return strict(asdict(self))
 
 
 def build(
@@ -121,7 +95,7 @@ def build(
     overwrite: bool = False,
     progress: Progress | None = None,
     on_stage: Callable[[StageReport], None] | None = None,
-    toolchain: Toolchain | None = None,
+    toolchain: Processes | None = None,
 ) -> BuildResult:
     """Build a bundle for an NPU from a checkpoint, or from a bundle that litert-torch's pipeline wrote on the way.
 
@@ -229,7 +203,7 @@ class _Run:
     """The stages of one build."""
 
     work: WorkFolder
-    tools: Toolchain
+    tools: Processes
     result: BuildResult
     libraries: Path | None
     progress: Progress
@@ -329,7 +303,7 @@ def _quantized(
             {"model": digest, "ranges": ranges.digest},
             depends=settings["quantize"],
         )
-        run.result.put_back = list(made.told["put_back"])
+        run.result.sections_put_back = list(made.told["put_back"])
         model, digest = made.folder / MODEL, made.digest
     return model, digest
 

@@ -35,7 +35,7 @@ def main() -> int:
     """Carry a job out; 0 where there is a result."""
     parent, job, outcome = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-    told = _answer(Job.from_dict(json.loads(job.read_text(encoding="utf-8"))))
+    told = _answer(Job(**json.loads(job.read_text(encoding="utf-8"))))
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
     told["peak_bytes"] = unit * max(resource.getrusage(one).ru_maxrss for one in who)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,15 +31,6 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     libraries: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """For another process."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Job:
-        """What `to_dict` gave."""
-        return cls(**told)
-
     @property
     def model(self) -> Path:
         """The bundle that it makes."""
@@ -52,21 +43,3 @@ class Carried:
 
     told: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
-
-
-class Toolchain(Protocol):
-    """Carries stages out: litert-torch's and ours, or a test's small functions."""
-
-    def versions(self) -> dict[str, str]:
-        """Of everything that a stage's result depends on.
-
-        Raises:
-            UsageError: something is not installed, or in a version that is not known here.
-        """
-
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
-        """Run one stage; what its tools print goes to `log`, what they leave lying about to the folder `scratch`.
-
-        Raises:
-            EdgeOptError: it failed; the message is the cause alone.
-        """

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,26 @@ _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
 class Processes:
-    """Carries out litert-torch's stages and ours; see `Toolchain`."""
+    """Carries out litert-torch's stages and ours; tests have one of small functions in its place."""
 
     def versions(self) -> dict[str, str]:
-        """Of everything that a result depends on."""
+        """Of everything that a stage's result depends on.
+
+        Raises:
+            UsageError: something is not installed, or in a version that is not known here.
+        """
         return check_versions()
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
-        """Run one stage in a process; an interrupt ends it and all that it started."""
+        """Run one stage in a process; an interrupt ends it and all that it started.
+
+        What its tools print goes to `log`, what they leave lying about to the folder `scratch`.
+
+        Raises:
+            EdgeOptError: it failed; the message is the cause alone.
+        """
         told, outcome = scratch / "job.json", scratch / "outcome.json"
-        told.write_text(json.dumps(job.to_dict()), encoding="utf-8")
+        told.write_text(json.dumps(asdict(job)), encoding="utf-8")
         command = [
             sys.executable,
             "-P",

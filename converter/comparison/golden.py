@@ -32,7 +32,7 @@ from edge_opt.proof.protocol import Array, Arrays
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
-from edge_opt.schema.atomic import replacing
+from edge_opt.schema.atomic import write_whole
 
 FORMAT = "edge-opt golden"
 VERSION = 1
@@ -295,11 +295,7 @@ def _write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array], *, 
     packed = io.BytesIO()
     contents: dict[str, Any] = {_META: np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
     np.savez_compressed(packed, **contents)
-    with (
-        replacing(path, overwrite=overwrite) as descriptor,
-        os.fdopen(descriptor, "wb", closefd=False) as file,
-    ):
-        file.write(packed.getbuffer())
+    write_whole(path, packed.getbuffer(), overwrite=overwrite)
     return path
 
 

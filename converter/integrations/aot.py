@@ -6,7 +6,7 @@ from edge_opt.integrations.aot import aot_compile
 soc = target.Target(target.SocModel.SM8750)
 compiled = aot_compile("gemma.tflite", "out", target=soc, edge_opt_target="qualcomm-htp")
 
-Or as components of the pipeline itself: `prepare_for_npu(..., transforms=transforms(target="mine.toml"),
+Or, for a model that is converted already, as a component of the pipeline itself: `prepare_for_npu(...,
 plugin=plugin("mine.toml"))`. The vendor's libraries come from LiteRT's SDK packages, or are found through
 LD_LIBRARY_PATH.
 """
@@ -18,46 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.conversion import ConversionResult, convert
+from edge_opt.conversion import convert
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
-
-_NAME = "edge_opt"
-
-
-def transforms(**options: Any) -> Any:
-    """A component that `prepare_for_npu(transforms=...)` takes: it runs edge-opt on the model.
-
-    Its `results` hold what was done, one for each backend. `options` are those of `edge_opt.convert`.
-
-    Raises:
-        UsageError: ai_edge_litert has no ahead-of-time support on this machine.
-    """
-    components = _aot("core.components")
-
-    class EdgeOptTransforms(components.MlirTransformsT):  # type: ignore[misc, name-defined]
-        """Implements LiteRT's transforms component."""
-
-        def __init__(self) -> None:
-            self.results: list[ConversionResult] = []
-
-        @property
-        def component_name(self) -> str:
-            """Part of the intermediate files' names."""
-            return _NAME
-
-        def __call__(self, input_model: Any, output_model: Any, *_: object, **__: object) -> None:
-            """Convert the input model into the output model's file."""
-            source = input_model.model_bytes if input_model.in_memory else input_model.path
-            if output_model.in_memory:
-                raise UsageError("the pipeline must give the output model a path")
-            self.results.append(convert(source, output_model.path, overwrite=True, **options))
-
-    return EdgeOptTransforms()
 
 
 def plugin(target: str | Target, *, subgraphs_to_compile: Sequence[int] | None = None) -> Any:
@@ -129,7 +96,7 @@ def aot_compile(
     else:
         source = Path(input_model)
     stem = source.stem if isinstance(source, Path) else "model"
-    converted = folder / f"{stem}.{_NAME}.tflite"
+    converted = folder / f"{stem}.edge_opt.tflite"
     convert(source, converted, target=edge_opt_target, overwrite=True, **(convert_options or {}))
     return pipeline.prepare_for_npu_multiple_configs(
         types.Model.create_from_path(converted),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
     from edge_opt.conversion import ConversionResult, Verify
     from edge_opt.conversion.container import Sections
-    from edge_opt.npu.figures import Figures
+    from edge_opt.npu.figures import Figures, Profile
 
     Progress = Callable[[str, int, int], None]
+    _Compiler = Callable[[str | os.PathLike[str]], Profile]
 
 TARGETS = {
     "qualcomm": "qualcomm-htp",
@@ -129,12 +130,12 @@ def npu_optimize(
     """
     facts = _target(cfg, target)
     configs = _compile_configs(cfg, facts, sections)
-    judge = _Judge.of(cfg, facts, configs, sdk, seconds)
+    compiler, note = _compiler(cfg, facts, configs, sdk, seconds)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
     tell("compiling as exported", 0, 1)
-    before = judge.measure(input_litertlm)
+    before = _measured(compiler, input_litertlm)
     run = partial(
         convert,
         input_litertlm,
@@ -146,13 +147,13 @@ def npu_optimize(
     )
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)
-    after = judge.measure(output_litertlm) if result.converted else before
+    after = _measured(compiler, output_litertlm) if result.converted else before
     gains = tuple(_gains(result, before, after))
     lost = {entry.signature for entry in gains if entry.kept == "exported"}
     if any(site.signature in lost for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in lost]
         result = run(overwrite=True, signatures=kept)
-    return Optimized(result, gains, configs, judge.notes + before.notes)
+    return Optimized(result, gains, configs, (*filter(None, [note]), *before.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,60 +165,40 @@ class _Measured:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """The vendor's compiler, with the flags that the bundle will be compiled with; `silence` says why there is none."""
-
-    target: Target
-    sdk: str | os.PathLike[str] | None
-    seconds: float | None
-    chip: str = ""
-    flags: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    silence: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        cfg: PipelineConfig,
-        facts: Target,
-        configs: Mapping[str, Any],
-        sdk: str | os.PathLike[str] | None,
-        seconds: float | None,
-    ) -> _Judge:
-        """The one for the chip of `cfg`."""
+def _compiler(
+    cfg: PipelineConfig,
+    facts: Target,
+    configs: Mapping[str, Any],
+    sdk: str | os.PathLike[str] | None,
+    seconds: float | None,
+) -> tuple[_Compiler | None, str]:
+    """What compiles a bundle as it will be compiled for the chip of `cfg`, if anything can; and what to say of it."""
+    try:
         if facts.name != _HEXAGON:
-            return cls(facts, sdk, seconds).silent(f"no compiler for target '{facts.name}' can be run here")
-        try:
-            find_sdk(sdk)
-        except CompilerMissingError as error:
-            if sdk is not None:
-                raise
-            return cls(facts, sdk, seconds).silent(str(error))
-        flags = [flag for flag in configs[MAIN_SECTION]["flags"] if _name(flag) != _LOG_LEVEL]
-        if _SHARING not in map(_name, flags) and not getattr(cfg, "disable_weight_sharing", False):
-            flags.append(f"--{_SHARING}=true")
-        own = cfg.soc_model.strip().upper()
-        chip, flags = judged_by(own, flags)
-        note = estimate_note(own, CHIPS[chip]) if chip != own else ""
-        return cls(facts, sdk, seconds, chip, tuple(flags), (note,) if note else ())
+            raise CompilerMissingError(f"no compiler for target '{facts.name}' can be run here")
+        find_sdk(sdk)
+    except CompilerMissingError as error:
+        if facts.name == _HEXAGON and sdk is not None:
+            raise
+        return None, f"nothing was measured, and what was converted is kept: {error}"
+    flags = [flag for flag in configs[MAIN_SECTION]["flags"] if _name(flag) != _LOG_LEVEL]
+    if _SHARING not in map(_name, flags) and not getattr(cfg, "disable_weight_sharing", False):
+        flags.append(f"--{_SHARING}=true")
+    own = cfg.soc_model.strip().upper()
+    chip, flags = judged_by(own, flags)
+    note = estimate_note(own, CHIPS[chip]) if chip != own else ""
+    return partial(profile, target=facts, sdk=sdk, chip=chip, flags=flags, seconds=seconds), note
 
-    def silent(self, reason: str) -> _Judge:
-        """One that measures nothing."""
-        note = f"nothing was measured, and what was converted is kept: {reason}"
-        return replace(self, silence=reason, notes=(note,))
 
-    def measure(self, path: str | os.PathLike[str]) -> _Measured:
-        """Compile the bundle's prefill/decode model; a compiler that fails is an outcome."""
-        if self.silence:
-            return _Measured()
-        try:
-            told = profile(
-                path, self.target, sdk=self.sdk, chip=self.chip, flags=self.flags, seconds=self.seconds
-            )
-        except CompilerFailedError as error:
-            return _Measured(failure=str(error))
-        return _Measured({entry.signature: entry for entry in told.signatures}, told.notes)
+def _measured(compiler: _Compiler | None, path: str | os.PathLike[str]) -> _Measured:
+    """Of the bundle's prefill/decode model; a compiler that fails is an outcome."""
+    if compiler is None:
+        return _Measured()
+    try:
+        told = compiler(path)
+    except CompilerFailedError as error:
+        return _Measured(failure=str(error))
+    return _Measured({entry.signature: entry for entry in told.signatures}, told.notes)
 
 
 def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Iterator[Gain]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge_opt.npu.figures import Figures, SpillFigures
@@ -28,13 +28,9 @@ class Gain:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "signature": self.signature,
-            "before": None if self.before is None else self.before.to_dict(),
-            "after": None if self.after is None else self.after.to_dict(),
-            "kept": self.kept,
-            "why": self.why,
-        }
+        both = {"before": self.before, "after": self.after}
+        told = {name: None if figures is None else figures.to_dict() for name, figures in both.items()}
+        return {**asdict(self), **told}
 
 
 def gain(signature: str, before: Figures, after: Figures) -> Gain:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.schema.atomic import replacing
+from edge_opt.schema.atomic import write_whole
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target
 
@@ -82,8 +82,7 @@ def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: boo
     """
     if not os.fspath(path).endswith(".toml"):
         raise UsageError(f"{os.fspath(path)} cannot be a target file: its name must end in .toml")
-    with replacing(path, overwrite=overwrite) as target_file, os.fdopen(os.dup(target_file), "wb") as file:
-        file.write(to_toml(target).encode())
+    write_whole(path, to_toml(target).encode(), overwrite=overwrite)
 
 
 def to_toml(target: Target) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.atomic import resolve_target, write_whole
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.strict_json import strict
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable
 
     from edge_opt.report.document import Report
@@ -49,8 +49,7 @@ def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: boo
     """
     check_report_path(path, overwrite=overwrite)
     text = render(report, Path(path).suffix.lower())
-    with replacing(path, overwrite=overwrite) as target, os.fdopen(os.dup(target), "wb") as file:
-        file.write(text.encode(errors="backslashreplace"))
+    write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
 
 
 def render(report: Report, suffix: str) -> str:
