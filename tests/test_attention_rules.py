@@ -19,7 +19,6 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import FORMS
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor, to_bytes
@@ -96,7 +95,6 @@ def for_one_head(
     assembly = Assembly(model, Constants(model))
     of = Labelled(operator, example.factored(), example.output)
     operands = RULES[operator.name].operands(of)
-    assert not isinstance(operands, Refusal), str(operands)
     pieces: dict[int, Tensor] = {}
     # A rule may read the whole of an operand that all heads share.
     fed = {id(operator.input(index)): operator.input(index) for index in operands}
@@ -110,7 +108,7 @@ def for_one_head(
         elif not fx.is_shared(own):
             pieces[index] = assembly.constant(whole, part(whole.array(), own, head, keep=keep), None)
     builder = HeadBuilder(assembly, f"head_{head}", keep_axes=keep)
-    result = RULES[operator.name].emit(builder, of, head, pieces)
+    result = RULES[operator.name].emit(builder, of, head, pieces.__getitem__)
     made = assembly.finished(result)
     if not made:
         return numbers[id(result)], made
@@ -172,6 +170,7 @@ EXAMPLES = [
       "2@1, 5", 1, output=1),
     E("x 2,4,6", "%y: float32[2,4,3] = SLICE(%x, int32{0, 0, 2}, int32{2, -1, 3})", "2, 4@1, 3", 1),
     E("x 2,3,6", "%y: float32[2,1,6] = SLICE(%x, int32{0, 2, 0}, int32{2, 1, 6})", "2@1, 1, 6", 1),
+    E("x 2,6", "%y: float32[2,2] = STRIDED_SLICE(%x, int32{0, -9}, int32{2, 2}, int32{1, 1})", "2@1, 2", 1),
     E("x 2,4,6", "%y: float32[2,4,2] = STRIDED_SLICE(%x, int32{0, 1, -4}, int32{1, 0, -2}, int32{1, 1, 1})"
       " {begin_mask: 3, end_mask: 3}", "2, 4@1, 2", 1),
     E("x 1,1,3", "%y: float32[1,4,3] = TILE(%x, int32{1, 4, 1})", "1, 4@1, 3", 0),
@@ -241,10 +240,6 @@ REFUSED = [
      "the parts of a concatenation are not the heads, at CONCATENATION"),
     (E("x 6", "%y: float32[4] = SLICE(%x, int32{1}, int32{4})", "4@1"),
      "a slice cuts through the heads, at SLICE, tensor 'x'"),
-    (E("x 4", "%y: float32[4] = SLICE(%x, int32{1}, int32{4})", "4@1"),
-     "a slice reaches outside, at SLICE, tensor 'x'"),
-    (E("x 4", "%y: float32[2] = SLICE(%x, int32{-1}, int32{2})", "2@1"),
-     "a slice reaches outside, at SLICE, tensor 'x'"),
     (E("x 6", "%y: float32[3], %z: float32[3] = SPLIT(int32(0), %x) {num_splits: 2}", "3@1"),
      "a split cuts through the heads, at SPLIT, tensor 'x'"),
     (E("x 3", "%y: float32[6] = TILE(%x, int32{2})", "3@1 2"),
@@ -269,27 +264,10 @@ REFUSED = [
      "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE"),
     (E("x 4", "%y: float32[2] = STRIDED_SLICE(%x, int32{0}, int32{2}, int32{1}) {offset: true}", "2"),
      "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE"),
-    (E("x 4", "%y: float32[2] = STRIDED_SLICE(%x, int32{0}, int32{2}, int32{1}) {new_axis_mask: 1}", "2"),
-     "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE"),
-    (E("x 2,4; z 3,4", "%y: float32[2,4] = ADD(%x, %z)", "2@1, 4"),
-     "operands must broadcast (expected [2, 4], found [3, 4]), at ADD, tensor 'z'"),
-    (E("a 2,3,5; b 2,4,6", "%y: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "2@1, 3, 4"),
-     "inner sizes differ (expected 5), at BATCH_MATMUL, tensor 'b'"),
-    (E("a 5; b 5,4", "%y: float32[4] = BATCH_MATMUL(%a, %b)", "4"),
-     "BATCH_MATMUL needs matrices, at BATCH_MATMUL, tensor 'a'"),
-    (E("x 6,5; w 4,6", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "6, 4"),
-     "inner sizes differ (expected 5), at FULLY_CONNECTED, tensor 'w'"),
-    (E("x 6,5; w 1,5,5", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "6, 4"),
-     "inner sizes differ (expected 5), at FULLY_CONNECTED, tensor 'w'"),
+    (E("x 6,5; w 4,6", "%y: float32[5,4] = FULLY_CONNECTED(%x, %w, none)", "5@1, 4"),
+     "the head axis is cut through the middle, at FULLY_CONNECTED, tensor 'x'"),
     (E("x 2,3,5; w 4,5", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "3@1 2, 4"),
      "the head axis is cut through the middle, at FULLY_CONNECTED, tensor 'x'"),
-    (E("x 2; z 2", "%y: float32[4] = CONCATENATION(%x, %z) {axis: 1}", "4"),
-     "axis out of range (found 1), at CONCATENATION"),
-    (E("x 2", "%y: float32[3] = TILE(%x, int32{2})", "3"), "operands must broadcast, at TILE, tensor 'x'"),
-    (E("x 6", "%y: float32[4] = RESHAPE(%x, int32{4})", "4"),
-     "a reshape must keep the number of elements, at RESHAPE, tensor 'x'"),
-    (E("x 2,3", "%y: float32[2,2] = TRANSPOSE(%x, int32{0, 0})", "2, 2"),
-     "not a permutation (found [0, 0]), at TRANSPOSE, tensor 'const_2'"),
     *((E(f"x {shape}; i int32 {places}", f"%y: {result} = {call}", label),
        f"an operand that steers the operator must be constant, at {call.split('(')[0]}, tensor 'i'")
       for shape, places, result, call, label in (
@@ -300,17 +278,13 @@ REFUSED = [
           ("2,3", "2", "float32[3,2]", "TRANSPOSE(%x, %i)", "3, 2"),
           ("2,3", "1", "float32[2]", "SUM(%x, %i)", "2"),
       )),
-    *((E("x 2,3", f"%y: float32[2] = {name}(%x)", "2"),
-       f"an operand that steers the operator must be constant, at {name}") for name in ("SUM", "SPLIT_V")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("example", "reason"), REFUSED, ids=str)
 def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
-    operands = RULES[operator.name].operands(Labelled(operator, example.factored()))
-    assert isinstance(operands, Refusal)
-    assert str(operands) == reason
+    assert str(OperandFactors()(operator, example.factored())) == reason
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])
@@ -329,6 +303,7 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
     join_heads(assembly, FORMS[form], list(graph.inputs), output, factored)
     for made in assembly.finished(output):
         graph.append(made)
+        assert form == "unpack" or made.name != "PACK"
     assert shape_violation(graph.operators) is None
     graph.outputs = [output]
     np.testing.assert_array_equal(computed(graph, model, fed)[0], whole)

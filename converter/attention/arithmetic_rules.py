@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rule import (
-    Labelled,
-    Operands,
-    Rule,
-    constant_integers,
-    on_axes,
-)
+from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import Labelled, Operands, Pieces, Rule, constant_integers, on_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.attention.factors import Axis
     from edge_opt.ir import Shape, Tensor
@@ -25,24 +17,17 @@ if TYPE_CHECKING:
 class Elementwise(Rule):
     """Operands are aligned from the right; one without the labelled axis is shared by the heads."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        shape = of.tensor.shape
-        found: Operands = {}
-        for index, tensor in enumerate(of.operator.inputs):
-            if tensor is None:
-                continue
-            if not _broadcasts(tensor.shape, shape):
-                return Refusal("operands must broadcast", of.operator, tensor, shape, tensor.shape)
-            found[index] = fx.of_operand(of.factored, tensor.shape)
-        return found
+    def operands(self, of: Labelled) -> Operands:
+        shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
+        return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         shape = of.piece_shape(keep=build.keep_axes)
         inputs: dict[int, Tensor] = {}
-        for index, own in self.known_operands(of).items():
+        for index, own in self.operands(of).items():
             whole = of.input(index)
             wanted = fx.piece_shape(own, keep=build.keep_axes)
-            inputs[index] = whole if _fits_as_it_is(whole.shape, wanted, shape) else pieces[index]
+            inputs[index] = whole if _fits_as_it_is(whole.shape, wanted, shape) else pieces(index)
         return build.clone(of, inputs, shape)
 
 
@@ -56,19 +41,14 @@ def _without_leading_ones(shape: Shape) -> Shape:
     return shape[first:]
 
 
-def _broadcasts(operand: Shape, result: Shape) -> bool:
-    return len(operand) <= len(result) and all(
-        a in (b, 1) for a, b in zip(reversed(operand), reversed(result), strict=False)
-    )
-
-
 class Select(Elementwise):
     """SELECT without broadcasting; its rank-1 condition selects whole rows, which no label survives."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
+    def operands(self, of: Labelled) -> Operands:
         condition = of.input(0)
         if condition.shape not in ((), of.tensor.shape):
-            return Refusal("SELECT's condition must have the result's shape", of.operator, condition)
+            text = "SELECT's condition must have the result's shape"
+            raise RefusedError(Refusal(text, of.operator, condition))
         return super().operands(of)
 
 
@@ -78,15 +58,10 @@ class BatchMatMul(Rule):
     `[.., M, C] x [.., C, N] -> [.., M, N]`: a label on M never reaches the right operand, which all heads share.
     """
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
+    def operands(self, of: Labelled) -> Operands:
         left, right = of.input(0), of.input(1)
-        if min(len(left.shape), len(right.shape), len(of.factored)) < 2:
-            return Refusal("BATCH_MATMUL needs matrices", of.operator, left)
         adj_x, adj_y = bool(of.operator.option("adj_x")), bool(of.operator.option("adj_y"))
-        inner = left.shape[-2 if adj_x else -1]
-        if inner != right.shape[-1 if adj_y else -2]:
-            return Refusal("inner sizes differ", of.operator, right, str(inner))
-        contracted = fx.plain((inner,))[0]
+        (contracted,) = fx.plain((left.shape[-2 if adj_x else -1],))
         *batch, rows, columns = of.factored
         a = (contracted, rows) if adj_x else (rows, contracted)
         b = (columns, contracted) if adj_y else (contracted, columns)
@@ -102,27 +77,23 @@ class FullyConnected(Rule):
     With constant weights it is a projection, whose result mixes all that it reads: there a block ends.
     """
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        left, right = of.input(0), of.input(1)
+    def operands(self, of: Labelled) -> Operands:
+        left = of.input(0)
         *rows, columns = of.factored
-        inner = left.shape[-1] if left.shape else 0
-        if len(right.shape) != 2 or inner != right.shape[1]:
-            return Refusal("inner sizes differ", of.operator, right, str(inner))
         lead = fx.regroup(tuple(rows), left.shape[:-1])
-        if isinstance(lead, fx.Mismatch):
-            return Refusal("the head axis is cut through the middle", of.operator, left)
-        contracted = fx.plain((inner,))[0]
+        if lead is None:
+            raise RefusedError(Refusal("the head axis is cut through the middle", of.operator, left))
+        (contracted,) = fx.plain(left.shape[-1:])
         found: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
         if len(of.operator.inputs) > 2 and of.operator.inputs[2] is not None:
             found[2] = (columns,)
         return found
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        operands = self.known_operands(of)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         # Weights and bias are a matrix and a vector, whatever axes a head drops.
         inputs = {
-            index: on_axes(build, of, pieces[index], own, range(len(own))) if index else pieces[index]
-            for index, own in operands.items()
+            index: on_axes(build, of, pieces(index), own, range(len(own))) if index else pieces(index)
+            for index, own in self.operands(of).items()
         }
         return build.clone(of, inputs, of.piece_shape(keep=build.keep_axes))
 
@@ -130,11 +101,10 @@ class FullyConnected(Rule):
 class AlongLastAxis(Rule):
     """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
+    def operands(self, of: Labelled) -> Operands:
         if fx.tells_heads(of.factored[-1]):
-            return Refusal(
-                "the heads lie on the axis of the softmax", of.operator, actual=fx.to_text(of.factored)
-            )
+            text = "the heads lie on the axis of the softmax"
+            raise RefusedError(Refusal(text, of.operator, actual=fx.to_text(of.factored)))
         return {0: of.factored}
 
 
@@ -144,10 +114,8 @@ class Reduce(Rule):
     Backwards a reduced axis is always a plain one; where it holds heads, these end in the sum and no label comes here.
     """
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
+    def operands(self, of: Labelled) -> Operands:
         reduced = _reduced_axes(of)
-        if isinstance(reduced, Refusal):
-            return reduced
         rest = list(of.factored)
         axes: list[Axis] = []
         for axis, size in enumerate(of.input(0).shape):
@@ -156,12 +124,11 @@ class Reduce(Rule):
                 continue
             if of.operator.option("keep_dims"):
                 rest.pop(0)
-            axes.append(fx.plain((size,))[0])
+            axes.extend(fx.plain((size,)))
         return {0: tuple(axes)}
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        reduced, operand = _reduced_axes(of), self.known_operands(of)[0]
-        assert not isinstance(reduced, Refusal)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        reduced, operand = _reduced_axes(of), self.operands(of)[0]
         kept = fx.piece_axes(operand, keep=build.keep_axes)
         sizes = fx.piece_shape_on(operand, kept)
         steering = build.integers(
@@ -171,10 +138,9 @@ class Reduce(Rule):
             shape = tuple(1 if axis in reduced else size for axis, size in zip(kept, sizes, strict=True))
         else:
             shape = tuple(size for axis, size in zip(kept, sizes, strict=True) if axis not in reduced)
-        return build.clone(of, {0: pieces[0], 1: steering}, shape)
+        return build.clone(of, {0: pieces(0), 1: steering}, shape)
 
 
-def _reduced_axes(of: Labelled) -> set[int] | Refusal:
-    axes = constant_integers(of.operator, 1)
+def _reduced_axes(of: Labelled) -> set[int]:
     rank = len(of.input(0).shape)
-    return axes if isinstance(axes, Refusal) else {axis % rank for axis in axes}
+    return {axis % rank for axis in constant_integers(of.operator, 1)}

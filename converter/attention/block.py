@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from edge_opt.ir import Operator, Subgraph
 
-__all__ = ["Block", "Match", "NotABlock", "SingleHead", "find_blocks", "match_block"]
+__all__ = ["Block", "Match", "NotABlock", "SingleHead", "find_blocks"]
 
 _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 
@@ -40,7 +40,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     Where several SOFTMAXes weigh the same values together, they are one attention, told of the first. Attention without
     a SOFTMAX stands at the operator that makes what weighs the values.
     """
-    finder = _Finder(subgraph, OperandFactors())
+    finder = _Finder(subgraph)
     softmaxes = [operator for operator in subgraph.operators if operator.name in SOFTMAXES]
     # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
     for softmax in reversed(softmaxes):
@@ -59,17 +59,12 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
             weighed.add(values)
 
 
-def match_block(subgraph: Subgraph, softmax: Operator, operands: OperandFactors | None = None) -> Match:
-    """What a SOFTMAX belongs to."""
-    return _Finder(subgraph, operands or OperandFactors()).match(softmax)
-
-
 class _Finder:
     """Matches each SOFTMAX once: one block may have to look at the next."""
 
-    def __init__(self, subgraph: Subgraph, operands: OperandFactors) -> None:
+    def __init__(self, subgraph: Subgraph) -> None:
         self._subgraph = subgraph
-        self._operands = operands
+        self._operands = OperandFactors()
         self._known: dict[Operator, Match] = {}
 
     def match(self, softmax: Operator) -> Match:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, HeadBuilder
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rule import Labelled, Operands, Rule
+from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import Labelled, Operands, Pieces, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, Subgraph, same_type, topological
 from edge_opt.ir.extract import renamed, repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_opt.attention.factors import Factored
     from edge_opt.ir import Model, Operator, Tensor
 
@@ -42,30 +41,29 @@ class Composite(Rule):
         self._model = model
         self._inner = OperandFactors({**RULES, COMPOSITE: self})
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
+    def operands(self, of: Labelled) -> Operands:
         body = self._body(of.operator)
         if not _fits(body, of.operator):
-            return Refusal("the composite and its body differ in arguments or results", of.operator)
+            text = "the composite and its body differ in arguments or results"
+            raise RefusedError(Refusal(text, of.operator))
         kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
         if kept is not None:
-            return Refusal(
-                "the body of a composite holds a tensor that is kept between runs", of.operator, kept
-            )
+            text = "the body of a composite holds a tensor that is kept between runs"
+            raise RefusedError(Refusal(text, of.operator, kept))
         labels = self._labels(body, of.factored)
-        if isinstance(labels, Refusal):
-            return labels
         return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
-    def made(self, build: HeadBuilder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: HeadBuilder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         body = self._for_one_head(self._body(of.operator), of.factored, f"head_{head}")
         self._model.subgraphs.append(body)
         options = {BODY: len(self._model.subgraphs) - 1}
-        return build.clone(of, pieces, of.piece_shape(keep=True), options)
+        read = {index: pieces(index) for index in range(len(body.inputs))}
+        return build.clone(of, read, of.piece_shape(keep=True), options)
 
     def _body(self, composite: Operator) -> Subgraph:
         return self._model.subgraphs[int(composite.option(BODY))]
 
-    def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored] | Refusal:
+    def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored]:
         """Factors of all that the result is made of, by the identity of the body's tensors."""
         labels = {id(body.outputs[0]): fx.canonical(result)}
         for operator in reversed(list(body.operators)):
@@ -74,16 +72,14 @@ class Composite(Rule):
                     continue
                 operands = self._inner(operator, labels[id(tensor)], output)
                 if not isinstance(operands, dict):
-                    return operands or Refusal("no rule for an operator in the body of a composite", operator)
-                refusal = _agree(operator, operands, labels)
-                if refusal is not None:
-                    return refusal
+                    missing = Refusal("no rule for an operator in the body of a composite", operator)
+                    raise RefusedError(operands or missing)
+                _agree(operator, operands, labels)
         return labels
 
     def _for_one_head(self, body: Subgraph, result: Factored, name: str) -> Subgraph:
         """The body without the heads' factors in its shapes; `name` is added to its names."""
         labels = self._labels(body, result)
-        assert isinstance(labels, dict)
         assembly = Assembly(self._model, Constants(self._model))
         builder = HeadBuilder(assembly, name, keep_axes=True)
         pieces: dict[int, Tensor] = {}
@@ -98,9 +94,7 @@ class Composite(Rule):
                 of = Labelled(operator, labels.get(id(tensor), ()), output)
                 if fx.piece_count(of.factored) > 1:
                     rule = self._inner.rules[operator.name]
-                    read = {index: operator.input(index) for index in rule.known_operands(of)}
-                    known = {index: pieces.get(id(whole), whole) for index, whole in read.items()}
-                    pieces[id(tensor)] = rule.emit(builder, of, 0, known)
+                    pieces[id(tensor)] = rule.emit(builder, of, 0, partial(_piece, operator, pieces))
                 elif id(tensor) in labels:
                     shared.append(operator)
         arguments = [pieces.get(id(tensor), tensor) for tensor in body.inputs]
@@ -118,24 +112,28 @@ def _fits(body: Subgraph, composite: Operator) -> bool:
     return all(own is not None and same_type(inner, own) for inner, own in pairs)
 
 
-def _agree(operator: Operator, operands: Operands, labels: dict[int, Factored]) -> Refusal | None:
+def _piece(operator: Operator, pieces: dict[int, Tensor], index: int) -> Tensor:
+    """One head's part of an operand; the operand itself, where all share it."""
+    return pieces.get(id(operator.input(index)), operator.input(index))
+
+
+def _agree(operator: Operator, operands: Operands, labels: dict[int, Factored]) -> None:
     """Note how an operator of a body wants what it reads, unless another wants it in another way."""
     for index, tensor in enumerate(operator.inputs):
         if tensor is None:
             continue
         if index not in operands:
             if not tensor.is_constant:
-                return Refusal(
-                    "what steers an operator in the body of a composite is no constant", operator, tensor
-                )
+                text = "what steers an operator in the body of a composite is no constant"
+                raise RefusedError(Refusal(text, operator, tensor))
             continue
         own = fx.canonical(operands[index])
         if labels.setdefault(id(tensor), own) != own:
-            return Refusal("the body of a composite mixes heads", operator, tensor)
+            raise RefusedError(Refusal("the body of a composite mixes heads", operator, tensor))
         per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
         if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):
-            return Refusal("the body of a composite is not the same for all heads", operator, tensor)
-    return None
+            text = "the body of a composite is not the same for all heads"
+            raise RefusedError(Refusal(text, operator, tensor))
 
 
 def _subgraph(name: str, arguments: list[Tensor], operators: list[Operator], result: Tensor) -> Subgraph:

@@ -7,51 +7,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import (
     Labelled,
     Operands,
+    Pieces,
     Rule,
     constant_integers,
-    known_integers,
     on_axes,
     shared_axes,
+    whole_on,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.attention.factors import Axis, Factored
     from edge_opt.ir import Operator, Tensor
 
 
 class Slice(Rule):
     """SLICE and STRIDED_SLICE."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        ranges = slice_ranges(of.operator)
-        if isinstance(ranges, Refusal):
-            return ranges
+    def operands(self, of: Labelled) -> Operands:
+        _begins(of.operator)
         source = of.input(0)
-        axes: list[Axis] = []
-        for axis, (_, size), whole in zip(of.factored, ranges, source.shape, strict=True):
-            if size == whole:
-                axes.append(axis)
-            elif fx.tells_heads(axis):
-                return Refusal("a slice cuts through the heads", of.operator, source)
-            else:
-                axes.append(fx.plain((whole,))[0])
-        return {0: tuple(axes)}
+        cut = [axis for axis, size in enumerate(of.tensor.shape) if size != source.shape[axis]]
+        return {0: whole_on(of, source, cut, "a slice cuts through the heads")}
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        ranges = slice_ranges(of.operator)
-        assert not isinstance(ranges, Refusal)
-        own = self.known_operands(of)[0]
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        own = self.operands(of)[0]
         axes = shared_axes(build, of.factored, own)
-        source = on_axes(build, of, pieces[0], own, axes)
+        source = on_axes(build, of, pieces(0), own, axes)
         shape = fx.piece_shape_on(of.factored, axes)
-        begins = [ranges[axis][0] for axis in axes]
+        whole = _begins(of.operator)
+        begins = [whole[axis] for axis in axes]
         name = of.tensor.name
         steering = {1: build.integers(f"{name}/begin", begins)}
         options = None
@@ -65,87 +53,56 @@ class Slice(Rule):
         return build.clone(of, {0: source, **steering}, shape, options)
 
 
+def _begins(operator: Operator) -> list[int]:
+    """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
+    begins, source = constant_integers(operator, 1), operator.input(0)
+    if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
+        raise RefusedError(Refusal("a slice must keep the rank", operator, source))
+    if operator.name == "SLICE":
+        return begins
+    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
+    if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
+        raise RefusedError(Refusal("only plain ranges of a STRIDED_SLICE are followed", operator))
+    open_begin = int(operator.option("begin_mask"))
+    return [
+        0 if open_begin >> axis & 1 else max(begin if begin >= 0 else begin + size, 0)
+        for axis, (begin, size) in enumerate(zip(begins, source.shape, strict=True))
+    ]
+
+
 class Pad(Rule):
     """PAD, PADV2 and MIRROR_PAD: rows of relative positions are shifted by padding them and cutting them again."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        numbers = constant_integers(of.operator, 1)
-        if isinstance(numbers, Refusal):
-            return numbers
-        axes: list[Axis] = []
-        for axis, own in enumerate(of.factored):
-            if not any(numbers[2 * axis : 2 * axis + 2]):
-                axes.append(own)
-            elif fx.tells_heads(own):
-                return Refusal("the axis of the heads is padded", of.operator, of.input(0))
-            else:
-                axes.append(fx.plain((of.input(0).shape[axis],))[0])
-        return {0: tuple(axes)}
+    def operands(self, of: Labelled) -> Operands:
+        numbers, source = constant_integers(of.operator, 1), of.input(0)
+        padded = [axis for axis in range(len(source.shape)) if any(numbers[2 * axis : 2 * axis + 2])]
+        return {0: whole_on(of, source, padded, "the axis of the heads is padded")}
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        own = self.known_operands(of)[0]
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        own = self.operands(of)[0]
         axes = shared_axes(build, of.factored, own)
-        source = on_axes(build, of, pieces[0], own, axes)
-        numbers = known_integers(of.operator, 1)
+        source = on_axes(build, of, pieces(0), own, axes)
+        numbers = constant_integers(of.operator, 1)
         around = build.integers(f"{of.tensor.name}/paddings", [numbers[2 * i : 2 * i + 2] for i in axes])
         return build.clone(of, {0: source, 1: around}, fx.piece_shape_on(of.factored, axes))
-
-
-def slice_ranges(operator: Operator) -> list[tuple[int, int]] | Refusal:
-    """(begin, size) per axis of a SLICE, or of a STRIDED_SLICE that only takes ranges."""
-    source, result = operator.input(0).shape, operator.outputs[0].shape
-    begins = constant_integers(operator, 1)
-    if isinstance(begins, Refusal):
-        return begins
-    if len(begins) != len(source) or len(result) != len(source):
-        return Refusal("a slice must keep the rank", operator, operator.input(0))
-    if operator.name == "STRIDED_SLICE":
-        strides = constant_integers(operator, 3)
-        masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
-        if isinstance(strides, Refusal) or set(strides) != {1} or any(operator.option(m) for m in masks):
-            return Refusal("only plain ranges of a STRIDED_SLICE are followed", operator)
-        open_begin = int(operator.option("begin_mask"))
-        begins = [
-            0 if open_begin >> axis & 1 else begin + (size if begin < 0 else 0)
-            for axis, (begin, size) in enumerate(zip(begins, source, strict=True))
-        ]
-    for axis, (begin, size) in enumerate(zip(begins, result, strict=True)):
-        if begin < 0 or begin + size > source[axis]:
-            return Refusal("a slice reaches outside", operator, operator.input(0))
-    return list(zip(begins, result, strict=True))
 
 
 class Split(Rule):
     """SPLIT and SPLIT_V: each result is a slice; one head's part is split in the same way."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        axis = self._axis(of)
-        if isinstance(axis, Refusal):
-            return axis
-        source = of.input(self.data(of.operator))
-        if of.tensor.shape == source.shape:
-            return {self.data(of.operator): of.factored}
-        if fx.tells_heads(of.factored[axis]):
-            return Refusal("a split cuts through the heads", of.operator, source)
-        own = fx.plain((source.shape[axis],))[0]
-        return {self.data(of.operator): (*of.factored[:axis], own, *of.factored[axis + 1 :])}
+    def operands(self, of: Labelled) -> Operands:
+        data, steering = _places(of.operator)
+        axis = constant_integers(of.operator, steering)[0] % len(of.factored)
+        source = of.input(data)
+        cut = [axis] if of.tensor.shape != source.shape else []
+        return {data: whole_on(of, source, cut, "a split cuts through the heads")}
 
-    @staticmethod
-    def data(operator: Operator) -> int:
-        """Which input is split."""
-        return 1 if operator.name == "SPLIT" else 0
-
-    @staticmethod
-    def _axis(of: Labelled) -> int | Refusal:
-        axis = constant_integers(of.operator, 0 if of.operator.name == "SPLIT" else 2)
-        return axis if isinstance(axis, Refusal) else axis[0] % len(of.factored)
-
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        axis, data = self._axis(of), self.data(of.operator)
-        assert isinstance(axis, int)
-        own = self.known_operands(of)[data]
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        data, steering = _places(of.operator)
+        axis = constant_integers(of.operator, steering)[0] % len(of.factored)
+        own = self.operands(of)[data]
         axes = shared_axes(build, of.factored, own)
-        source = on_axes(build, of, pieces[data], own, axes)
+        source = on_axes(build, of, pieces(data), own, axes)
         position = axes.index(axis)
         shapes = []
         for output in of.operator.outputs:
@@ -153,33 +110,33 @@ class Split(Rule):
             sizes[position] = output.shape[axis]
             shapes.append(tuple(sizes))
         where = build.integers(f"{of.tensor.name}/axis", np.int32(position))
-        inputs = {data: source, (0 if of.operator.name == "SPLIT" else 2): where}
-        return build.clone_all(of, inputs, shapes)[of.output]
+        return build.clone_all(of, {data: source, steering: where}, shapes)[of.output]
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return len(of.operator.outputs) == 1
 
     def left(self, of: Labelled, head: int) -> int:
-        return self.data(of.operator)
+        return _places(of.operator)[0]
+
+
+def _places(split: Operator) -> tuple[int, int]:
+    """Which input of a SPLIT or SPLIT_V is split, and which one says on what axis."""
+    return (1, 0) if split.name == "SPLIT" else (0, 2)
 
 
 class Unpack(Rule):
     """Each result is one step of an axis that it no longer has; one head's part is unpacked in the same way."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        source = of.input(0)
-        axis = of.axis(rank=len(source.shape))
-        return {0: self._source(of.factored, axis, source.shape[axis])}
+    def operands(self, of: Labelled) -> Operands:
+        shape = of.input(0).shape
+        axis = of.axis(len(shape))
+        return {0: (*of.factored[:axis], *fx.plain((shape[axis],)), *of.factored[axis:])}
 
-    @staticmethod
-    def _source(result: Factored, axis: int, size: int) -> Factored:
-        return (*result[:axis], fx.plain((size,))[0], *result[axis:])
-
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        axis = of.axis(rank=len(of.input(0).shape))
-        position = fx.piece_axes(self.known_operands(of)[0], keep=build.keep_axes).index(axis)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        own = self.operands(of)[0]
+        position = fx.piece_axes(own, keep=build.keep_axes).index(of.axis(len(own)))
         shapes = [of.piece_shape(keep=build.keep_axes)] * len(of.operator.outputs)
-        return build.clone_all(of, pieces, shapes, {"axis": position})[of.output]
+        return build.clone_all(of, {0: pieces(0)}, shapes, {"axis": position})[of.output]
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         return len(of.operator.outputs) == 1

@@ -8,7 +8,6 @@ head n, so a factor can be cut in two at any point and each part still knows whi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -33,14 +32,6 @@ class Factor(NamedTuple):
 
 Axis: TypeAlias = tuple[Factor, ...]
 Factored: TypeAlias = tuple[Axis, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A labelled factor would have to be cut through the middle of another: the shapes share no refinement."""
-
-    size: int
-    factor: int
 
 
 def plain(shape: Shape) -> Factored:
@@ -122,33 +113,21 @@ def divide(factor: Factor, outer: int) -> tuple[Factor, Factor]:
     return Factor(outer, factor.stride * inner), Factor(inner, factor.stride)
 
 
-def regroup(factored: Factored, shape: Shape) -> Factored | Mismatch:
+def regroup(factored: Factored, shape: Shape) -> Factored | None:
     """The same elements in row-major order under another shape, as RESHAPE sees them.
 
-    Both sides are cut into their coarsest common factors; labels stay on their factors.
+    Both sides are cut into their coarsest common factors; labels stay on their factors. None where a factor would have
+    to be cut through the middle of another: the shapes share no refinement.
     """
-    pending = merge_neighbours(factor for axis in factored for factor in axis)
-    pending.reverse()
+    rest: Axis = tuple(merge_neighbours(factor for axis in factored for factor in axis))
     axes: list[Axis] = []
     for size in shape:
-        taken: list[Factor] = []
-        rest = size
-        while rest > 1:
-            if not pending:
-                return Mismatch(size, 1)
-            factor = pending.pop()
-            if rest % factor.size == 0:
-                taken.append(factor)
-                rest //= factor.size
-            elif factor.size % rest == 0:
-                outer, inner = divide(factor, rest)
-                taken.append(outer)
-                pending.append(inner)
-                rest = 1
-            else:
-                return Mismatch(size, factor.size)
-        axes.append(tuple(merge_neighbours(taken)))
-    return Mismatch(1, pending[-1].size) if pending else tuple(axes)
+        cut = cut_axis(rest, size)
+        if cut is None:
+            return None
+        axes.append(tuple(merge_neighbours(cut[0])))
+        rest = cut[1]
+    return None if rest else tuple(axes)
 
 
 def of_operand(factored: Factored, shape: Shape) -> Factored:

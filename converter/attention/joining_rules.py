@@ -6,21 +6,23 @@ import math
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import (
     Labelled,
     Operands,
+    Pieces,
     Rule,
     constant_integers,
     on_axes,
     shared_axes,
+    whole_on,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.attention.factors import Axis, Factored
+    from edge_opt.attention.factors import Axis
     from edge_opt.ir import Tensor
 
 
@@ -30,37 +32,32 @@ class Concatenation(Rule):
     `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
     """
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        axis = of.axis()
-        if not 0 <= axis < len(of.factored):
-            return Refusal("axis out of range", of.operator, actual=str(axis))
-        if fx.tells_heads(of.factored[axis]):
-            cut = self._cut(of)
-            if cut is None:
-                return Refusal("the parts of a concatenation are not the heads", of.operator)
-            own = cut[1] or fx.repeated(of.factored[axis])
-            return dict.fromkeys(range(len(of.operator.inputs)), _replaced(of.factored, axis, own))
-        return {
-            index: _replaced(of.factored, axis, fx.plain((of.input(index).shape[axis],))[0])
-            for index in range(len(of.operator.inputs))
-        }
+    def operands(self, of: Labelled) -> Operands:
+        axis, count = of.axis(len(of.factored)), len(of.operator.inputs)
+        if not fx.tells_heads(of.factored[axis]):
+            return {index: whole_on(of, of.input(index), [axis], "") for index in range(count)}
+        cut = self._cut(of)
+        if cut is None:
+            raise RefusedError(Refusal("the parts of a concatenation are not the heads", of.operator))
+        own = cut[1] or fx.repeated(of.factored[axis])
+        return dict.fromkeys(range(count), (*of.factored[:axis], own, *of.factored[axis + 1 :]))
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
         shapes = {tensor.shape for tensor in of.operator.inputs if tensor is not None}
         if len(shapes) != 1 or of.operator.option("fused_activation_function"):
             return None
-        return fx.take_outer(of.factored[of.axis()], len(of.operator.inputs))
+        return fx.take_outer(of.factored[of.axis(len(of.factored))], len(of.operator.inputs))
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        axis, operands = of.axis(), self.known_operands(of)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        operands = self.operands(of)
         axes = shared_axes(build, of.factored, *operands.values())
-        inputs = {index: on_axes(build, of, pieces[index], own, axes) for index, own in operands.items()}
-        joined = fx.piece_shape_on(of.factored, axes)
-        return build.clone(of, inputs, joined, {"axis": axes.index(axis)})
+        inputs = {index: on_axes(build, of, pieces(index), own, axes) for index, own in operands.items()}
+        position = axes.index(of.axis(len(of.factored)))
+        return build.clone(of, inputs, fx.piece_shape_on(of.factored, axes), {"axis": position})
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return fx.tells_heads(of.factored[of.axis()])
+        return fx.tells_heads(of.factored[of.axis(len(of.factored))])
 
     def left(self, of: Labelled, head: int) -> int:
         cut = self._cut(of)
@@ -71,56 +68,54 @@ class Concatenation(Rule):
 class Pack(Rule):
     """As CONCATENATION, along an axis that the parts do not have."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        axis, count = of.axis(), len(of.operator.inputs)
+    def operands(self, of: Labelled) -> Operands:
+        axis, count = of.axis(len(of.factored)), len(of.operator.inputs)
         own = of.factored[axis]
         if fx.tells_heads(own) and not all(factor.stride for factor in own):
-            return Refusal("the parts of a PACK are not the heads", of.operator)
+            raise RefusedError(Refusal("the parts of a PACK are not the heads", of.operator))
         return dict.fromkeys(range(count), (*of.factored[:axis], *of.factored[axis + 1 :]))
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        position = fx.piece_axes(of.factored, keep=build.keep_axes).index(of.axis())
-        return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes), {"axis": position})
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        position = fx.piece_axes(of.factored, keep=build.keep_axes).index(of.axis(len(of.factored)))
+        read = {index: pieces(index) for index in range(len(of.operator.inputs))}
+        return build.clone(of, read, of.piece_shape(keep=build.keep_axes), {"axis": position})
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return len(of.operator.inputs) == 1 or fx.tells_heads(of.factored[of.axis()])
+        return len(of.operator.inputs) == 1 or fx.tells_heads(of.factored[of.axis(len(of.factored))])
 
     def left(self, of: Labelled, head: int) -> int:
-        own = of.factored[of.axis()]
-        return fx.mixed_index(own, head) if fx.tells_heads(own) else 0
+        return fx.mixed_index(of.factored[of.axis(len(of.factored))], head)
 
 
 class Broadcast(Rule):
     """BROADCAST_TO and TILE: a repeat over the heads is what each head has anyway, so it goes."""
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
+    def operands(self, of: Labelled) -> Operands:
         source = of.input(0)
         offset = len(of.factored) - len(source.shape)
         axes: list[Axis] = []
-        for i, size in enumerate(source.shape):
-            axis = of.factored[offset + i]
-            repeats, left = divmod(of.tensor.shape[offset + i], size)
-            if left:
-                return Refusal("operands must broadcast", of.operator, source)
-            cut = fx.cut_axis(axis, repeats)
+        for size, whole, axis in zip(
+            source.shape, of.tensor.shape[offset:], of.factored[offset:], strict=True
+        ):
+            cut = fx.cut_axis(axis, whole // size)
             if cut is not None:
                 axes.append(cut[1] or fx.repeated(axis))
             elif fx.tells_heads(axis):
-                return Refusal("a repeat cuts through the heads", of.operator, source)
+                raise RefusedError(Refusal("a repeat cuts through the heads", of.operator, source))
             else:
-                axes.append(fx.plain((size,))[0])
+                axes.extend(fx.plain((size,)))
         return {0: tuple(axes)}
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        own = self.known_operands(of)[0]
+        own = self.operands(of)[0]
         return math.prod(fx.piece_shape(own, keep=keep)) == math.prod(of.piece_shape(keep=keep))
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         shape = of.piece_shape(keep=build.keep_axes)
-        own = self.known_operands(of)[0]
+        own = self.operands(of)[0]
         offset = len(of.factored) - len(own)
         kept = fx.piece_axes(of.factored, keep=build.keep_axes)
-        source = on_axes(build, of, pieces[0], own, [axis - offset for axis in kept if axis >= offset])
+        source = on_axes(build, of, pieces(0), own, [axis - offset for axis in kept if axis >= offset])
         values = list(shape)
         if of.operator.name == "TILE":
             values = [size // part for size, part in zip(shape, source.shape, strict=True)]
@@ -134,28 +129,20 @@ class Gather(Rule):
     With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
     """
 
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        source, axis, span = of.input(0), self._axis(of), self._span(of)
-        size, batch = source.shape[axis], self._batch(of)
-        whole = fx.plain((size,))[0]
+    def operands(self, of: Labelled) -> Operands:
+        source, span = of.input(0), self._span(of)
+        size, batch = source.shape[span.start], self._batch(of)
+        gathered = tuple(factor for axis in of.factored[span] for factor in axis)
+        own: Axis | None = fx.plain((size,))[0]
+        if fx.tells_heads(gathered) and not batch:
+            own = _repeated_part(gathered, constant_integers(of.operator, 1), size)
+        if own is None:
+            text = "a GATHER does not repeat its operand for the heads"
+            raise RefusedError(Refusal(text, of.operator, source))
+        found: Operands = {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
         if batch:
-            indices = (*of.factored[:batch], *of.factored[span])
-            return {0: (*of.factored[: span.start], whole, *of.factored[span.stop :]), 1: indices}
-        own: Axis | None = whole
-        gathered = tuple(factor for own in of.factored[span] for factor in own)
-        if fx.tells_heads(gathered):
-            numbers = constant_integers(of.operator, 1)
-            if isinstance(numbers, Refusal):
-                return numbers
-            own = _repeated_part(gathered, numbers, size)
-            if own is None:
-                return Refusal("a GATHER does not repeat its operand for the heads", of.operator, source)
-        assert own is not None
-        return {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
-
-    @staticmethod
-    def _axis(of: Labelled) -> int:
-        return of.axis(rank=len(of.input(0).shape))
+            found[1] = (*of.factored[:batch], *of.factored[span])
+        return found
 
     @staticmethod
     def _batch(of: Labelled) -> int:
@@ -164,22 +151,22 @@ class Gather(Rule):
         return batch + len(of.input(1).shape) if batch < 0 else batch
 
     def _span(self, of: Labelled) -> slice:
-        axis = self._axis(of)
+        """The axes of the result that stand for the gathered one."""
+        axis = of.axis(len(of.input(0).shape))
         return slice(axis, axis + len(of.input(1).shape) - self._batch(of))
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return not self._batch(of) and any(fx.tells_heads(axis) for axis in of.factored[self._span(of)])
+        return not self._batch(of) and any(map(fx.tells_heads, of.factored[self._span(of)]))
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        operands = self.known_operands(of)
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        operands = self.operands(of)
         kept = fx.piece_axes(operands[0], keep=build.keep_axes)
-        sizes, position = fx.piece_shape_on(operands[0], kept), kept.index(self._axis(of))
+        sizes, position = fx.piece_shape_on(operands[0], kept), kept.index(self._span(of).start)
         batch = sum(axis < self._batch(of) for axis in kept)
         positions = fx.piece_shape(operands[1], keep=build.keep_axes) if 1 in operands else of.input(1).shape
         gathered = (*sizes[:position], *positions[batch:], *sizes[position + 1 :])
         options = {"axis": position, "batch_dims": batch}
-        inputs = {index: pieces[index] for index in operands}
-        return build.clone(of, inputs, gathered, options)
+        return build.clone(of, {index: pieces(index) for index in operands}, gathered, options)
 
 
 def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:
@@ -192,11 +179,7 @@ def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | 
     if [i // inner % size for i in range(len(indices))] != list(indices):
         return None
     first = fx.take_outer(gathered, outer)
-    second = None if first is None else fx.cut_axis(first[1], size)
-    if second is None or not all(factor.stride for factor in second[1]):
+    second = first and fx.cut_axis(first[1], size)
+    if not second or not all(factor.stride for factor in second[1]):
         return None
     return second[0] or fx.repeated(gathered)
-
-
-def _replaced(factored: Factored, axis: int, own: Axis) -> Factored:
-    return (*factored[:axis], own, *factored[axis + 1 :])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import RULES, is_product, operand_factors
+from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rules import RULES, is_product, rule_of
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.values import constants_of
 
@@ -33,10 +34,15 @@ class OperandFactors:
         """Factors of the operands, given those of result `output`; None where the operator has no rule."""
         key = (operator, result, output)
         if key not in self._known:
-            self._known[key] = self.distrusted(operator) or operand_factors(
-                operator, result, output, self.rules
-            )
+            self._known[key] = self.distrusted(operator) or self._by_rule(Labelled(operator, result, output))
         return self._known[key]
+
+    def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
+        rule = rule_of(of.operator, self.rules)
+        try:
+            return None if rule is None else rule.operands(of)
+        except RefusedError as refused:
+            return refused.refusal
 
     def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:
         """As a call, where the label is known to pass."""
@@ -133,11 +139,8 @@ class Labelling:
                 found[current.producer] = labelled
         return found
 
-    def core(self, tensor: Tensor, factored: Factored) -> bool:
+    def core(self, tensor: Tensor, factored: Factored, depth: int = 0, *, behind_values: bool = True) -> bool:
         """True where the tensor depends on a logits product through labelled tensors; collects what is between."""
-        return self._core(tensor, factored, 0, behind_values=True)
-
-    def _core(self, tensor: Tensor, factored: Factored, depth: int, *, behind_values: bool) -> bool:
         operator = tensor.producer
         if operator is None or depth > DEEPEST or fx.is_shared(factored):
             return False
@@ -151,12 +154,11 @@ class Labelling:
             return False
         if operands is None:
             return False
-        found = self._core_operands(operator, factored, operands, depth, behind_values=behind_values)
-        self._memo[key] = found
-        if found:
+        if self._core_operands(operator, factored, operands, depth, behind_values=behind_values):
+            self._memo[key] = True
             self._core_tensors.add(id(tensor))
             self.core_operators[operator] = None
-        return found
+        return self._memo[key]
 
     def _core_operands(
         self,
@@ -171,12 +173,12 @@ class Labelling:
             if operator in self._values:
                 self.products[operator] = factored
                 side = self._values[operator]
-                return self._core(operator.input(side), operands[side], depth, behind_values=False)
+                return self.core(operator.input(side), operands[side], depth, behind_values=False)
             if not behind_values and fx.piece_count(factored) > 1:
                 self.logits[operator] = factored
                 return True
         results = [
-            self._core(operator.input(index), labelled, depth + 1, behind_values=behind_values)
+            self.core(operator.input(index), labelled, depth + 1, behind_values=behind_values)
             for index, labelled in operands.items()
         ]
         return any(results)

@@ -13,9 +13,9 @@ from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
 from edge_opt.attention.origins import labelling_by_origin
 from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rule import constant_integers
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
 from edge_opt.attention.tail import Tail
+from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -248,19 +248,18 @@ class Matcher:
         for end in self._tail.ends:
             for index in (0, 1) if end.name == "BATCH_MATMUL" else ():
                 tensor, batch = end.input(index), end.input(1 - index).shape[:-2]
-                heads = math.prod(batch)
+                heads, first = math.prod(batch), len(tensor.shape) - 2 - len(batch)
                 held = any(tensor is other for other in self._tail.tensors)
                 if heads == 1 or not held or not end.input(1 - index).is_constant:
                     continue
-                if len(batch) > len(tensor.shape) - 2 or tensor.shape[-2 - len(batch) : -2] != batch:
+                labelled = fx.regroup(((Factor(heads, 1),),), batch)
+                if first < 0 or tensor.shape[first:-2] != batch or labelled is None:
                     continue
-                axes = list(fx.plain(tensor.shape))
-                for axis, size in enumerate(batch):
-                    own = (Factor(size, math.prod(batch[axis + 1 :])),) if size > 1 else ()
-                    axes[axis - 2 - len(batch)] = own
-                reached = self._labelling.reach_products(tensor, tuple(axes))
+                around = fx.plain(tensor.shape)
+                factored = (*around[:first], *labelled, *around[-2:])
+                reached = self._labelling.reach_products(tensor, factored)
                 if len(reached) == len(self._products) and not any(map(self._in_head_size, reached.items())):
-                    return tensor, tuple(axes), heads
+                    return tensor, factored, heads
         return None
 
     def _in_head_size(self, reached: tuple[Operator, Factored]) -> bool:
@@ -389,6 +388,6 @@ def _only_repeats(operator: Operator) -> bool:
 
 def _axes(reduction: Operator) -> list[int]:
     """Reduced axes, counted from the back."""
-    axes = constant_integers(reduction, 1)
+    axes = constants_of(reduction)(1)
     rank = len(reduction.input(0).shape)
-    return [] if isinstance(axes, Refusal) else [axis % rank - rank for axis in axes]
+    return [] if axes is None else [int(axis) % rank - rank for axis in axes.ravel()]

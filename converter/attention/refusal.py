@@ -1,4 +1,4 @@
-"""Why an attention block stays as it is: a value, not an exception."""
+"""Why an attention block stays as it is: a value, which only the rules of operators raise."""
 
 from __future__ import annotations
 
@@ -36,3 +36,11 @@ class Refusal:
         if self.tensor is not None:
             text += f", tensor '{shortened(self.tensor.name)}'"
         return text
+
+
+class RefusedError(Exception):
+    """A rule cannot follow the label; who asks for operands of an operator gets the refusal as a value."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal

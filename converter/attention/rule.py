@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.refusal import Refusal, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from edge_opt.attention.assembly import HeadBuilder as Builder
     from edge_opt.ir import Operator, Shape, Tensor
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
+
+Pieces: TypeAlias = "Callable[[int], Tensor]"
+"""Gives one head's part of an operand, which is made when it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,9 @@ class Labelled:
         """Input `index` of the operator, which its definition requires to be there."""
         return self.operator.input(index)
 
-    def axis(self, option: str = "axis", rank: int | None = None) -> int:
-        """An axis given as an option, counted from the front of a tensor of that rank (of the result's, by default)."""
-        axis = int(self.operator.option(option))
-        return axis + (len(self.factored) if rank is None else rank) if axis < 0 else axis
+    def axis(self, rank: int) -> int:
+        """The operator's option `axis`, counted from the front of a tensor of that rank."""
+        return int(self.operator.option("axis")) % rank
 
     def piece_shape(self, *, keep: bool) -> Shape:
         """Shape of the result for one head."""
@@ -51,11 +53,15 @@ class Labelled:
 
 
 class Rule(ABC):
-    """How the head label passes through an operator."""
+    """How the head label passes through an operator whose shapes fit, which is looked at before."""
 
     @abstractmethod
-    def operands(self, of: Labelled) -> Operands | Refusal:
-        """Factors of the operands, given the factors of one result."""
+    def operands(self, of: Labelled) -> Operands:
+        """Factors of the operands, given the factors of one result.
+
+        Raises:
+            RefusedError: the label does not pass.
+        """
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
         """True where nothing of the operator is left for a single head, or at most a RESHAPE."""
@@ -65,36 +71,32 @@ class Rule(ABC):
         """Of an operator that vanishes, the operand that the result is a RESHAPE of."""
         return 0
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
+    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         """The operator for one head, its result perhaps still to be reshaped."""
-        return build.clone(of, pieces, of.piece_shape(keep=build.keep_axes))
+        read = {index: pieces(index) for index in self.operands(of)}
+        return build.clone(of, read, of.piece_shape(keep=build.keep_axes))
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Mapping[int, Tensor]) -> Tensor:
-        """The result for one head; `pieces` holds that head's part of each operand."""
+    def emit(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+        """The result for one head."""
         gone = self.vanishes(of, keep=build.keep_axes)
-        made = pieces[self.left(of, head)] if gone else self.made(build, of, head, pieces)
+        made = pieces(self.left(of, head)) if gone else self.made(build, of, head, pieces)
         return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
 
-    def known_operands(self, of: Labelled) -> Operands:
-        """As `operands`, where those were asked for before and are known not to be refused."""
-        operands = self.operands(of)
-        assert not isinstance(operands, Refusal)
-        return operands
 
-
-def constant_integers(operator: Operator, index: int) -> list[int] | Refusal:
+def constant_integers(operator: Operator, index: int) -> list[int]:
     """The numbers of a constant operand that steers an operator (axes, sizes)."""
-    tensor = operator.inputs[index] if index < len(operator.inputs) else None
+    tensor = operator.inputs[index]
     if tensor is None or not tensor.has_numbers:
-        return Refusal("an operand that steers the operator must be constant", operator, tensor)
+        raise RefusedError(Refusal("an operand that steers the operator must be constant", operator, tensor))
     return [int(value) for value in tensor.array().ravel()]
 
 
-def known_integers(operator: Operator, index: int) -> list[int]:
-    """As `constant_integers`, where `operands` has already seen that they are there."""
-    values = constant_integers(operator, index)
-    assert not isinstance(values, Refusal)
-    return values
+def whole_on(of: Labelled, source: Tensor, changed: Collection[int], refusal: str) -> Factored:
+    """Factors of an operand that has other sizes on the `changed` axes, which may hold no heads: there it is whole."""
+    if any(fx.tells_heads(of.factored[axis]) for axis in changed):
+        raise RefusedError(Refusal(refusal, of.operator, source))
+    plain = fx.plain(source.shape)
+    return tuple(plain[axis] if axis in changed else own for axis, own in enumerate(of.factored))
 
 
 def shared_axes(build: Builder, *shapes: Factored) -> tuple[int, ...]:

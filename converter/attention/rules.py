@@ -15,13 +15,10 @@ from edge_opt.attention.arithmetic_rules import (
 from edge_opt.attention.cutting_rules import Pad, Slice, Split, Unpack
 from edge_opt.attention.joining_rules import Broadcast, Concatenation, Gather, Pack
 from edge_opt.attention.movement_rules import Regroup, Transpose
-from edge_opt.attention.rule import Labelled, Operands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_opt.attention.factors import Factored
-    from edge_opt.attention.refusal import Refusal
     from edge_opt.attention.rule import Rule
     from edge_opt.ir import Operator, Tensor
 
@@ -60,14 +57,11 @@ RULES: dict[str, Rule] = {
 }
 
 
-def operand_factors(
-    operator: Operator, result: Factored, output: int = 0, rules: Mapping[str, Rule] = RULES
-) -> Operands | Refusal | None:
-    """Factors of the operands; None where the operator has no rule, which is where a region ends."""
-    rule = rules.get(operator.name)
-    if rule is None or (operator.name == "FULLY_CONNECTED" and not is_product(operator)):
+def rule_of(operator: Operator, rules: Mapping[str, Rule] = RULES) -> Rule | None:
+    """None where the operator has no rule, which is where a region ends: a projection mixes all that it reads."""
+    if operator.name == "FULLY_CONNECTED" and not is_product(operator):
         return None
-    return rule.operands(Labelled(operator, result, output))
+    return rules.get(operator.name)
 
 
 def is_product(operator: Operator) -> bool:

@@ -6,7 +6,6 @@ where the old graph had them side by side.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,8 @@ from edge_opt.ir import Operator, Tensor, topological
 from edge_opt.ir.region import still_needed
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
     from edge_opt.attention.block import Block
     from edge_opt.attention.factors import Factored
     from edge_opt.attention.form import Form
@@ -113,7 +114,7 @@ class _Splitter:
             self._old[operator] = None
             if operator in self._block.core and fx.piece_count(factored) == self._block.pieces:
                 self._labelled.setdefault(tensor, factored)
-            return self._emit(Labelled(operator, factored, output_index(tensor)), head, depth)
+            return self._emit(Labelled(operator, factored, output_index(tensor)), head, depth, {})
         cut = self._cut(tensor, factored)
         self._old.update(dict.fromkeys(cut.above))
         piece = self._cutter.piece(cut.source, cut.factored, head)
@@ -125,16 +126,16 @@ class _Splitter:
                 piece = self._emit(step.result, head, depth, {step.operand: piece})
         return piece
 
-    def _emit(self, of: Labelled, head: int, depth: int, known: Mapping[int, Tensor] | None = None) -> Tensor:
+    def _emit(self, of: Labelled, head: int, depth: int, known: Mapping[int, Tensor]) -> Tensor:
+        """The operator for one head; `known`: that head's part of operands, where they are there already."""
         operands = self._operands.known(of.operator, of.factored, of.output)
-        pieces = _Pieces(self, of.operator, operands, head, depth, known or {})
+
+        def piece(index: int) -> Tensor:
+            return known.get(index) or self.piece(of.input(index), operands[index], head, depth + 1)
+
         name = name_of_piece(of, head, self._block.pieces, self._block.tiles)
         builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
-        return self._operands.rules[of.operator.name].emit(builder, of, head, pieces)
-
-    def operand(self, operator: Operator, index: int, factored: Factored, head: int, depth: int) -> Tensor:
-        """One head's part of an operand."""
-        return self.piece(operator.input(index), factored, head, depth)
+        return self._operands.rules[of.operator.name].emit(builder, of, head, piece)
 
     def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
         """True where a tensor is made anew for each head, False where it is cut; the same for all heads."""
@@ -198,35 +199,3 @@ class _Splitter:
             return 0
         reshapes = of.operator.name in MOVEMENT and keeps_order(of, rule)
         return fx.piece_count(of.factored) * (_RESHAPE if reshapes else _OPERATOR)
-
-
-class _Pieces(Mapping[int, Tensor]):
-    """One head's part of each operand, made when asked for: a vanishing operator needs only one of them."""
-
-    def __init__(
-        self,
-        splitter: _Splitter,
-        operator: Operator,
-        operands: Mapping[int, Factored],
-        head: int,
-        depth: int,
-        known: Mapping[int, Tensor],
-    ) -> None:
-        self._splitter = splitter
-        self._operator = operator
-        self._operands = operands
-        self._head = head
-        self._depth = depth
-        self._known = known
-
-    def __getitem__(self, index: int) -> Tensor:
-        if index in self._known:
-            return self._known[index]
-        factored = self._operands[index]
-        return self._splitter.operand(self._operator, index, factored, self._head, self._depth + 1)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._operands)
-
-    def __len__(self) -> int:
-        return len(self._operands)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from edge_opt.attention.rule import constant_integers
 from edge_opt.ir import Operator, Tensor
 from edge_opt.schema.table import Table, new_table
+from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -75,9 +75,9 @@ def exchanges_last_two(operator: Operator) -> bool:
     """True for a TRANSPOSE that exchanges rows and columns and nothing else."""
     if operator.name != "TRANSPOSE":
         return False
-    order = constant_integers(operator, 1)
+    order = constants_of(operator)(1)
     rank = len(operator.outputs[0].shape)
-    return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
+    return rank >= 2 and order is not None and [*order] == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _product(

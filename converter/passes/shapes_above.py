@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.labelling import DEEPEST
-from edge_opt.attention.rules import MOVEMENT, RULES, is_product
+from edge_opt.attention.rules import MOVEMENT, is_product, rule_of
 from edge_opt.ir import topological
 from edge_opt.passes.contract import Context, Demand, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
@@ -63,8 +63,7 @@ def _above(tensor: Tensor) -> tuple[list[Operator], list[Tensor]]:
     while pending and len(between) < DEEPEST:
         current = pending.pop()
         operator = current.producer
-        inside = operator is not None and (operator.name in RULES and _is_followed(operator))
-        if operator is None or not inside:
+        if operator is None or rule_of(operator) is None:
             edges.setdefault(current)
         elif operator not in between:
             between[operator] = None
@@ -73,17 +72,13 @@ def _above(tensor: Tensor) -> tuple[list[Operator], list[Tensor]]:
     return list(between), list(edges)
 
 
-def _is_followed(operator: Operator) -> bool:
-    return operator.name != "FULLY_CONNECTED" or is_product(operator)
-
-
 def _leads_to_product(tensor: Tensor) -> bool:
     pending, seen = [tensor], {id(tensor)}
     while pending and len(seen) < DEEPEST:
         for operator in pending.pop().consumers:
             if is_product(operator):
                 return True
-            if operator.name in RULES and _is_followed(operator):
+            if rule_of(operator) is not None:
                 pending += [result for result in operator.outputs if id(result) not in seen]
                 seen.update(id(result) for result in operator.outputs)
     return False
