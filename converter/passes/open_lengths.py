@@ -20,7 +20,7 @@ from edge_opt.shapes.lengths import choose_lengths, open_sizes
 from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from edge_opt.ir import Constants, Model, Shape, Tensor
     from edge_opt.passes.rewrite import Rewrite
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from edge_opt.shapes.lengths import Lengths
 
 _OPEN = -1
+_SIZES = {"RESHAPE": 1, "SLICE": 2, "STRIDED_SLICE": 2}
+"""Which input says how far the result of an operator reaches; others that hold a length fit no other length."""
 
 
 @contextmanager
@@ -102,11 +104,10 @@ class OpenLengths:
 
     def _operator(self, operator: Operator, constants: Constants) -> Operator | Refusal:
         """The operator with its sizes open, where they are a constant that it reads."""
-        rule = _RULES.get(operator.name)
-        tensor = None if rule is None else operator.inputs[rule[0]]
-        if rule is None or tensor is None or not tensor.has_numbers:
+        index = _SIZES.get(operator.name)
+        tensor = None if index is None else operator.inputs[index]
+        if index is None or tensor is None or not tensor.has_numbers:
             return operator
-        index, opening = rule
         sizes = tensor.array().copy()
         places = [i for i, size in enumerate(sizes.ravel()) if self._is_open(int(size))]
         if not places:
@@ -114,9 +115,12 @@ class OpenLengths:
         if operator.name == "RESHAPE" and len(places) > 1:
             return self._squeezed(operator)
         options = operator.options and Table(operator.options.spec, dict(operator.options.fields))
-        refusal = opening(operator, places, sizes, options)
-        if refusal is not None:
-            return refusal
+        if operator.name == "STRIDED_SLICE" and options is not None:
+            options.set("end_mask", int(options.get("end_mask")) | sum(1 << i for i in places))
+        else:
+            sizes[places] = _OPEN
+        if operator.name == "RESHAPE" and options is not None and options.has("new_shape"):
+            options.set("new_shape", sizes.astype(np.int32))
         inputs = list(operator.inputs)
         inputs[index] = constants.make(tensor.name, sizes, tensor.dtype)
         return Operator(operator.code, inputs, operator.outputs, options, operator.table)
@@ -130,46 +134,6 @@ class OpenLengths:
         return self._model.new_operator(
             "SQUEEZE", [source], [result], squeeze_dims=np.array(dropped, np.int32)
         )
-
-
-def _reshape(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
-    sizes[places[0]] = _OPEN
-    if options is not None and options.has("new_shape"):
-        options.set("new_shape", sizes.astype(np.int32))
-    return None
-
-
-def _slice(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
-    begins, whole = constants_of(operator)(1), operator.input(0).shape
-    if begins is None or any(begins[i] + sizes[i] != whole[i] for i in places):
-        return Refusal("a slice ends within an axis whose length is known only at run time", operator)
-    sizes[places] = _OPEN
-    return None
-
-
-def _strided_slice(
-    operator: Operator, places: list[int], sizes: Array, options: Table | None
-) -> Refusal | None:
-    if options is None or any(sizes[i] != operator.input(0).shape[i] for i in places):
-        return Refusal("a slice ends within an axis whose length is known only at run time", operator)
-    options.set("end_mask", int(options.get("end_mask")) | sum(1 << i for i in places))
-    return None
-
-
-def _fixed(operator: Operator, places: list[int], sizes: Array, options: Table | None) -> Refusal | None:
-    return Refusal(f"a {operator.name} by a length that is known only at run time", operator)
-
-
-_RULES: dict[str, tuple[int, Callable[[Operator, list[int], Array, Table | None], Refusal | None]]] = {
-    "RESHAPE": (1, _reshape),
-    "SLICE": (2, _slice),
-    "STRIDED_SLICE": (2, _strided_slice),
-    "BROADCAST_TO": (1, _fixed),
-    "FILL": (0, _fixed),
-    "SPLIT_V": (1, _fixed),
-    "TILE": (1, _fixed),
-}
-"""Which input of an operator holds sizes, and how they are opened; others hold none, or a proof fails."""
 
 
 def _derived(operator: Operator, lengths: Lengths, first: Lengths) -> Refusal | None:
