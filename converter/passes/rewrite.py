@@ -244,13 +244,12 @@ def commit(rewrite: Rewrite) -> list[Operator]:
     return [operator for operator in rewrite.old if operator in staying]
 
 
-def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> int:
-    """Remove those operators whose results nobody reads any more, and what only they needed; returns how many.
+def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
+    """Remove those operators whose results nobody reads any more, and what only they needed.
 
     What does more than compute its results stays. `subgraphs` are the model's: without them, any call does.
     """
     pending = list(candidates)
-    removed = 0
     while pending:
         operator = pending.pop()
         if operator.subgraph is not graph:
@@ -261,6 +260,4 @@ def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequ
             continue
         sources = [tensor.producer for tensor in operator.inputs if tensor is not None]
         graph.remove(operator)
-        removed += 1
         pending.extend(source for source in sources if source is not None)
-    return removed

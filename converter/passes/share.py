@@ -12,18 +12,15 @@ if TYPE_CHECKING:
     from edge_opt.ir import Operator, Subgraph, Tensor
 
 
-def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
-    """Merge equal operators among the `added` ones; returns how many went.
+def share_equal(graph: Subgraph, added: Collection[Operator]) -> None:
+    """Merge equal operators among the `added` ones.
 
     Equal: the same operator and options on the same inputs (constants by value), with results of the same type. Such
     operators compute the same bits, so readers of the later one can read the earlier one's result. No proof runs after
     this: so what reads state, draws random numbers or calls a subgraph is never equal to anything.
     """
-    if not added:
-        return 0
     chosen = set(added)
     known: dict[Hashable, Operator] = {}
-    removed = 0
     for operator in graph.operators:
         if operator not in chosen or not is_pure(operator):
             continue
@@ -35,8 +32,6 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> int:
         for old, new in zip(operator.outputs, first.outputs, strict=True):
             graph.replace_uses(old, new)
         graph.remove(operator)
-        removed += 1
-    return removed
 
 
 def _key(operator: Operator) -> Hashable:
