@@ -23,7 +23,6 @@ from edge_opt.passes.contract import Demand, Proof
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.regions import RegionProver
 from edge_opt.report.writing import render
-from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,13 +179,6 @@ def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make
     model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")
     found = allowances(model, {"main": [site(Demand("relative", 1e-6))]})["main"]
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
-
-
-def test_what_no_runtime_computes_is_not_compared_but_refused() -> None:
-    unproved = site(Demand(), proof=None, note="not proved: no runtime here computes it")
-    with pytest.raises(UsageError, match="cannot be compared: p site 0 of 'decode' is not proved") as caught:
-        allowed(load(DEMO), unproved)
-    assert "--verify regions or --skip p" in str(caught.value)
 
 
 def output(**figures: Any) -> OutputComparison:

@@ -12,7 +12,6 @@ from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Demand, SiteReport, matmul_convert
 from edge_opt.passes.rewrite import Rewrite, Saturation
 from edge_opt.proof.regions import RegionProver
-from edge_opt.targets import Target
 
 # The page's graph: two products, one of them converted, joined.
 PREFILL = """\
@@ -182,41 +181,6 @@ def test_what_is_not_legal_is_left_with_its_reason(text: str, reason: str) -> No
     model, report = fused(text, Says(True))
     assert (str(report.status), report.reason) == ("skipped", reason)
     assert to_text(model) == text
-
-
-TYPES_CHANGE = [
-    pair("int16[] q(5e-05, 0)", "int8[] q(0.01, 0)"),
-    pair("int8[] q(0.5, 0)", "int16[] q(0.01, 0)", left="int8", right="int8"),
-]
-
-
-@pytest.mark.parametrize("text", TYPES_CHANGE, ids=["int16 to int8", "int8 to int16"])
-def test_a_target_may_take_other_types_and_the_report_says_that_it_is_not_proved(text: str) -> None:
-    prover = Says(False)
-    target = Target("npu", "", converting_matmul=True)
-    model, (report,) = convert_text(text, "matmul_convert", prover=prover, target=target)
-    assert str(report.status) == "converted"
-    assert report.note.startswith("not proved: no runtime here computes a product of another type")
-    assert (report.proof, prover.asked) == (None, [])
-    assert names(model) == ["BATCH_MATMUL"]
-
-
-def test_such_a_target_has_equal_types_proved_like_any_other(prover: RegionProver) -> None:
-    target = Target("npu", "", converting_matmul=True)
-    _, (report,) = convert_text(
-        pair("int16[] q(5e-05, 0)", "int16[] q(4e-05, 0)"), "matmul_convert", prover=prover, target=target
-    )
-    assert report.proof is not None
-    assert report.note == ""
-
-
-@pytest.mark.parametrize("dtype", ["int32", "uint8"])
-def test_no_target_takes_types_that_are_neither_int8_nor_int16(dtype: str) -> None:
-    text = pair("int16[] q(5e-05, 0)", f"{dtype}[] q(0.01, 0)")
-    target = Target("npu", "", converting_matmul=True)
-    _, (report,) = convert_text(text, "matmul_convert", target=target)
-    assert str(report.status) == "skipped"
-    assert report.reason.startswith("the product must write its operands' type")
 
 
 def test_other_conversions_are_no_sites() -> None:

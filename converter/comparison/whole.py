@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from edge_opt.comparison.compare import compare
 from edge_opt.ir import DType
 from edge_opt.passes import Status
-from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -159,24 +158,13 @@ def compare_whole(
 
 
 def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[str, Allowance]:
-    """What each entry point of a converted model is allowed; `sites` are those reported for each.
-
-    Raises:
-        UsageError: a site could not be proved because no runtime here computes what it makes, so neither can the whole.
-    """
+    """What each entry point of a converted model is allowed; `sites` are those reported for each."""
     by_graph: dict[int, list[SiteReport]] = {}
     for name, graph in model.entry_points():
         by_graph.setdefault(id(graph), []).extend(sites.get(name, ()))
     found = {}
     for name, graph in model.entry_points():
         converted = [site for site in by_graph[id(graph)] if site.status is Status.CONVERTED]
-        unproved = next((site for site in converted if site.proof is None), None)
-        if unproved is not None:
-            raise UsageError(
-                f"the whole models cannot be compared: {unproved.pass_name} site {unproved.index} of "
-                f"'{unproved.signature}' is {unproved.note}; convert with --verify regions or "
-                f"--skip {unproved.pass_name}"
-            )
         found[name] = _allowance(converted, graph, _outputs(model, name, graph))
     return found
 

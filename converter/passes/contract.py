@@ -181,8 +181,7 @@ class MaskedRows:
 class Site:
     """A place that matched; `build` makes the rewrite aside, or says why it cannot.
 
-    `demand`: other than the pass's. `note`: what to tell of it once it is converted. `unproved`: why no runtime can
-    prove it; it is converted without a proof, and that is told.
+    `demand`: other than the pass's. `note`: what to tell of it once it is converted.
     """
 
     operator: Operator
@@ -191,7 +190,6 @@ class Site:
     kv_heads: int | None = None
     demand: Demand | None = None
     note: str = ""
-    unproved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +304,7 @@ def _coming(
 ) -> Iterator[tuple[Rewrite, Demand]]:
     """What would be asked of the sites that are not begun, were the graph to stay as it is."""
     for site in sites:
-        if site.operator in begun or isinstance(site, SkippedSite) or site.unproved:
+        if site.operator in begun or isinstance(site, SkippedSite):
             continue
         rewrite = context.built(site)
         if isinstance(rewrite, Rewrite):
@@ -341,7 +339,7 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
     if violation is not None:
         report.status, report.reason = Status.ROLLED_BACK, violation
         return
-    if context.prover is not None and not site.unproved:
+    if context.prover is not None:
         report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
         if not report.proof.holds:
             report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
@@ -351,5 +349,4 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
         context.frame.allow(rewrite)
     context.sharing.extend(commit(rewrite))
     context.added.extend(rewrite.added())
-    report.status = Status.CONVERTED
-    report.note = "; ".join(text for text in (site.unproved, site.note) if text)
+    report.status, report.note = Status.CONVERTED, site.note

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from edge_opt.attention.front import multiplies_activations
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import same_type
 from edge_opt.ir.extent import MAX_EXTENT
@@ -40,7 +41,7 @@ class InlineComposites(Pass):
             if operator.name != COMPOSITE:
                 continue
             body = decomposition(context.model, operator)
-            if not (context.target.inline_composites or multiplies_activations(body)):
+            if not (context.target.inline_composites or any(map(multiplies_activations, body.operators))):
                 continue
             total += _opened(context.model, body, sizes)
             if total > MAX_EXTENT:
@@ -60,14 +61,6 @@ def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
         inner = (decomposition(model, operator) for operator in body.operators if operator.name == COMPOSITE)
         sizes[id(body)] = len(body) + sum(_opened(model, called, sizes) for called in inner)
     return sizes[id(body)]
-
-
-def multiplies_activations(body: Subgraph) -> bool:
-    """True where the body multiplies two matrices that are no weights: attention, or one of its products."""
-    return any(
-        operator.name == "BATCH_MATMUL" and not any(t is None or t.is_constant for t in operator.inputs)
-        for operator in body.operators
-    )
 
 
 def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite | Refusal:

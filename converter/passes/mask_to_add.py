@@ -14,6 +14,7 @@ from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.region import moved_from, still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import MaskInput, Rewrite
+from edge_opt.passes.spreads import code_limits, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -173,11 +174,9 @@ def _lowest_number(logits: Tensor) -> float:
 def _addable(tensor: Tensor) -> bool:
     if tensor.dtype not in _QUANTIZED:
         return tensor.dtype in (DType.FLOAT32, DType.FLOAT16)
+    least, most = code_limits(tensor)
     parameters = tensor.quantization
-    if parameters is None or len(parameters.scale) != 1:
-        return False
-    limits = np.iinfo(tensor.dtype.name.lower())
-    return limits.min <= int(parameters.zero_point[0]) <= limits.max
+    return is_integer(tensor) and parameters is not None and least <= int(parameters.zero_point[0]) <= most
 
 
 def _uniform(tensor: Tensor, result: Tensor) -> float | None:
@@ -258,10 +257,10 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
     old = (site.select, *site.path, site.softmax)
     masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True)
     parameters = site.select.outputs[0].quantization
-    limits = np.iinfo(site.logits.dtype.name.lower())
     assert parameters is not None
     step = float(parameters.scale[0])
-    deviation = step * (int(limits.max) - int(limits.min)) / 6
+    least, most = code_limits(site.logits)
+    deviation = step * (most - least) / 6
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
     spreads = tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted)
@@ -353,7 +352,7 @@ class _MaskBuilder:
         site, like = self._site, self._like
         assert like.dtype.numpy is not None
         assert like.quantization is not None
-        lowest = np.iinfo(like.dtype.numpy.name).min
+        lowest = code_limits(like)[0]
         # Masked: 2 * -lowest steps of the logits, one more than there are between two codes.
         parameters = Quantization.affine(2 * float(like.quantization.scale[0]), 0)
         codes = (lowest, 0) if site.masked_when else (0, lowest)

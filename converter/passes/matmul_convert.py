@@ -7,26 +7,23 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import DType, Operator, Quantization, Tensor
+from edge_opt.ir import DType, Operator, Quantization
 from edge_opt.ir.versions import operator_version
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite, Saturation
-from edge_opt.passes.spreads import code_limits, product_spreads, real_range
+from edge_opt.passes.spreads import code_limits, nearest_code, product_spreads, real_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _INTEGERS = frozenset({DType.INT8, DType.INT16})
-_UNPROVED = (
-    "not proved: no runtime here computes a product of another type than its operands', but the target does"
-)
 
 
 class MatMulConvert(Pass):
     """Rounding once instead of twice: `q2(q1(A B)) ~ q2(A B)`, at most one step of the larger of the two scales apart.
 
     Legal where the output type equals both operand types (int16 with zero point 0): the interpreter accepts int16
-    operands with int8 output and the reverse, and computes garbage. A target may say that it takes other types.
+    operands with int8 output and the reverse, and computes garbage.
     """
 
     name: ClassVar[str] = "matmul_convert"
@@ -50,19 +47,16 @@ class MatMulConvert(Pass):
             assert after is not None
             note = _note(operator, saturation(operator))
             build = partial(_build, context, product, operator)
-            unproved = _UNPROVED if _changes_type(product, operator) else ""
-            yield Site(operator, build, demand=_demand(before, after), note=note, unproved=unproved)
+            yield Site(operator, build, demand=_demand(before, after), note=note)
 
 
 def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal | None:
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
         return Refusal("the product is read elsewhere too, in its own quantization", product, between)
-    operands = [product.input(0), product.input(1)]
-    types = {tensor.dtype for tensor in (*operands, result)}
-    changes = _changes_type(product, convert) and not context.target.converting_matmul
-    if changes or not types <= _INTEGERS:
-        found = ", ".join(tensor.dtype.name.lower() for tensor in operands)
+    operands = [product.input(0).dtype, product.input(1).dtype]
+    if {*operands} != {result.dtype} or result.dtype not in _INTEGERS:
+        found = ", ".join(dtype.name.lower() for dtype in operands)
         return Refusal(
             "the product must write its operands' type", convert, result, found, result.dtype.name.lower()
         )
@@ -79,10 +73,6 @@ def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal 
         if tensor.dtype is DType.INT16 and zero_point:
             return Refusal("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
     return None
-
-
-def _changes_type(product: Operator, convert: Operator) -> bool:
-    return {product.input(0).dtype, product.input(1).dtype} != {convert.outputs[0].dtype}
 
 
 def _demand(before: Quantization, after: Quantization) -> Demand:
@@ -109,11 +99,8 @@ def saturation(convert: Operator) -> Saturation | None:
     Values beyond were saturated before and are not any more.
     """
     between, result = convert.input(0), convert.outputs[0]
-    low, high = (_code(value, result) for value in real_range(between))
-    least, most = code_limits(result)
-    if low <= least and high >= most:
-        return None
-    return Saturation(low, high)
+    low, high = (nearest_code(value, result) for value in real_range(between))
+    return None if (low, high) == code_limits(result) else Saturation(low, high)
 
 
 def _note(convert: Operator, clipped: Saturation | None) -> str:
@@ -122,11 +109,3 @@ def _note(convert: Operator, clipped: Saturation | None) -> str:
     between = convert.input(0)
     low, high = real_range(between)
     return f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
-
-
-def _code(value: float, tensor: Tensor) -> int:
-    """The code nearest to a real number."""
-    assert tensor.quantization is not None
-    least, most = code_limits(tensor)
-    scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
-    return min(max(round(value / scale) + zero_point, least), most)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import DType, Operator, Quantization, Tensor
+from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.spreads import nearest_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,23 +109,11 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | Refusal:
             return Refusal(condition, operator, output, "a finite one", str(real))
         if output.is_quantized and not output.dtype.is_float:
             assert output.quantization is not None
-            rounded = _quantize(real, output.quantization, output.dtype)
-            if rounded is None:
+            if output.quantization.is_per_axis or not output.quantization.scale[0]:
                 return Refusal("an integer mask needs one scale", operator, output)
-            stored, real = rounded
+            stored = nearest_code(real, output)
+            real = output.quantization.real(stored)
     return stored
-
-
-def _quantize(real: float, parameters: Quantization, dtype: DType) -> tuple[float, float] | None:
-    scale, zero_point = float(parameters.scale[0]), int(parameters.zero_point[0])
-    if parameters.is_per_axis or not scale:
-        return None
-    assert dtype.numpy is not None
-    limits = np.iinfo(dtype.numpy.name)
-    # Kernels round half away from zero.
-    steps = np.floor(abs(real) / scale + 0.5) * np.sign(real)
-    stored = float(np.clip(steps + zero_point, limits.min, limits.max))
-    return stored, (stored - zero_point) * scale
 
 
 def _build(context: Context, mask: QuantizedMask) -> Rewrite | Refusal:

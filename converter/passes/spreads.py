@@ -46,6 +46,14 @@ def real_range(tensor: Tensor) -> tuple[float, float]:
     return least, most
 
 
+def nearest_code(value: float, tensor: Tensor) -> int:
+    """The integer that stands for a real number, or is nearest to it; halves go away from zero, as in the kernels."""
+    assert tensor.quantization is not None
+    steps = np.floor(abs(value) / float(tensor.quantization.scale[0]) + 0.5) * np.sign(value)
+    least, most = code_limits(tensor)
+    return int(np.clip(steps + int(tensor.quantization.zero_point[0]), least, most))
+
+
 def moments(tensor: Tensor) -> tuple[float, float]:
     """Mean and deviation of the real numbers that a proof puts into a tensor: of a constant, its own."""
     if tensor.has_numbers:

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.attention.form import AS_FOUND, FORMS
+from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.logits import logits_bytes
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
@@ -36,7 +36,6 @@ class Target:
         rows_per_tile: most query rows of a head in one piece.
         mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
-        converting_matmul: True where a BATCH_MATMUL may write another integer type than its operands'.
         on_chip_bytes: memory beside the NPU, which one head's logits should fit into.
         long_context: `form` and `rows_per_tile` for attention that does not fit.
 
@@ -64,7 +63,6 @@ class Target:
     rows_per_tile: int | None = None
     mask_constant: float | None = None
     inline_composites: bool = False
-    converting_matmul: bool = False
     on_chip_bytes: int | None = None
     long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
     refused_operators: tuple[str, ...] = ()
@@ -234,8 +232,7 @@ def _parse(text: str, source: str) -> Target:
 def _misfit(key: str, value: object) -> str | None:
     """What a fact should look like; None where it does."""
     if key == "form":
-        forms = (AS_FOUND, *FORMS)
-        return None if value in forms else f"one of {', '.join(forms)}"
+        return None if value in FORM_NAMES else f"one of {', '.join(FORM_NAMES)}"
     if key == "long_context":
         wrong = not isinstance(value, dict) or any(k not in _LONG or _misfit(k, v) for k, v in value.items())
         return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
