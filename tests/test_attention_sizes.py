@@ -1,5 +1,7 @@
 """What is told of an attention, in every order of its products and with every number of axes."""
 
+import math
+
 import pytest
 
 from edge_opt.attention.block import Block, SingleHead, find_blocks
@@ -81,24 +83,34 @@ def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_
     assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (2, 1, 1, (S,))
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("given", ["merged", "apart", "beside the keys", "alone"])
+@pytest.mark.parametrize("groups", ["1,1", "1,3", "1,3,5", "3"])
 def test_heads_that_are_folded_into_rows_are_told_by_where_queries_have_them_beside_the_head_size(
-    merged: bool,
+    groups: str, given: str
 ) -> None:
-    given = f"1,{T},{2 * H}" if merged else f"1,{T},2,{H}"
+    """`[1,K,(G)(T),H]`, of queries `[1,T,N*H]` or `[1,T,N,H]`."""
+    kv_heads = math.prod(map(int, groups.split(",")))
+    heads, rows = 2 * kv_heads, 2 * T
+    made = {
+        "merged": (f"1,{T},{heads * H}", f"RESHAPE(%x, int32{{1, {T}, {heads}, {H}}})"),
+        "apart": (f"1,{T},{heads},{H}", f"RESHAPE(%x, int32{{1, {T}, {heads}, {H}}})"),
+        "beside the keys": (f"1,{T},2,{heads},{H}", "UNPACK(%x) {num: 2, axis: 2}"),
+        "alone": (f"{T},{heads},{H}", "PACK(%x) {values_count: 1, axis: 0}"),
+    }
+    more = f", %u: float32[1,{T},{heads},{H}]" if given == "beside the keys" else ""
     text = f"""
-    subgraph main (%x: float32[{given}], %k: float32[1,1,{S},{H}], %v: float32[1,1,{S},{H}]) {{
-      %n: float32[1,{T},2,{H}] = RESHAPE(%x, int32{{1, {T}, 2, {H}}})
-      %t: float32[1,2,{T},{H}] = TRANSPOSE(%n, int32{{0, 2, 1, 3}})
-      %q: float32[1,1,{2 * T},{H}] = RESHAPE(%t, int32{{1, 1, {2 * T}, {H}}})
-      %l: float32[1,1,{2 * T},{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %p: float32[1,1,{2 * T},{S}] = SOFTMAX(%l) {{beta: 1.0}}
-      %o: float32[1,1,{2 * T},{H}] = BATCH_MATMUL(%p, %v)
+    subgraph main (%x: float32[{made[given][0]}], %k: float32[{groups},{S},{H}], %v: float32[{groups},{S},{H}]) {{
+      %n: float32[1,{T},{heads},{H}]{more} = {made[given][1]}
+      %t: float32[1,{heads},{T},{H}] = TRANSPOSE(%n, int32{{0, 2, 1, 3}})
+      %q: float32[{groups},{rows},{H}] = RESHAPE(%t, int32{{{groups}, {rows}, {H}}})
+      %l: float32[{groups},{rows},{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[{groups},{rows},{S}] = SOFTMAX(%l) {{beta: 1.0}}
+      %o: float32[{groups},{rows},{H}] = BATCH_MATMUL(%p, %v)
       return %o
     }}"""
     (match,) = find_blocks(parse(text).subgraphs[0])
     assert isinstance(match, Block)
-    assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (2, 1, T, (S,))
+    assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (heads, kv_heads, T, (S,))
 
 
 def test_heads_of_a_result_that_is_flattened_to_one_axis() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, UNARY, data_input, is_turned
+from edge_opt.attention.rules import MOVEMENT, UNARY, is_turned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,9 +75,8 @@ def _above(tensor: Tensor) -> Tensor | None:
     operator = tensor.producer
     if operator is None:
         return None
-    alone = operator.name in ("PACK", "UNPACK") and len(operator.inputs) == len(operator.outputs) == 1
-    if alone or operator.name in UNARY | MOVEMENT:
-        return data_input(operator)
+    if operator.name in UNARY | MOVEMENT | {"PACK", "UNPACK"}:
+        return operator.inputs[0]
     varying = [t for t in operator.inputs if t is not None and not t.is_constant]
     return varying[0] if operator.name in ("MUL", "DIV") and len(varying) == 1 else None
 
@@ -115,12 +114,10 @@ def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged:
             for _ in range(DEEPEST):
                 if _beside(labelled, size, heads, merged=merged):
                     return True
-                above = operands.of(tensor, labelled)
-                source = _above(tensor)
+                above, source = operands.of(tensor, labelled), _above(tensor)
                 if source is None or not isinstance(above, dict) or tensor.producer is None:
                     break
-                position = next(i for i, t in enumerate(tensor.producer.inputs) if t is source)
-                tensor, labelled = source, above[position]
+                tensor, labelled = source, above[tensor.producer.inputs.index(source)]
     return False
 
 
