@@ -11,7 +11,7 @@ from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
-from edge_opt.proof.native import run
+from edge_opt.proof.native import Session
 from edge_opt.targets import Target
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
 
 def assert_same_bits(before: bytes, after: bytes, inputs: dict[str, NDArray[Any]], kernels: Any) -> None:
     """Both models give the same bytes for every output."""
-    old, new = (next(iter(run(model, kernels, None, [lambda: inputs]))) for model in (before, after))
+    old, new = (Session(model, kernels).run(None, inputs) for model in (before, after))
     assert list(old) == list(new)
     for name, expected in old.items():
         assert new[name].dtype == expected.dtype

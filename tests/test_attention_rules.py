@@ -25,7 +25,7 @@ from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signatu
 from edge_opt.ir.region import reads
 from edge_opt.ir.text import parse
 from edge_opt.passes.rewrite import shape_violation
-from edge_opt.proof.native import run
+from edge_opt.proof.native import Session
 from edge_opt.schema.table import new_table
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def computed(graph: Subgraph, model: Model, inputs: dict[str, Array]) -> list[Ar
     named = {f"out_{i}": tensor for i, tensor in enumerate(graph.outputs)}
     model.subgraphs = [graph]
     model.signatures = [Signature("main", graph, {t.name: t for t in graph.inputs}, named)]
-    results = next(iter(run(to_bytes(model), "reference", None, [lambda: inputs])))
+    results = Session(to_bytes(model), "reference").run(None, inputs)
     return [results[name] for name in named]
 
 
