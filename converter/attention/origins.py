@@ -114,10 +114,11 @@ def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged:
             for _ in range(DEEPEST):
                 if _beside(labelled, size, heads, merged=merged):
                     return True
-                above, source = operands.of(tensor, labelled), _above(tensor)
-                if source is None or not isinstance(above, dict) or tensor.producer is None:
+                operator, above = tensor.producer, operands.of(tensor, labelled)
+                source = _above(tensor)
+                if source is None or operator is None or not isinstance(above, dict):
                     break
-                tensor, labelled = source, above[tensor.producer.inputs.index(source)]
+                tensor, labelled = source, above[operator.inputs.index(source)]
     return False
 
 
