@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import struct
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
-from edge_opt.schema.transfer import copy_range, write_bytes
-from edge_opt.schema.writer import Progress, counter, place_model, write_placed
+from edge_opt.schema.sections import Bundle, Place
+from edge_opt.schema.transfer import write_bytes
+from edge_opt.schema.writer import place_model
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from edge_opt.schema.placement import Placement
     from edge_opt.schema.table import Table
 
 MAGIC: Final = b"LITERTLM"
@@ -54,7 +53,7 @@ _NO_TIME: Final = "1970-01-01T00:00:00.000000+00:00"
 _CHUNK: Final = 1 << 22
 
 
-class Section(NamedTuple):
+class LiteRTLMSection(NamedTuple):
     """One part of a bundle: bytes `begin` to `end`; `begin_at` and `end_at` are where the header says so."""
 
     begin: int
@@ -75,56 +74,54 @@ class Section(NamedTuple):
         return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
 
 
-class Bundle:
+class LiteRTLMBundle(Bundle):
     """An open bundle: its header and where its sections lie."""
 
-    __slots__ = ("header", "sections", "source")
-
-    def __init__(self, source: Source, header: bytes, sections: list[Section]) -> None:
+    def __init__(self, source: Source, header: bytes, sections: list[LiteRTLMSection]) -> None:
         self.source = source
         self.header = header
-        self.sections = sections
+        self.sections: list[LiteRTLMSection] = sections
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as something that `read_model` reads."""
         section = self.sections[index]
         return self.source.section(section.begin, section.end - section.begin)
 
-    def write(
-        self,
-        models: Mapping[int, Table],
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
-        check: Callable[[Path], None] | None = None,
-    ) -> None:
-        """Write the bundle with the models of some sections (by index) replaced; weights go from file to file.
+    def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
+        """Sections keep the order in which they lie in the file; those that are the same bytes stay the same."""
+        end = len(self.header)
+        placed: dict[tuple[int, int], Place] = {}
+        for index, section in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
+            if section[:2] not in placed:
+                placement = place_model(models[index]) if index in models else None
+                size = section.end - section.begin if placement is None else placement.size
+                begin = -(-end // ALIGNMENT) * ALIGNMENT
+                placed[section[:2]] = Place(begin, size, section.begin, placement)
+                end = begin + size
+        places = [placed[section[:2]] for section in self.sections]
+        header = self._moved(places)
+        return places, lambda target: write_bytes(memoryview(header), target, 0, lambda _: None)
 
-        Raises:
-            UsageError: the output is the input, or exists and `overwrite` is false.
-            OutputError: it could not be written; nothing was left behind.
-            ModelFormatError: a model's tables hold what the format cannot, or the input was changed meanwhile.
+    def _moved(self, places: list[Place]) -> bytes:
+        """The header that tells the new places.
+
+        Positions may be stored in bytes that mean something else too; then writing one of them spoils the header.
         """
-        inputs = (self.source.identity,)
-        resolve_target(path, overwrite=overwrite, inputs=inputs)
-        places = _lay_out(self, models)
         header = bytearray(self.header)
-        for place in places:
-            section = place.section
+        for section, place in zip(self.sections, places, strict=True):
             struct.pack_into("<Q", header, section.begin_at, place.begin)
-            struct.pack_into("<Q", header, section.end_at, place.begin + place.size)
-        size = max(place.begin + place.size for place in places)
-        distinct = list({place.begin: place for place in places}.values())
-        _check_header(self, bytes(header), size, places)
-        total = len(header) + sum(place.size for place in distinct)
-        advance = counter(total, progress)
-        with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
-            os.ftruncate(target, size)
-            write_bytes(memoryview(header), target, 0, advance)
-            for place in distinct:
-                _write_section(self, place, target, advance)
-            self.source.check_unchanged()
+            struct.pack_into("<Q", header, section.end_at, place.stop)
+        again: list[LiteRTLMSection] = []
+        with contextlib.suppress(ModelFormatError):
+            again = _Header(Source(bytes(header)), max(place.stop for place in places)).sections()
+        wanted = [
+            section._replace(begin=place.begin, end=place.stop)
+            for section, place in zip(self.sections, places, strict=True)
+        ]
+        if again != wanted:
+            reason = "the header's tables overlap, so that no section can be moved: make the bundle anew"
+            raise ModelFormatError(f"{self.source.name}: {reason}")
+        return bytes(header)
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
@@ -132,7 +129,7 @@ def is_bundle(path: str | os.PathLike[str]) -> bool:
     return beginning(path, len(MAGIC)) == MAGIC
 
 
-def read_bundle(path: str | os.PathLike[str]) -> Bundle:
+def read_bundle(path: str | os.PathLike[str]) -> LiteRTLMBundle:
     """Read a bundle's header.
 
     Raises:
@@ -244,10 +241,10 @@ class _Header:
         self._spend(length)
         return text.decode("utf-8", "replace")
 
-    def bundle(self) -> Bundle:
-        return Bundle(self._source, self._bytes, self.sections())
+    def bundle(self) -> LiteRTLMBundle:
+        return LiteRTLMBundle(self._source, self._bytes, self.sections())
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[LiteRTLMSection]:
         """Where the sections lie, checked to be inside the file and apart."""
         root = self._follow(_HEADER_BEGIN)
         metadata = self._child(root, _SECTION_METADATA)
@@ -258,7 +255,7 @@ class _Header:
         self._check_order(sections)
         return sections
 
-    def _section(self, table: int, index: int) -> Section:
+    def _section(self, table: int, index: int) -> LiteRTLMSection:
         begin_at, end_at = self._field(table, _BEGIN), self._field(table, _END)
         if begin_at is None or end_at is None:
             raise self._fail(f"section {index} has no position")
@@ -268,7 +265,7 @@ class _Header:
         type_at = self._field(table, _TYPE)
         data_type = 0 if type_at is None else self._unpack("<B", type_at)
         items = dict(filter(None, (self._item(item) for item in self._vector(table, _ITEMS))))
-        return Section(begin, end, data_type, items, begin_at, end_at)
+        return LiteRTLMSection(begin, end, data_type, items, begin_at, end_at)
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Where the texts begin and end that say something of the whole file, by key."""
@@ -295,57 +292,9 @@ class _Header:
         text = self._child(value, 0)
         return None if text is None else (key, text)
 
-    def _check_order(self, sections: list[Section]) -> None:
+    def _check_order(self, sections: list[LiteRTLMSection]) -> None:
         end = 0
         for begin, stop in sorted({(section.begin, section.end) for section in sections}):
             if begin < end:
                 raise self._fail(f"sections overlap at byte {begin}")
             end = stop
-
-
-class _Place(NamedTuple):
-    """Where a section goes; `placement` for a model that is written anew."""
-
-    section: Section
-    begin: int
-    size: int
-    placement: Placement | None
-
-
-def _check_header(bundle: Bundle, header: bytes, size: int, places: list[_Place]) -> None:
-    """Positions may be stored in bytes that mean something else too; then writing one of them spoils the header."""
-    again: list[Section] = []
-    with contextlib.suppress(ModelFormatError):
-        again = _Header(Source(header), size).sections()
-    expected = [(place.begin, place.begin + place.size, *place.section[2:4]) for place in places]
-    if [section[:4] for section in again] != expected:
-        raise ModelFormatError(
-            f"{bundle.source.name}: the header's tables overlap, so that no section can be moved: make the bundle anew"
-        )
-
-
-def _lay_out(bundle: Bundle, models: Mapping[int, Table]) -> list[_Place]:
-    """Sections keep the order in which they lie in the file; those that are the same bytes stay the same."""
-    end = len(bundle.header)
-    placed: dict[tuple[int, int], _Place] = {}
-    order = sorted(range(len(bundle.sections)), key=lambda index: bundle.sections[index].begin)
-    for index in order:
-        section = bundle.sections[index]
-        key = (section.begin, section.end)
-        if key in placed:
-            continue
-        placement = place_model(models[index]) if index in models else None
-        size = section.end - section.begin if placement is None else placement.size
-        begin = -(-end // ALIGNMENT) * ALIGNMENT
-        placed[key] = _Place(section, begin, size, placement)
-        end = begin + size
-    return [placed[section.begin, section.end]._replace(section=section) for section in bundle.sections]
-
-
-def _write_section(bundle: Bundle, place: _Place, target: int, advance: Callable[[int], None]) -> None:
-    if place.placement is not None:
-        write_placed(place.placement, target, place.begin, advance)
-        return
-    source = bundle.source
-    assert source.fd is not None
-    copy_range(source.fd, source.base + place.section.begin, target, place.begin, place.size, advance=advance)

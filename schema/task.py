@@ -15,20 +15,19 @@ import struct
 import zipfile
 import zlib
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import IDENTIFIER
-from edge_opt.schema.transfer import copy_range, write_bytes
-from edge_opt.schema.writer import Progress, counter, place_model, write_placed
+from edge_opt.schema.sections import Bundle, Place
+from edge_opt.schema.transfer import write_bytes
+from edge_opt.schema.writer import place_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
-    from edge_opt.schema.placement import Placement
     from edge_opt.schema.table import Table
 
 _LOCAL, _END = b"PK\x03\x04", b"PK\x05\x06"
@@ -73,24 +72,18 @@ class Member(NamedTuple):
         return self.name.lower().removeprefix("tf_lite_").removesuffix(".tflite") if self.is_model else ""
 
 
-class TaskBundle:
+class TaskBundle(Bundle):
     """An open archive; `sections` in the order of its directory."""
-
-    __slots__ = ("_comment", "_directory", "sections", "source")
 
     def __init__(self, source: Source, sections: list[Member], directory: int, comment: bytes) -> None:
         """`directory` is where it begins."""
         self.source = source
-        self.sections = sections
+        self.sections: list[Member] = sections
         self._directory = directory
         self._comment = comment
 
     def content(self, index: int) -> Source:
-        """The bytes of a member, as something that `read_model` reads.
-
-        Raises:
-            ModelFormatError: they are not those that the archive has a checksum of.
-        """
+        """The bytes of a member, of which the archive has a checksum, as something that `read_model` reads."""
         member = self.sections[index]
         self._check(member)
         return self.source.section(member.data, member.end - member.data)
@@ -105,98 +98,65 @@ class TaskBundle:
             remedy = "the file is damaged, export or download it again"
             raise _fail(self.source, f"member '{member.name}' has {sums}: {remedy}")
 
-    def write(
-        self,
-        models: Mapping[int, Table],
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
-        check: Callable[[Path], None] | None = None,
-    ) -> None:
-        """Write the archive with the models of some members (by index) replaced; weights go from file to file.
-
-        Raises:
-            UsageError: the output is the input, or exists and `overwrite` is false.
-            OutputError: it could not be written; nothing was left behind.
-            ModelFormatError: a member is damaged, tables hold what the format cannot, or the input was changed.
-        """
-        inputs = (self.source.identity,)
-        resolve_target(path, overwrite=overwrite, inputs=inputs)
-        for index, member in enumerate(self.sections):
-            if index not in models:
-                self._check(member)
-        first = min(member.begin for member in self.sections)
-        places, stop = self._lay_out(models, first)
-        total = sum(place.stop - place.begin for place in places.values())
-        advance = counter(total, progress)
-        with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
-            os.ftruncate(target, stop)  # what no member fills is zeros
-            for place in places.values():
-                self._write_member(place, target, advance)
-            self._write_directory([places[index].info for index in range(len(places))], target, stop)
-            self.source.check_unchanged()
-
-    def _lay_out(self, models: Mapping[int, Table], stop: int) -> tuple[dict[int, _Place], int]:
-        """Members keep their order in the file, and move by whole pages; the end of the last one."""
+    def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
+        """Members keep their order in the file, and move by whole pages."""
         order = sorted(range(len(self.sections)), key=lambda index: self.sections[index].begin)
         followers = [self.sections[index].begin for index in order[1:]] + [self._directory]
-        places: dict[int, _Place] = {}
+        stop = self.sections[order[0]].begin
+        places: dict[int, Place] = {}
         for index, follower in zip(order, followers, strict=True):
             member = self.sections[index]
             if index in models:
-                places[index] = _anew(member, place_model(models[index]), stop)
+                placement = place_model(models[index])
+                header = len(_anew(member, placement.size).FileHeader())
+                data = member.data + _up(stop + header - member.data)
+                places[index] = Place(data, placement.size, 0, placement)
             else:
+                self._check(member)
                 begin = member.begin + _up(stop - member.begin)
-                places[index] = _Place(
-                    member, copy(member.info), begin, begin + follower - member.begin, None
-                )
-            places[index].info.header_offset = places[index].begin
+                places[index] = Place(begin, follower - member.begin, member.begin, None)
             stop = places[index].stop
-        return places, stop
+        laid_out = [places[index] for index in range(len(places))]
+        return laid_out, partial(self._complete, laid_out, stop)
 
-    def _write_member(self, place: _Place, target: int, advance: Callable[[int], None]) -> None:
-        """Write a member where it belongs; a new one's checksum becomes known."""
-        if place.placement is None:
-            assert self.source.fd is not None
-            start, length = self.source.base + place.member.begin, place.stop - place.begin
-            copy_range(self.source.fd, start, target, place.begin, length, advance=advance)
-            return
-        data = place.stop - place.placement.size
-        write_placed(place.placement, target, data, advance)
-        # Read back: the weights went from file to file, past this process.
-        place.info.CRC = _checksum(
-            os.pread(target, min(_CHUNK, place.stop - at), at) for at in range(data, place.stop, _CHUNK)
-        )
-        write_bytes(memoryview(place.info.FileHeader()), target, place.begin, advance)
-
-    def _write_directory(self, infos: Sequence[zipfile.ZipInfo], target: int, begin: int) -> None:
+    def _complete(self, places: Sequence[Place], stop: int, target: int) -> None:
+        """Write the headers of new members, and at `stop` the directory."""
+        infos = [
+            _moved(member.info, place) if place.placement is None else _write_header(member, place, target)
+            for member, place in zip(self.sections, places, strict=True)
+        ]
         with os.fdopen(os.dup(target), "r+b") as file:
-            file.seek(begin)
+            file.seek(stop)
             with zipfile.ZipFile(file, "w") as archive:
                 archive.comment = self._comment
                 archive.infolist().extend(infos)
 
 
-class _Place(NamedTuple):
-    """Where a member goes, and what is said of it; `placement` for a model that is written anew."""
-
-    member: Member
-    info: zipfile.ZipInfo
-    begin: int
-    stop: int
-    placement: Placement | None
+def _moved(info: zipfile.ZipInfo, place: Place) -> zipfile.ZipInfo:
+    moved = copy(info)
+    moved.header_offset = place.begin
+    return moved
 
 
-def _anew(member: Member, placement: Placement, stop: int) -> _Place:
-    """A model's place behind `stop`; its header tells the sizes, and has no fields for the old ones any more."""
+def _anew(member: Member, size: int) -> zipfile.ZipInfo:
+    """What is said of a new model: its sizes, which stand in the header now, and no fields for the old ones."""
     info = copy(member.info)
-    info.file_size = info.compress_size = placement.size
+    info.file_size = info.compress_size = size
     info.flag_bits &= ~_SIZES_BEHIND
     info.extra = b""
-    header = len(info.FileHeader())
-    data = member.data + _up(stop + header - member.data)
-    return _Place(member, info, data - header, data + placement.size, placement)
+    return info
+
+
+def _write_header(member: Member, place: Place, target: int) -> zipfile.ZipInfo:
+    """Write the header in front of a new model; its bytes are read back, since the weights went past this process."""
+    info = _anew(member, place.size)
+    info.CRC = _checksum(
+        os.pread(target, min(_CHUNK, place.stop - at), at) for at in range(place.begin, place.stop, _CHUNK)
+    )
+    header = info.FileHeader()
+    info.header_offset = place.begin - len(header)
+    write_bytes(memoryview(header), target, info.header_offset, lambda _: None)
+    return info
 
 
 def _up(distance: int) -> int:

@@ -14,8 +14,9 @@ from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
-from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle, stamp_by_content
+from edge_opt.schema.litertlm import is_bundle, read_bundle, stamp_by_content
 from edge_opt.schema.reader import read_model
+from edge_opt.schema.sections import Bundle
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMO = (TESTDATA / "demo_gemma3.tflite").read_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_opt.ir import Model, from_tables
-from edge_opt.schema.litertlm import Bundle, Section, read_bundle
+from edge_opt.schema.litertlm import LiteRTLMBundle, LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _STEP = 1 << 14
 """Bytes that an operator may take in a compiled graph beside its weights; 3,400 were measured."""
 
 
-def model_of(bundle: Bundle, kind: str) -> Model | None:
+def model_of(bundle: LiteRTLMBundle, kind: str) -> Model | None:
     """The model of a kind, e.g. `prefill_decode`."""
     for index, section in enumerate(bundle.sections):
         if section.model_type == kind:
@@ -147,7 +147,7 @@ def signatures(model: Model) -> dict[str, tuple[set[tuple[object, ...]], ...]]:
     }
 
 
-def name(section: Section) -> str:
+def name(section: LiteRTLMSection) -> str:
     """What a section is, for people."""
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
 
@@ -163,7 +163,7 @@ _KINDS = {
 }
 
 
-def _key(section: Section) -> tuple[int, str]:
+def _key(section: LiteRTLMSection) -> tuple[int, str]:
     return section.data_type, section.model_type
 
 

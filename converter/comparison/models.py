@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_opt.ir import Model, from_tables
 from edge_opt.proof.source import ModelLike, Source
-from edge_opt.schema.bundle import Bundle, open_bundle
+from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.reader import read_model
+
+if TYPE_CHECKING:
+    from edge_opt.schema.sections import Bundle
 
 EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
 _SECTIONS = {EMBEDDER: "embedder", AUXILIARY: "aux", MAIN: "prefill_decode"}
@@ -58,7 +61,7 @@ def find_models(
     )
 
 
-def _bundled(bundle: Bundle, name: str) -> Model | None:
+def _bundled(bundle: "Bundle", name: str) -> Model | None:
     """A model of a bundle; None where it has no such section."""
     for index, section in enumerate(bundle.sections):
         if section.model_type == _SECTIONS[name]:

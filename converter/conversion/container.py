@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from edge_opt.ir import Model, from_tables, load, save, to_tables
-from edge_opt.schema.bundle import Bundle, open_bundle
+from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.reader import read_model
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from edge_opt.schema.sections import Bundle
 
     Readable = str | os.PathLike[str] | bytes | Model
 

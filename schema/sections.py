@@ -1,0 +1,100 @@
+"""Files made of sections, some of them models: how one is written with other models. It knows no format."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.transfer import copy_range
+from edge_opt.schema.writer import Progress, counter, write_placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from edge_opt.schema.data import Source
+    from edge_opt.schema.placement import Placement
+    from edge_opt.schema.table import Table
+
+
+class Section(Protocol):
+    """One part of a bundle."""
+
+    @property
+    def is_model(self) -> bool:
+        """True for a TFLite model."""
+
+    @property
+    def model_type(self) -> str:
+        """What a model is for, e.g. `prefill_decode`; empty for other sections."""
+
+
+class Place(NamedTuple):
+    """Where `size` bytes go: a model that is written anew, or those from `start` of the bundle on."""
+
+    begin: int
+    size: int
+    start: int
+    placement: Placement | None
+
+    @property
+    def stop(self) -> int:
+        """The byte behind the last one."""
+        return self.begin + self.size
+
+    def write(self, source: Source, target: int, advance: Callable[[int], None]) -> None:
+        """Write the bytes to a descriptor."""
+        if self.placement is not None:
+            write_placed(self.placement, target, self.begin, advance)
+            return
+        assert source.fd is not None
+        copy_range(source.fd, source.base + self.start, target, self.begin, self.size, advance=advance)
+
+
+class Bundle(ABC):
+    """An open bundle: its file, and its sections."""
+
+    source: Source
+    sections: Sequence[Section]
+
+    @abstractmethod
+    def content(self, index: int) -> Source:
+        """The bytes of a section, as something that `read_model` reads.
+
+        Raises:
+            ModelFormatError: the format tells that they are damaged.
+        """
+
+    @abstractmethod
+    def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
+        """Where each section goes, and what writes the rest of the file once they are written."""
+
+    def write(
+        self,
+        models: Mapping[int, Table],
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+        check: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Write the bundle with the models of some sections (by index) replaced; weights go from file to file.
+
+        Raises:
+            UsageError: the output is the input, or exists and `overwrite` is false.
+            OutputError: it could not be written; nothing was left behind.
+            ModelFormatError: a section is damaged, tables hold what the format cannot, or the input was changed.
+        """
+        inputs = (self.source.identity,)
+        resolve_target(path, overwrite=overwrite, inputs=inputs)
+        places, complete = self._lay_out(models)
+        distinct = list({place.begin: place for place in places}.values())
+        advance = counter(sum(place.size for place in distinct), progress)
+        with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
+            os.ftruncate(target, max(place.stop for place in places))  # what no section fills is zeros
+            for place in distinct:
+                place.write(self.source, target, advance)
+            complete(target)
+            self.source.check_unchanged()
