@@ -61,7 +61,7 @@ def find_models(
     )
 
 
-def _bundled(bundle: "Bundle", name: str) -> Model | None:
+def _bundled(bundle: Bundle, name: str) -> Model | None:
     """A model of a bundle; None where it has no such section."""
     for index, section in enumerate(bundle.sections):
         if section.model_type == _SECTIONS[name]:

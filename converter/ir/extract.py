@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,9 @@ def cut_out(
     `shapes`: of tensors that are to have others than their own. `values`: tensors read from outside that become
     constants.
     """
-    return _Copier(model, shapes, values).region(operators, inputs, outputs)
+    copier = _Copier(model, shapes, values)
+    copier.copy(Subgraph("region"), operators, inputs, outputs)
+    return copier.result
 
 
 class _Copier:
@@ -47,23 +50,17 @@ class _Copier:
         self._source = source
         self._shapes = shapes
         self._values = values
-        self._result = Model()
+        self.result = Model()
         self._moved: dict[int, int] = {}
 
-    def region(
-        self, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> Model:
-        self._copy(Subgraph("region"), operators, inputs, outputs)
-        return self._result
-
-    def _copy(
+    def copy(
         self,
         graph: Subgraph,
         operators: Sequence[Operator],
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> None:
-        self._result.subgraphs.append(graph)
+        self.result.subgraphs.append(graph)
         copies: dict[int, Tensor] = {}
 
         def copy(tensor: Tensor) -> Tensor:
@@ -95,8 +92,8 @@ class _Copier:
         called = self._source.subgraphs[index]
         graph = Subgraph(f"called_{index}")
         # Its place is taken before its own callees come, which stand behind it.
-        self._moved[index] = len(self._result.subgraphs)
-        self._copy(graph, list(called.operators), called.inputs, called.outputs)
+        self._moved[index] = len(self.result.subgraphs)
+        self.copy(graph, list(called.operators), called.inputs, called.outputs)
 
 
 def _custom(operator: Operator) -> Table | None:
@@ -112,28 +109,13 @@ def _copied(tensor: Tensor, name: str, shape: Shape, value: NDArray[np.generic] 
     if tensor.is_constant:
         assert tensor.buffer is not None
         buffer = Buffer(tensor.buffer.data)
-    return Tensor(
-        name,
-        shape,
-        tensor.dtype,
-        quantization=tensor.quantization,
-        buffer=buffer,
-        is_variable=tensor.is_variable,
-        table=tensor.table if tensor.is_sparse else None,
-    )
+    table = tensor.table if tensor.is_sparse else None
+    return replace(tensor, name=name, shape=shape, buffer=buffer, shape_signature=None, table=table)
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:
     """A tensor of the same type (and bytes) that nothing defines or reads yet."""
-    return Tensor(
-        name,
-        tensor.shape,
-        tensor.dtype,
-        quantization=tensor.quantization,
-        buffer=tensor.buffer,
-        shape_signature=tensor.shape_signature,
-        table=tensor.table,
-    )
+    return replace(tensor, name=name, is_variable=False)
 
 
 def repeated(operator: Operator, known: dict[int, Tensor], name: Callable[[Tensor], str]) -> Operator:

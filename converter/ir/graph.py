@@ -6,7 +6,9 @@ aside that way, and becomes part of the graph in one step.
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.ir.quantization import same_quantization
@@ -29,57 +31,32 @@ _OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}
 Shape = tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Buffer:
     """Bytes that constant tensors share; `data` is None for the empty buffer. Never edited in place."""
 
-    __slots__ = ("data", "table")
-
-    def __init__(self, data: Data | None = None, table: Table | None = None) -> None:
-        self.data = data
-        self.table = table
+    data: Data | None = None
+    table: Table | None = None
 
     def __repr__(self) -> str:
         return "Buffer()" if self.data is None else f"Buffer({self.data.length} bytes)"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tensor:
     """One value of a subgraph. `shape` holds sizes (dynamic ones as the file records them, usually 1)."""
 
-    __slots__ = (
-        "_uses",
-        "buffer",
-        "dtype",
-        "is_variable",
-        "name",
-        "producer",
-        "quantization",
-        "shape",
-        "shape_signature",
-        "table",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        shape: Shape,
-        dtype: DType,
-        *,
-        quantization: Quantization | None = None,
-        buffer: Buffer | None = None,
-        shape_signature: Shape | None = None,
-        is_variable: bool = False,
-        table: Table | None = None,
-    ) -> None:
-        self.name = name
-        self.shape = shape
-        self.dtype = dtype
-        self.quantization = quantization
-        self.buffer = buffer
-        self.shape_signature = shape_signature
-        self.is_variable = is_variable
-        self.table = table
-        self.producer: Operator | None = None
-        self._uses: dict[Operator, int] = {}
+    name: str
+    shape: Shape
+    dtype: DType
+    _: KW_ONLY
+    quantization: Quantization | None = None
+    buffer: Buffer | None = None
+    shape_signature: Shape | None = None
+    is_variable: bool = False
+    table: Table | None = None
+    producer: Operator | None = field(default=None, init=False)
+    _uses: dict[Operator, int] = field(default_factory=dict, init=False)
 
     @property
     def consumers(self) -> list[Operator]:
@@ -125,10 +102,7 @@ class Tensor:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def is_quantized(self) -> bool:
@@ -156,22 +130,12 @@ class Tensor:
     def real(self) -> float:
         """The real number that a constant's first element stands for."""
         stored = float(self.array().ravel()[0])
-        return (
-            stored if self.quantization is None or not self.is_quantized else self.quantization.real(stored)
-        )
+        parameters = self.quantization
+        return parameters.real(stored) if parameters is not None and parameters.is_affine else stored
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """The same value, of a graph that is yet to be made: nobody defines or reads it."""
-        return Tensor(
-            self.name,
-            self.shape,
-            self.dtype,
-            quantization=self.quantization,
-            buffer=deepcopy(self.buffer, memo),
-            shape_signature=self.shape_signature,
-            is_variable=self.is_variable,
-            table=self.table,
-        )
+        return replace(self, buffer=deepcopy(self.buffer, memo))
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.name}{list(self.shape)})"
@@ -182,18 +146,14 @@ def same_type(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OperatorCode:
     """Which operator, in which version; `custom_code` names a custom one."""
 
-    __slots__ = ("builtin", "custom_code", "table", "version")
-
-    def __init__(
-        self, builtin: int, version: int = 1, custom_code: str | None = None, table: Table | None = None
-    ) -> None:
-        self.builtin = builtin
-        self.version = version
-        self.custom_code = custom_code
-        self.table = table
+    builtin: int
+    version: int = 1
+    custom_code: str | None = None
+    table: Table | None = None
 
     @property
     def name(self) -> str:
