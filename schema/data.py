@@ -39,35 +39,34 @@ class Source:
         self._finalizer: Any = None
 
     @classmethod
+    def _of(
+        cls, path: Path | None, fd: int, begin: int, size: int, identity: tuple[int, ...] | None
+    ) -> "Source":
+        """A part of an open file; the descriptor is closed with the source."""
+        source = cls(b"")
+        source.path, source.fd, source.content, source._array = path, fd, None, None
+        source.base, source.size, source._stat = begin, size, identity
+        source._finalizer = weakref.finalize(source, os.close, fd)
+        return source
+
+    @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
         """Open a regular file; anything else is refused before a byte of it is read.
 
         Raises:
             ModelFormatError: the file is missing, unreadable, empty, or no regular file.
         """
-        source = cls(b"")
-        source.path = Path(path)
-        source.content = source._array = None
         try:
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
-            raise ModelFormatError(_cannot_open(source.path, error)) from error
-        source._finalizer = weakref.finalize(source, os.close, fd)
-        source.fd = fd
+            raise ModelFormatError(_cannot_open(Path(path), error)) from error
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        source = cls._of(Path(path), fd, 0, status.st_size, _identity(status))
+        wrong = _no_model(Path(path), status)
+        if wrong is not None:
             source.close()
-            checkpoint = stat.S_ISDIR(status.st_mode) and (source.path / "config.json").exists()
-            remedy = (
-                "`edge-opt build` makes a model of a checkpoint" if checkpoint else "give a .tflite model"
-            )
-            raise ModelFormatError(f"{path} is {_file_kind(status.st_mode)}, not a file: {remedy}")
-        if status.st_size == 0:
-            source.close()
-            raise ModelFormatError(f"{path} is empty: it is no model, export or download it again")
-        source.size = status.st_size
-        source._stat = _identity(status)
+            raise ModelFormatError(f"{path} is {wrong}")
         return source
 
     def section(self, begin: int, size: int) -> "Source":
@@ -81,12 +80,7 @@ class Source:
             raise ModelFormatError(f"{self.name}: a section lies outside the file ({where})")
         if self.fd is None:
             return Source(bytes(self.view(begin, size)))
-        part = Source(b"")
-        part.path, part.content, part._array = self.path, None, None
-        part.fd = os.dup(self.fd)
-        part._finalizer = weakref.finalize(part, os.close, part.fd)
-        part.base, part.size, part._stat = self.base + begin, size, self._stat
-        return part
+        return self._of(self.path, os.dup(self.fd), self.base + begin, size, self._stat)
 
     @property
     def name(self) -> str:
@@ -227,9 +221,15 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _file_kind(mode: int) -> str:
+def _no_model(path: Path, status: os.stat_result) -> str | None:
+    """What an opened file is that can be no model, and what to do."""
+    if stat.S_ISREG(status.st_mode):
+        return None if status.st_size else "empty: it is no model, export or download it again"
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+    if stat.S_ISDIR(status.st_mode) and (path / "config.json").exists():
+        return f"{kind}, not a file: `edge-opt build` makes a model of a checkpoint"
+    return f"{kind}, not a file: give a .tflite model"
 
 
 def _cannot_open(path: Path, error: OSError | ValueError) -> str:

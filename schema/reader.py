@@ -8,7 +8,7 @@ schema bounds the depth; what is read once at a place is shared from then on, an
 import os
 import struct
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -51,6 +51,7 @@ _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
 
 
+@dataclass(slots=True, eq=False)
 class ModelFile:
     """A model read from a file or from bytes; close it, or use it in a `with`, to give the file back.
 
@@ -58,15 +59,10 @@ class ModelFile:
     `max_objects` is what the reader allowed.
     """
 
-    __slots__ = ("flatbuffer_size", "max_objects", "root", "source")
-
-    def __init__(
-        self, root: Table, source: Source, flatbuffer_size: int, max_objects: int = MAX_OBJECTS
-    ) -> None:
-        self.root = root
-        self.source = source
-        self.flatbuffer_size = flatbuffer_size
-        self.max_objects = max_objects
+    root: Table
+    source: Source
+    flatbuffer_size: int
+    max_objects: int = MAX_OBJECTS
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -89,9 +85,7 @@ class ModelFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -17,7 +17,7 @@ Source: TypeAlias = int | DType | str | None
 
 
 class TypeRule(NamedTuple):
-    """The sources of the results' types, and the inputs that must share one."""
+    """The sources of the results' types (a single one is that of all), and the inputs that must share one."""
 
     results: tuple[Source, ...]
     alike: tuple[int, ...] = ()
@@ -31,9 +31,9 @@ _BY_NAMES: dict[str, TypeRule] = {
         "ELU EXP EXPAND_DIMS FAKE_QUANT FLOOR GATHER GATHER_ND GELU HARD_SWISH L2_NORMALIZATION L2_POOL_2D "
         "LEAKY_RELU LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX MAX_POOL_2D MEAN MIRROR_PAD NEG PAD PRELU REDUCE_ALL "
         "REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 RESHAPE RESIZE_BILINEAR "
-        "RESIZE_NEAREST_NEIGHBOR REVERSE_V2 ROUND RSQRT SIGN SIN SLICE SPACE_TO_DEPTH SQRT SQUARE SQUEEZE "
+        "RESIZE_NEAREST_NEIGHBOR REVERSE_V2 ROUND RSQRT SIGN SIN SLICE SPACE_TO_DEPTH SPLIT_V SQRT SQUARE SQUEEZE "
         "STRIDED_SLICE SUM TANH TILE TRANSPOSE UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
-        "UNSORTED_SEGMENT_SUM ZEROS_LIKE"
+        "UNPACK UNSORTED_SEGMENT_SUM ZEROS_LIKE"
     ): TypeRule((0,)),
     (
         "ADD ATAN2 BITWISE_XOR BROADCAST_ARGS DIV DYNAMIC_UPDATE_SLICE FLOOR_DIV FLOOR_MOD LOGICAL_AND LOGICAL_OR "
@@ -43,8 +43,8 @@ _BY_NAMES: dict[str, TypeRule] = {
     "RANGE": TypeRule((0,), (0, 1, 2)),
     "PADV2": TypeRule((0,), (0, 2)),
     "ADD_N CONCATENATION PACK": TypeRule((0,), _ALL),
-    "TOPK_V2": TypeRule((0, None)),
-    "FILL SCATTER_ND": TypeRule((1,)),
+    "BATCH_MATMUL FULLY_CONNECTED TOPK_V2": TypeRule((0, None)),
+    "FILL SCATTER_ND SPLIT": TypeRule((1,)),
     "SELECT SELECT_V2": TypeRule((1,), (1, 2)),
     "TRANSPOSE_CONV": TypeRule((2,)),
     "ONE_HOT": TypeRule((2,), (2, 3)),
@@ -57,7 +57,6 @@ _BY_NAMES: dict[str, TypeRule] = {
     "WHERE": TypeRule((DType.INT64,)),
 }
 _RULES = {name: rule for names, rule in _BY_NAMES.items() for name in names.split()}
-_PARTED = {"SPLIT": 1, "SPLIT_V": 0, "UNPACK": 0}
 _TYPES = frozenset(DType)
 _PRODUCTS = ("BATCH_MATMUL", "FULLY_CONNECTED")
 _WIDER_PRODUCTS = frozenset(
@@ -70,24 +69,16 @@ def wrong_types(op: Operator) -> Iterator[WrongResult]:
 
     Source: TFLite, each kernel's Prepare: `output->type = ...`, or TF_LITE_ENSURE_TYPES_EQ on inputs and output.
     """
-    rule = _rule_of(op)
-    if rule is None:
+    rule = _RULES.get(op.name)
+    if rule is None or (op.name in _PRODUCTS and _is_wider_product(op)):
         return
-    for output, source in enumerate(rule.results[: len(op.outputs)]):
+    sources = rule.results * len(op.outputs) if len(rule.results) == 1 else rule.results
+    for output, source in enumerate(sources[: len(op.outputs)]):
         expected, reason = _expected(op, source)
         recorded = op.outputs[output].dtype
         if expected is not None and recorded != expected:
             yield WrongResult(output, expected.name, recorded.name, reason)
     yield from _unlike_inputs(op, rule)
-
-
-def _rule_of(op: Operator) -> TypeRule | None:
-    whole = _PARTED.get(op.name)
-    if whole is not None:
-        return TypeRule((whole,) * len(op.outputs))
-    if op.name in _PRODUCTS:
-        return None if _is_wider_product(op) else TypeRule((0,))
-    return _RULES.get(op.name)
 
 
 def _is_wider_product(op: Operator) -> bool:

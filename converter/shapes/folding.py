@@ -170,12 +170,8 @@ def _tile(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
     return [np.tile(call.value(0), call.integers(1))]
 
 
-def _broadcast_to(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
-    return [np.broadcast_to(call.value(0), shapes[0])]
-
-
-def _fill(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
-    return [np.broadcast_to(call.value(1), shapes[0])]
+def _broadcast(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+    return [np.broadcast_to(call.value(1 if call.name == "FILL" else 0), shapes[0])]
 
 
 def _zeros_like(_: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
@@ -227,11 +223,11 @@ def _segments(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
 
 _FOLDERS: dict[str, Folder] = {
     "BROADCAST_ARGS": _broadcast_args,
-    "BROADCAST_TO": _broadcast_to,
+    "BROADCAST_TO": _broadcast,
     "CAST": _cast,
     "CONCATENATION": _concatenate,
     "EXPAND_DIMS": _as_shaped,
-    "FILL": _fill,
+    "FILL": _broadcast,
     "GATHER": _gather,
     "PACK": _pack,
     "RANGE": _range,
