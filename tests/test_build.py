@@ -319,6 +319,8 @@ BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
     "the Hexagon compiler needs Qualcomm's QNN libraries": lambda _: {"sdk": None},
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     "exists: pass --force": lambda place: {"none": place.output.write_text(""), "overwrite": False},
+    "is the input itself": lambda place: {"source": write(place.output, FLOAT)},
+    "is the output, too": lambda place: {"work": place.output},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
     "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
     "none.json cannot be read": lambda place: {"config": place.folder / "none.json"},

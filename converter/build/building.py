@@ -125,9 +125,8 @@ def build(
         OutputError: no room, or the output cannot be written.
     """
     vendor, chip = find_chip(soc)
-    resolve_target(output, overwrite=overwrite)
-    if Path(output).suffix != _SUFFIX:
-        raise UsageError(f"{output} must end in {_SUFFIX}, as LiteRT-LM's bundles do")
+    folder = Path(output).with_suffix(".work") if work is None else Path(work)
+    _check_output(Path(output), Path(source), folder, overwrite=overwrite)
     given = look_at(Path(source))
     _check_together(given, prompts, prefill, cache)
     told = {**(settings or {})}
@@ -135,7 +134,6 @@ def build(
     told |= {} if cache is None else {"cache_length": cache}
     libraries, missing = _compiler(vendor, sdk)
     tools = toolchain or Processes()
-    folder = Path(output).with_suffix(".work") if work is None else Path(work)
     result = BuildResult(
         str(source), str(given.kind), chip, vendor.title, str(folder), versions=tools.versions()
     )
@@ -161,6 +159,16 @@ def build(
             )
         _deliver(run, converted, Path(output), overwrite=overwrite)
     return result
+
+
+def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
+    status = source.stat() if source.is_file() else None
+    inputs = () if status is None else ((status.st_dev, status.st_ino),)
+    resolve_target(output, overwrite=overwrite, inputs=inputs)
+    if output.suffix != _SUFFIX:
+        raise UsageError(f"{output} must end in {_SUFFIX}, as LiteRT-LM's bundles do")
+    if output.resolve() == work.resolve():
+        raise UsageError(f"{work} is the output, too: give another --work")
 
 
 def _check_together(
