@@ -105,8 +105,7 @@ class _Finder:
                 )
                 return NotABlock(softmax, products)
             return NotABlock(softmax, products, is_attention=opaque)
-        sizes = {head_size for _, head_size in products.values()}
-        if 0 in sizes:
+        if not all(weighing.head_size for weighing in products.values()):
             return NotABlock(softmax, Refusal("an empty tensor", next(iter(products))))
         logits, ends = products_before(softmax)
         if not logits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from edge_opt.attention.factors import Factored
@@ -12,16 +12,39 @@ if TYPE_CHECKING:
     from edge_opt.ir import Operator, Tensor
 
 
+class Weighing(NamedTuple):
+    """A value product: which operand holds the probabilities, and the head size.
+
+    `P V` is `[.., T, H]`, `V^T P^T` is `[.., H, T]`.
+    """
+
+    operand: int
+    head_size: int
+
+    @property
+    def rows(self) -> int:
+        """The axis of the queries in its result, counted from the back."""
+        return self.operand - 2
+
+    @property
+    def columns(self) -> int:
+        """The axis of the head size."""
+        return -1 - self.operand
+
+
+Weighings: TypeAlias = "dict[Operator, Weighing]"
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """One layer's attention, matched.
 
     `output` is the tensor where the heads stand side by side, with factors `factored`; `others` are more of them, where
     several products of values are never summed. `core` are the operators from the logits products to these, `logits`
-    (with the factors of their results) and `values` the products themselves. `heads_are_rows` is True where a product's
-    rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S
-    and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there are N*tiles
-    pieces, and `query_length` is a tile's.
+    the former with the factors of their results. `heads_are_rows` is True where a product's rows are nothing but heads
+    (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of
+    the N heads is a piece of its own; where rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a
+    tile's.
     """
 
     softmax: Operator
@@ -34,7 +57,6 @@ class Block:
     key_lengths: tuple[int, ...]
     mask: Tensor | None
     logits: dict[Operator, Factored]
-    values: tuple[Operator, ...]
     core: frozenset[Operator]
     operands: OperandFactors
     heads_are_rows: bool
@@ -66,7 +88,7 @@ class SingleHead:
     mask: Tensor | None
     output: Tensor
     row_axis: int
-    products: dict[Operator, int]
+    products: Weighings
     operands: OperandFactors
 
 

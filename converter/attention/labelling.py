@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from edge_opt.attention.factors import Factored
+    from edge_opt.attention.found import Weighings
     from edge_opt.attention.rule import Operands, Rule
     from edge_opt.ir import Operator, Tensor
 
@@ -112,8 +113,7 @@ def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
 class Labelling:
     """Carries the head label from the merged heads back to the logits products, along the operators' rules."""
 
-    def __init__(self, values: dict[Operator, int], operands: OperandFactors) -> None:
-        """`values`: the value products, and which of their operands holds the probabilities."""
+    def __init__(self, values: Weighings, operands: OperandFactors) -> None:
         self._values = values
         self._operands = operands
         self._memo: dict[tuple[int, Factored], bool] = {}
@@ -172,8 +172,8 @@ class Labelling:
         if is_product(operator):
             if operator in self._values:
                 self.products[operator] = factored
-                side = self._values[operator]
-                return self.core(operator.input(side), operands[side], depth, behind_values=False)
+                place = self._values[operator].operand
+                return self.core(operator.input(place), operands[place], depth, behind_values=False)
             if not behind_values and fx.piece_count(factored) > 1:
                 self.logits[operator] = factored
                 return True

@@ -20,6 +20,7 @@ from edge_opt.shapes.values import constants_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from edge_opt.attention.found import Weighing, Weighings
     from edge_opt.ir import Operator, Subgraph, Tensor
 
 _SUMS = frozenset({"SUM", "MEAN"})
@@ -32,20 +33,21 @@ class Matcher:
         self,
         subgraph: Subgraph,
         softmax: Operator,
-        products: dict[Operator, tuple[int, int]],
+        products: Weighings,
         logits: list[Operator],
         operands: OperandFactors,
         match_other: Callable[[Operator], Match],
     ) -> None:
-        """`products`: operand that holds the probabilities, and head size; `logits`: the nearest products before."""
+        """`products`: those of the values; `logits`: the nearest products before."""
         self._match_other = match_other
         self._subgraph = subgraph
         self._softmax = softmax
         self._products = products
         self._before = logits
-        self._head_size = next(iter(products.values()))[1]
+        self._first, self._weighing = next(iter(products.items()))
+        self._head_size = self._weighing.head_size
         self._operands = operands
-        self._labelling = Labelling({product: side for product, (side, _) in products.items()}, operands)
+        self._labelling = Labelling(products, operands)
         self._tail = Tail(products)
 
     def match(self) -> Match:
@@ -60,18 +62,16 @@ class Matcher:
 
     def _by_size(self) -> tuple[Tensor, Factored, int] | None:
         """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
-        if {size for _, size in self._products.values()} != {self._head_size} or self._head_size == 1:
+        if {own.head_size for own in self._products.values()} != {self._head_size} or self._head_size == 1:
             return None
         return self._merged() or self._side_by_side() or self._next_query()
 
     def _by_products(self) -> Match:
         """By the batch axes of the products, where nothing else tells."""
-        values = {product: side for product, (side, _) in self._products.items()}
-        first = next(iter(self._products)).outputs[0]
         summed = self._tail.tensors[:1]
-        alike = summed and summed[0].shape[:-2] == first.shape[:-2]
+        alike = summed and summed[0].shape[:-2] == self._first.outputs[0].shape[:-2]
         outputs = summed if alike else [product.outputs[0] for product in self._products]
-        placed = labelling_by_products(outputs, values, self._operands)
+        placed = labelling_by_products(outputs, self._products, self._operands)
         if placed is None:
             found = self._by_weights() or self._by_mask()
             return self._without_heads() if found is None else self._told(*found)
@@ -95,15 +95,14 @@ class Matcher:
             factored=factored,
             pieces=heads,
             kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
-            head_size=self._products[product][1],
-            query_length=_plain(labelled[-2 if self._products[product][0] == 0 else -1]),
+            head_size=self._products[product].head_size,
+            query_length=_plain(labelled[self._products[product].rows]),
             key_lengths=tuple(
                 _plain(f for axis in own for f in axis) // self._rows(own, product, labelled)
                 for own in logits.values()
             ),
             mask=self._mask(),
             logits=dict(logits),
-            values=tuple(self._products),
             core=frozenset(self._labelling.core_operators),
             operands=self._operands,
             heads_are_rows=any(_rows_are_heads(labelled) for labelled in logits.values()),
@@ -143,8 +142,7 @@ class Matcher:
             distrusted = tensor.producer and self._operands.distrusted(tensor.producer)
             if distrusted:
                 return NotABlock(self._softmax, distrusted)
-        product, (side, _) = next(iter(self._products.items()))
-        shape = product.outputs[0].shape
+        shape = self._first.outputs[0].shape
         for end in self._tail.ends:
             if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
                 return NotABlock(
@@ -152,7 +150,7 @@ class Matcher:
                 )
         joined = bool(self._tail.ends) and all(end.name in JOINING for end in self._tail.ends)
         if math.prod(shape[1:-2]) > 1 and not joined:
-            last = self._tail.ends[0] if self._tail.ends else product
+            last = self._tail.ends[0] if self._tail.ends else self._first
             reason = Refusal(
                 "heads never stand beside the head size",
                 last,
@@ -161,7 +159,7 @@ class Matcher:
                 self._tail.tensors[-1].shape if self._tail.tensors else shape,
             )
             return NotABlock(self._softmax, reason)
-        rows = shape[-2 if side == 0 else -1]
+        rows = shape[self._weighing.rows]
         lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
         return SingleHead(
             self._softmax,
@@ -169,9 +167,9 @@ class Matcher:
             rows,
             lengths,
             mask_between(self._softmax),
-            output=self._tail.tensors[0] if self._tail.tensors else product.outputs[0],
-            row_axis=len(shape) - (2 if side == 0 else 1),
-            products={operator: operand for operator, (operand, _) in self._products.items()},
+            output=self._tail.tensors[0] if self._tail.tensors else self._first.outputs[0],
+            row_axis=len(shape) + self._weighing.rows,
+            products=self._products,
             operands=self._operands,
         )
 
@@ -200,7 +198,7 @@ class Matcher:
         """
         length = 1
         for product, own in self._labelling.reach_products(tensor, factored).items():
-            rows = own[-2 if self._products[product][0] == 0 else -1]
+            rows = own[self._products[product].rows]
             before = [factor.stride for axis in own[:-2] for factor in axis if factor.stride]
             outside: list[int] = []
             for factor in rows:
@@ -225,7 +223,7 @@ class Matcher:
                 continue
             factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
             reached = self._labelling.reach_products(tensor, factored).items()
-            if reached and all(_heads_apart(own, self._products[product][0]) for product, own in reached):
+            if reached and all(_heads_apart(own, self._products[product]) for product, own in reached):
                 found = tensor, factored, shape[-2]
         return found
 
@@ -265,12 +263,11 @@ class Matcher:
     def _in_head_size(self, reached: tuple[Operator, Factored]) -> bool:
         """True where a label lies on the axis of the head size of a value product."""
         product, own = reached
-        return fx.tells_heads(own[-1 if self._products[product][0] == 0 else -2])
+        return fx.tells_heads(own[self._products[product].columns])
 
     def _by_mask(self) -> tuple[Tensor, Factored, int] | None:
         """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
-        product, (side, _) = next(iter(self._products.items()))
-        shape, place = product.outputs[0].shape, -2 if side == 0 else -1
+        product, shape, place = self._first, self._first.outputs[0].shape, self._weighing.rows
         if len(self._products) > 1 or math.prod(shape[:-2]) > 1:
             return None
         pending, seen = [self._softmax.input(0)], 0
@@ -294,8 +291,7 @@ class Matcher:
         if not self._tail.tensors:
             return None
         output = self._tail.tensors[0]
-        values = {product: side for product, (side, _) in self._products.items()}
-        told = labelling_by_origin(output, values, self._before, self._operands)
+        told = labelling_by_origin(output, self._products, self._before, self._operands)
         if told is None:
             return None
         self._labelling, factored, heads = told
@@ -304,14 +300,13 @@ class Matcher:
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""
         traced = self._labelling.reach_products(tensor, marked)
-        for product, (side, _) in self._products.items():
-            factored = traced.get(product)
-            if factored is None:
-                return False
-            axis = factored[-1 if side == 0 else -2]
-            if axis != (Factor(self._head_size, 1),) or fx.piece_count(factored) != self._head_size:
-                return False
-        return True
+        columns = (Factor(self._head_size, 1),)
+        return all(
+            (own := traced.get(product)) is not None
+            and own[weighing.columns] == columns
+            and fx.piece_count(own) == self._head_size
+            for product, weighing in self._products.items()
+        )
 
     def _before_escapes(self, output: Tensor, factored: Factored) -> tuple[Tensor, Factored]:
         """The block may end earlier: where somebody else reads a tensor of the tail too, it ends there.
@@ -337,7 +332,7 @@ class Matcher:
 
     def _kv_heads(self, product: Operator, labelled: Factored) -> int:
         """K: how many different keys and values the heads have, before any repeats them."""
-        side = 1 - self._products[product][0]
+        side = 1 - self._products[product].operand
         tensor, factored = product.input(side), self._operands.known(product, labelled)[side]
         count = fx.piece_count(factored)
         for _ in range(DEEPEST):
@@ -350,7 +345,7 @@ class Matcher:
 
     def _rows(self, logits: Factored, product: Operator, labelled: Factored) -> int:
         """B*T of a logits product: its elements without heads and keys."""
-        length = _plain(labelled[-2 if self._products[product][0] == 0 else -1])
+        length = _plain(labelled[self._products[product].rows])
         return length * math.prod(_plain(axis) for axis in logits[:-2])
 
     def _mask(self) -> Tensor | None:
@@ -370,12 +365,12 @@ def _rows_are_heads(factored: Factored) -> bool:
     return any(axis and all(factor.stride for factor in axis) for axis in factored[-2:])
 
 
-def _heads_apart(product: Factored, side: int) -> bool:
+def _heads_apart(product: Factored, weighing: Weighing) -> bool:
     """True where the label can only be heads: batch axes of a value product, or `(heads)(sequence)` among its rows.
 
     `(sequence)(x)` may be anything, e.g. rows and columns of an image.
     """
-    rows, columns = product[-2 if side == 0 else -1], product[-1 if side == 0 else -2]
+    rows, columns = product[weighing.rows], product[weighing.columns]
     labelled = [factor for factor in rows if factor.stride]
     apart = not labelled or (len(labelled) < len(rows) and list(rows[: len(labelled)]) == labelled)
     return apart and not fx.tells_heads(columns)

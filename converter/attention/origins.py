@@ -16,22 +16,19 @@ from edge_opt.attention.rules import MOVEMENT, UNARY, is_turned
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from edge_opt.attention.found import Weighings
     from edge_opt.ir import Operator, Shape, Tensor
 
 
 def labelling_by_origin(
-    output: Tensor, values: dict[Operator, int], logits: list[Operator], operands: OperandFactors
+    output: Tensor, values: Weighings, logits: list[Operator], operands: OperandFactors
 ) -> tuple[Labelling, Factored, int] | None:
-    """How the heads lie in `output`, the (sum of the) value product(s), and how many there are; None if nothing tells.
-
-    `values`: the value products, and which of their operands holds the probabilities.
-    """
+    """How heads lie in `output`, the (sum of the) value product(s), and how many there are; None if nothing tells."""
     products = [*values, *logits]
     summed = [] if output.producer is None else [output.producer]
     if any(map(operands.distrusted, products + summed)) or not all(map(_contracted, products)):
         return None
-    side = next(iter(values.values()))
-    rows = len(output.shape) - (2 if side == 0 else 1)
+    rows = len(output.shape) + next(iter(values.values())).rows
     for heads in sorted(_head_counts(logits), reverse=True):
         factored = _placement(output.shape, rows, heads)
         if factored is None:

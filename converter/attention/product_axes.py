@@ -19,7 +19,8 @@ from edge_opt.attention.refusal import Refusal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from edge_opt.ir import Operator, Tensor
+    from edge_opt.attention.found import Weighings
+    from edge_opt.ir import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,9 @@ class Placed:
 
 
 def labelling_by_products(
-    outputs: Sequence[Tensor], values: dict[Operator, int], operands: OperandFactors
+    outputs: Sequence[Tensor], values: Weighings, operands: OperandFactors
 ) -> Placed | Refusal | None:
-    """How the heads lie in the products' batch axes; None where these are of size 1, or are the batch.
-
-    `values`: the value products, and which of their operands holds the probabilities.
-    """
+    """How the heads lie in the products' batch axes; None where these are of size 1, or are the batch."""
     rank = max(len(output.shape) for output in outputs)
     chosen: list[int] = []
     for axis in range(-rank, -2):
@@ -54,7 +52,7 @@ def labelling_by_products(
 
 
 def _placed(
-    outputs: Sequence[Tensor], axes: Sequence[int], values: dict[Operator, int], operands: OperandFactors
+    outputs: Sequence[Tensor], axes: Sequence[int], values: Weighings, operands: OperandFactors
 ) -> Placed | Refusal | None:
     sizes = {axis: max(_size(output, axis) for output in outputs) for axis in axes}
     heads = math.prod(sizes.values())

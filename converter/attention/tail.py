@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_opt.attention.found import Weighing
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, UNARY, data_input, is_product
 
 if TYPE_CHECKING:
+    from edge_opt.attention.found import Weighings
     from edge_opt.ir import Operator, Tensor
 
 _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
@@ -17,9 +19,9 @@ OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
 """Operators that may do anything, a value product for instance."""
 
 
-def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refusal:
-    """The products of the probabilities with the values: operator -> (operand that holds P, head size)."""
-    found: dict[Operator, tuple[int, int]] = {}
+def value_products(softmax: Operator) -> Weighings | Refusal:
+    """The products of the probabilities with the values."""
+    found: Weighings = {}
     blocked: Operator | None = None
     seen: set[int] = set()
     frontier = [softmax.outputs[0]]
@@ -30,11 +32,11 @@ def value_products(softmax: Operator) -> dict[Operator, tuple[int, int]] | Refus
                 continue
             seen.add(id(operator))
             if is_product(operator):
-                side = 0 if operator.inputs[0] is tensor else 1
+                operand = 0 if operator.inputs[0] is tensor else 1
                 shape = operator.outputs[0].shape
                 if len(shape) < 2:
                     return Refusal("a value product must be a matrix", operator)
-                found[operator] = (side, shape[-1] if side == 0 else shape[-2])
+                found[operator] = Weighing(operand, shape[-1 - operand])
             elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
                 frontier.extend(operator.outputs)
             elif blocked is None or operator.name in OPAQUE:
@@ -69,7 +71,7 @@ def _takes_one(operator: Operator) -> bool:
 class Tail:
     """The tensors behind the value products that hold all of them, nearest first; `ends` read them and do more."""
 
-    def __init__(self, products: dict[Operator, tuple[int, int]]) -> None:
+    def __init__(self, products: Weighings) -> None:
         self.tensors: list[Tensor] = []
         self.ends: list[Operator] = []
         self._products = products

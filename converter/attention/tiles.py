@@ -55,7 +55,6 @@ def _as_block(single: SingleHead) -> Block | Refusal:
         key_lengths=single.key_lengths,
         mask=single.mask,
         logits={},
-        values=tuple(single.products),
         core=frozenset(),
         operands=single.operands,
         heads_are_rows=False,
@@ -80,12 +79,11 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
     products = value_products(block.softmax)
     if isinstance(products, Refusal):
         return products
-    sides = {operator: side for operator, (side, _) in products.items()}
-    labelling = Labelling(sides, block.operands)
+    labelling = Labelling(products, block.operands)
     if not labelling.core(block.output, factored) or not labelling.logits:
         return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", block.softmax)
     for product, labelled in labelling.products.items():
-        rows = labelled[-2 if sides[product] == 0 else -1]
+        rows = labelled[products[product].rows]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return Refusal("what is cut are no rows of the value product", product)
     pieces = block.heads * count
