@@ -387,6 +387,7 @@ def test_a_target_cannot_ask_for_a_mask_that_does_not_hide() -> None:
         "found -100), at SELECT_V2"
     )
     assert to_text(model) == to_text(parse(text))
+    assert str(converted(text, target=Target("npu", "", mask_constant=-1128.0))[1].status) == "converted"
 
 
 REFUSED = {
