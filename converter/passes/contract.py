@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -214,9 +214,6 @@ class Context:
     constants: Constants
     prover: Prover | None = None
     on_site: Callable[[SiteReport], None] | None = None
-    sharing: list[Operator] = field(default_factory=list)
-    added: list[Operator] = field(default_factory=list)
-    frame: Frame | None = None
     open_lengths: OpenLengths | None = None
 
     def built(self, site: Site) -> Rewrite | Refusal:
@@ -264,37 +261,42 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     reports: list[SiteReport] = []
     subgraphs = len(context.model.subgraphs)
     sites = deque(chosen.sites(context))
-    known = {site.operator for site in sites}
-    if any(isinstance(site, Site) for site in sites):
-        context.frame = Frame(context.model, context.subgraph)
+    frame = Frame(context.model, context.subgraph) if any(isinstance(site, Site) for site in sites) else None
+    staying: list[Operator] = []
+    added: list[Operator] = []
     begun: set[Operator] = set()
     if context.prover is not None:
         context.prover.expect(_coming(chosen, context, list(sites), begun))
     while sites:
         site = sites.popleft()
         begun.add(site.operator)
+        name, heads = site.operator.outputs[0].name, (site.heads, site.kv_heads)
         report = SiteReport(
-            chosen.name,
-            context.signature,
-            len(reports),
-            Status.SKIPPED,
-            heads=site.heads,
-            kv_heads=site.kv_heads,
-            operator=site.operator.outputs[0].name,
+            chosen.name, context.signature, len(reports), Status.SKIPPED, "", *heads, operator=name
         )
         if isinstance(site, SkippedSite):
             report.reason, report.settled = site.reason, site.settled
         elif context.frozen:
             report.reason = context.frozen
-        else:
-            _transact(chosen, site, context, report)
+        elif (rewrite := _accepted(chosen, site, context, report)) is not None:
+            assert frame is not None
+            frame.allow(rewrite)
+            staying += commit(rewrite)
+            added += rewrite.added()
+            report.status, report.note = Status.CONVERTED, site.note
         reports.append(report)
         if context.on_site is not None:
             context.on_site(report)
         if not sites and chosen.repeats:
-            sites.extend(found for found in chosen.sites(context) if found.operator not in known)
-            known.update(found.operator for found in sites)
-    _finish(chosen, context)
+            sites.extend(found for found in chosen.sites(context) if found.operator not in begun)
+    violation = frame and frame.violation()
+    if violation:
+        raise BrokenFrameError(
+            f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {violation}; nothing "
+            f"was written, convert with --skip {chosen.name} and report this mistake of edge-opt"
+        )
+    remove_dead(context.subgraph, staying, context.model.subgraphs)
+    share_equal(context.subgraph, added)
     remove_uncalled(context.model, subgraphs)
     return reports
 
@@ -311,25 +313,12 @@ def _coming(
             yield rewrite, site.demand or chosen.demand
 
 
-def _finish(chosen: Pass, context: Context) -> None:
-    violation = None if context.frame is None else context.frame.violation()
-    if violation is not None:
-        raise BrokenFrameError(
-            f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {violation}; nothing "
-            f"was written, convert with --skip {chosen.name} and report this mistake of edge-opt"
-        )
-    context.frame = None
-    remove_dead(context.subgraph, context.sharing, context.model.subgraphs)
-    share_equal(context.subgraph, context.added)
-    context.sharing.clear()
-    context.added.clear()
-
-
-def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) -> None:
+def _accepted(chosen: Pass, site: Site, context: Context, report: SiteReport) -> Rewrite | None:
+    """The rewrite of a site, if it passes every check and the proof; else the report says what it failed."""
     rewrite = context.built(site)
     if isinstance(rewrite, Refusal):
         report.reason = str(rewrite)
-        return
+        return None
     violation = (
         frame_violation(rewrite)
         or shape_violation(rewrite.derivable(), rewrite.calls)
@@ -338,15 +327,11 @@ def _transact(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
     )
     if violation is not None:
         report.status, report.reason = Status.ROLLED_BACK, violation
-        return
+        return None
     if context.prover is not None:
         report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
         if not report.proof.holds:
             report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
             report.reason = report.proof.reason
-            return
-    if context.frame is not None:
-        context.frame.allow(rewrite)
-    context.sharing.extend(commit(rewrite))
-    context.added.extend(rewrite.added())
-    report.status, report.note = Status.CONVERTED, site.note
+            return None
+    return rewrite
