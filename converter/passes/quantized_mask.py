@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
@@ -16,20 +15,12 @@ from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import nearest_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-_CHAIN = frozenset({"LOGICAL_NOT", "CAST", "QUANTIZE", "MUL"})
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedMask:
-    """`chain` makes an integer mask of `condition`; `values` are its numbers for False and True."""
-
-    condition: Tensor
-    chain: tuple[Operator, ...]
-    values: tuple[float, float]
+_CHAIN = ("LOGICAL_NOT", "CAST", "QUANTIZE", "MUL")
+_ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])
 
 
 class QuantizedMaskToSelect(Pass):
@@ -46,41 +37,30 @@ class QuantizedMaskToSelect(Pass):
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each chain that ends in an integer mask."""
         for operator in context.subgraph.operators:
-            if operator.name in ("MUL", "QUANTIZE"):
-                found = match_quantized_mask(operator)
-                if isinstance(found, QuantizedMask):
-                    yield Site(operator, partial(_build, context, found))
-                elif found is not None:
-                    yield SkippedSite(operator, str(found))
+            chain = mask_chain(operator)
+            if chain:
+                try:
+                    values = [_evaluate(chain, flag) for flag in (False, True)]
+                except RefusedError as refused:
+                    yield SkippedSite(operator, str(refused))
+                else:
+                    yield Site(operator, partial(_build, context, chain, values))
 
 
-def match_quantized_mask(last: Operator) -> QuantizedMask | Refusal | None:
-    """The chain that ends at an operator, why its two values cannot be told, or None where there is no chain."""
+def mask_chain(last: Operator) -> tuple[Operator, ...]:
+    """The operators that make an integer mask of a boolean and end at this one; empty where there are none."""
     result = last.outputs[0]
     if result.dtype not in (DType.INT8, DType.INT16, DType.UINT8) or not result.is_quantized:
-        return None
-    chain: list[Operator] = [last]
-    while True:
-        source = _carried(chain[-1])
-        if source is None:
-            return None
-        if source.dtype is DType.BOOL and (source.producer is None or source.producer.name != "LOGICAL_NOT"):
+        return ()
+    chain, source = [last], _carried(last)
+    while source is not None and source.producer is not None and len(chain) <= len(_CHAIN):
+        if source.producer.name not in (("LOGICAL_NOT",) if source.dtype is DType.BOOL else _CHAIN):
             break
-        producer = source.producer
-        if producer is None or producer.name not in _CHAIN or len(chain) > len(_CHAIN):
-            return None
-        chain.append(producer)
-    names = [operator.name for operator in reversed(chain)]
-    ordered = tuple(reversed(chain))
-    steps = [name for name in names if name != "LOGICAL_NOT"]
-    if steps not in (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"]):
-        return None
-    values = [_evaluate(ordered, flag) for flag in (False, True)]
-    for value in values:
-        if isinstance(value, Refusal):
-            return value
-    when_false, when_true = (float(value) for value in values if not isinstance(value, Refusal))
-    return QuantizedMask(source, ordered, (when_false, when_true))
+        chain.append(source.producer)
+        source = _carried(source.producer)
+    steps = [operator.name for operator in reversed(chain) if operator.name != "LOGICAL_NOT"]
+    known = source is not None and source.dtype is DType.BOOL
+    return tuple(reversed(chain)) if known and steps in _ORDERS else ()
 
 
 def _carried(operator: Operator) -> Tensor | None:
@@ -91,10 +71,13 @@ def _carried(operator: Operator) -> Tensor | None:
     return data[0] if len(data) == 1 and known else None
 
 
-def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | Refusal:
-    """The stored number at the end of the chain for one value of the condition, or where that cannot be told."""
-    stored: float = float(flag)
-    real = stored
+def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float:
+    """The stored number at the end of the chain for one value of the condition.
+
+    Raises:
+        RefusedError: it cannot be told.
+    """
+    stored = real = float(flag)
     for operator in chain:
         if operator.name == "LOGICAL_NOT":
             real = 1.0 - real
@@ -102,22 +85,23 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float | Refusal:
             factor = next(t for t in operator.inputs if t is not None and t.is_constant)
             real *= factor.real()
             if operator.option("fused_activation_function"):
-                return Refusal("the mask is clipped by a fused activation", operator)
+                raise RefusedError(Refusal("the mask is clipped by a fused activation", operator))
         output = operator.outputs[0]
         if not np.isfinite(real):
-            condition = "the mask has a value that no integer stands for"
-            return Refusal(condition, operator, output, "a finite one", str(real))
+            text = "the mask has a value that no integer stands for"
+            raise RefusedError(Refusal(text, operator, output, "a finite one", str(real)))
         if output.is_quantized and not output.dtype.is_float:
             assert output.quantization is not None
             if output.quantization.is_per_axis or not output.quantization.scale[0]:
-                return Refusal("an integer mask needs one scale", operator, output)
+                raise RefusedError(Refusal("an integer mask needs one scale", operator, output))
             stored = nearest_code(real, output)
             real = output.quantization.real(stored)
     return stored
 
 
-def _build(context: Context, mask: QuantizedMask) -> Rewrite | Refusal:
-    last = mask.chain[-1]
+def _build(context: Context, chain: tuple[Operator, ...], values: Sequence[float]) -> Rewrite:
+    condition, last = _carried(chain[0]), chain[-1]
+    assert condition is not None
     result = last.outputs[0]
     assert result.dtype.numpy is not None
     kind = result.dtype.numpy.type
@@ -126,7 +110,7 @@ def _build(context: Context, mask: QuantizedMask) -> Rewrite | Refusal:
         array: NDArray[np.generic] = np.array(kind(value))
         return context.constants.make("mask/value", array, result.dtype, result.quantization)
 
-    when_false, when_true = (constant(value) for value in mask.values)
-    select = context.model.new_operator("SELECT_V2", (mask.condition, when_true, when_false), [result])
-    kept = still_needed(context.subgraph, mask.chain, last)
-    return Rewrite(context.subgraph, mask.chain, (*kept, select), last)
+    when_false, when_true = map(constant, values)
+    select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), [result])
+    kept = still_needed(context.subgraph, chain, last)
+    return Rewrite(context.subgraph, chain, (*kept, select), last)
