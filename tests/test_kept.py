@@ -62,6 +62,7 @@ def test_the_order_of_operators_moves_with_their_subgraph() -> None:
         b"\x01\x01\x00\x80",
         b"\x01\xff\xff\xff\x7f",
         b"\x01\x01\x80" + b"\x80" * 20 + b"\x01",
+        b"\x01\x01" + b"\xff" * 9 + b"\x7f",
     ],
 )
 def test_an_order_that_cannot_be_read_is_refused(content: bytes) -> None:

@@ -7,17 +7,17 @@ that more follow.
 
 from __future__ import annotations
 
-from itertools import islice
+import re
 from typing import TYPE_CHECKING, Final
 
 from edge_opt.schema.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 ENTRY: Final = "model_control_dependencies"
 _VERSION: Final = 1
-_LONGEST: Final = 10  # bytes of a number of 64 bits
+_NUMBER: Final = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")  # of 64 bits at most
 
 
 def reordered(content: bytes, order: Sequence[int]) -> bytes:
@@ -26,42 +26,18 @@ def reordered(content: bytes, order: Sequence[int]) -> bytes:
     Raises:
         UsageError: the bytes are no such entry, or of a version that is not known.
     """
-    numbers = _numbers(content)
-    if [_value(number) for number in islice(numbers, 1)] != [_VERSION]:
+    numbers: list[bytes] = _NUMBER.findall(content)
+    graphs: list[bytes] = []
+    end = 2
+    while end < len(numbers):
+        begin, end = end, end + 1 + 2 * _value(numbers[end])
+        graphs.append(b"".join(numbers[begin:end]))
+    complete = b"".join(numbers) == content and end == len(numbers)
+    if not complete or [_value(number) for number in numbers[:2]] != [_VERSION, len(graphs)]:
         raise _unreadable()
-    graphs = [_graph(numbers) for _ in range(_count(numbers, len(content)))]
-    if any(numbers) or any(place >= len(graphs) for place in order):
+    if any(place >= len(graphs) for place in order):
         raise _unreadable()
     return b"".join([bytes([_VERSION]), _written(len(order)), *(graphs[place] for place in order)])
-
-
-def _graph(numbers: Iterator[bytes]) -> bytes:
-    """One subgraph's edges, as they are stored."""
-    head = next(numbers, b"")
-    edges = list(islice(numbers, 2 * _value(head)))
-    if not head or len(edges) != 2 * _value(head):
-        raise _unreadable()
-    return b"".join([head, *edges])
-
-
-def _count(numbers: Iterator[bytes], most: int) -> int:
-    count = _value(next(numbers, b""))
-    if count > most:
-        raise _unreadable()
-    return count
-
-
-def _numbers(content: bytes) -> Iterator[bytes]:
-    """Each number's bytes."""
-    begin = 0
-    for end, byte in enumerate(content, 1):
-        if end - begin > _LONGEST:
-            break
-        if byte < 0x80:
-            yield content[begin:end]
-            begin = end
-    if begin < len(content):
-        raise _unreadable()
 
 
 def _value(number: bytes) -> int:

@@ -11,10 +11,8 @@ from edge_opt.shapes.quantization import wrong_quantization
 from edge_opt.shapes.report import Disagreement, ShapeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.shapes.call import Array, Fact
+    from edge_opt.shapes.call import Array
     from edge_opt.shapes.dimension import Shape
     from edge_opt.shapes.errors import ShapeError
     from edge_opt.shapes.report import Stated
@@ -23,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Findings:
-    """Takes up what a walk finds; a tensor of a subgraph that is entered twice is reported once."""
+    """Takes up what a walk finds; a tensor of a subgraph that is entered twice is reported once.
+
+    `shapes` are those that are derived or given, `values` the numbers that follow from shapes.
+    """
 
     def __init__(self, model: Model, *, placeholders: bool) -> None:
         self._model = model
@@ -32,8 +33,8 @@ class Findings:
         self._states_ranks = any(
             _states_rank(tensor) for graph in model.subgraphs for tensor in graph.tensors
         )
-        self._shapes: dict[Tensor, Shape | None] = {}
-        self._values: dict[Tensor, Array] = {}
+        self.shapes: dict[Tensor, Shape | None] = {}
+        self.values: dict[Tensor, Array] = {}
         self._refused: list[Operator] = []
         self._reported: dict[tuple[int, str, str], Disagreement] = {}
         self._wrong: set[Tensor] = set()
@@ -50,19 +51,10 @@ class Findings:
         shape = recorded_shape(tensor)
         return () if shape is None and not self._states_ranks else shape
 
-    def valued(self, tensor: Tensor, value: Array) -> None:
-        """Take up the numbers of a result, as far as they follow from shapes."""
-        self._values[tensor] = value
-
-    def given(self, facts: Mapping[Tensor, Fact]) -> None:
-        """Take up a subgraph's inputs."""
-        for tensor, fact in facts.items():
-            self._shapes[tensor] = fact.shape
-
     def unknown(self, tensor: Tensor) -> Shape | None:
         """Take up a result that cannot be derived; return what its readers may assume."""
         self._unknown.add(tensor)
-        self._shapes[tensor] = None
+        self.shapes[tensor] = None
         return self.recorded(tensor)
 
     def compared(self, place: Place, tensor: Tensor, shape: Shape | None) -> Shape | None:
@@ -70,7 +62,7 @@ class Findings:
         if shape is None:
             return self.unknown(tensor)
         self._unknown.discard(tensor)
-        self._shapes[tensor] = shape
+        self.shapes[tensor] = shape
         recorded = self.recorded(tensor)
         reason = None if recorded is None else misfit(shape, recorded, allow_refinement=True)
         if reason is not None and not (self._placeholders and tensor.is_dynamic):
@@ -126,7 +118,7 @@ class Findings:
         count = sum(len(subgraph.tensors) for subgraph in self._model.subgraphs)
         found = tuple(self._reported.values())
         refused = tuple(self._refused)
-        return ShapeReport(count, len(self._unknown), found, self._shapes, self._values, refused)
+        return ShapeReport(count, len(self._unknown), found, self.shapes, self.values, refused)
 
 
 def _states_rank(tensor: Tensor) -> bool:

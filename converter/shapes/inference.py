@@ -112,7 +112,7 @@ class _Derivation:
 
     def _walk(self, subgraph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
         """Derive every operator of the subgraph; `facts` has its inputs and takes up everything else."""
-        self._findings.given(facts)
+        self._findings.shapes.update((tensor, fact.shape) for tensor, fact in facts.items())
         for position, op in enumerate(subgraph.operators):
             self._derive_operator(subgraph, position, op, facts)
         return [self._fact(tensor, facts) for tensor in subgraph.outputs]
@@ -155,7 +155,7 @@ class _Derivation:
         for tensor, shape, value in zip(op.outputs, shapes, values, strict=True):
             facts[tensor] = Fact(self._findings.compared(place, tensor, shape), value)
             if value is not None:
-                self._findings.valued(tensor, value)
+                self._findings.values[tensor] = value
         self._findings.typed(place)
 
     def _take_recorded(self, op: Operator, facts: dict[Tensor, Fact]) -> None:
