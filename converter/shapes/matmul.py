@@ -5,7 +5,7 @@ The rules are those of OpenVINO's MatMul-1; nothing here knows a TFLite operator
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edge_opt.shapes.broadcast import broadcast_operands
 from edge_opt.shapes.dimension import Shape, as_shape, may_be_equal
@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _LABELS = ("operand 0", "operand 1")
-
-
-class _Matrix(NamedTuple):
-    """One operand after alignment: `[*batch, rows, columns]`, and the axis that each of the two was."""
-
-    batch: Shape
-    rows: int
-    columns: int
-    rows_axis: int
-    columns_axis: int
-    temporary: bool
 
 
 def matmul(
@@ -62,29 +51,26 @@ def multiply(
     for shape, label in zip(shapes, labels, strict=True):
         if shape == ():
             raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
-    left_shape, right_shape = shapes
-    if left_shape is None or right_shape is None:
+    left, right = shapes
+    if left is None or right is None:
         return None
-    left = _align(left_shape, transposes[0], vector_is_row=True)
-    right = _align(right_shape, transposes[1], vector_is_row=False)
-    if not may_be_equal(left.columns, right.rows):
+    left_rows, left_columns = _axes(left, transposes[0])
+    right_rows, right_columns = _axes(right, transposes[1])
+    if not may_be_equal(left[left_columns], right[right_rows]):
         raise ShapeError(
-            f"inner dimensions differ: {left.columns} in {labels[0]} (axis {left.columns_axis}), "
-            f"{right.rows} in {labels[1]} (axis {right.rows_axis})"
+            f"inner dimensions differ: {left[left_columns]} in {labels[0]} (axis {left_columns}), "
+            f"{right[right_rows]} in {labels[1]} (axis {right_rows})"
         )
-    batch = broadcast_operands((left.batch, right.batch), labels)
+    batch = broadcast_operands((left[:-2], right[:-2]), labels)
     assert batch is not None
-    rows = () if left.temporary else (left.rows,)
-    columns = () if right.temporary else (right.columns,)
+    rows = (left[left_rows],) if len(left) > 1 else ()
+    columns = (right[right_columns],) if len(right) > 1 else ()
     return batch + rows + columns
 
 
-def _align(shape: Shape, transpose: bool, *, vector_is_row: bool) -> _Matrix:
-    """Give the operand its matrix axes; a vector is a row `[1, X]` or a column `[X, 1]`."""
-    if len(shape) == 1:
-        rows, columns = (1, shape[0]) if vector_is_row else (shape[0], 1)
-        return _Matrix((), rows, columns, 0, 0, temporary=True)
-    batch, last = shape[:-2], len(shape) - 1
-    if transpose:
-        return _Matrix(batch, shape[-1], shape[-2], last, last - 1, temporary=False)
-    return _Matrix(batch, shape[-2], shape[-1], last - 1, last, temporary=False)
+def _axes(shape: Shape, transpose: bool) -> tuple[int, int]:
+    """Which axes are rows and columns; a vector has one for both, and it is the inner one."""
+    last = len(shape) - 1
+    if last == 0:
+        return 0, 0
+    return (last, last - 1) if transpose else (last - 1, last)
