@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Final
 
 from edge_opt.schema.errors import ModelFormatError
@@ -53,22 +54,19 @@ def check_references(model: Model) -> None:
     Raises:
         ModelFormatError: names subgraph and operator.
     """
-    called = [_called_by(model, graph) for graph in model.subgraphs]
+    called = {index: _called_by(model, graph) for index, graph in enumerate(model.subgraphs)}
+    try:
+        order = list(TopologicalSorter(called).static_order())
+    except CycleError as error:
+        raise _endless(model, called, set(error.args[1])) from None
     depths: dict[int, int] = {}
-    for root in range(len(called)):
-        path = {root: list(called[root])} if root not in depths else {}
-        while path:
-            index = next(reversed(path))
-            if not path[index]:
-                del path[index]
-                depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
-                _check_depth(model, index, depths[index])
-                continue
-            following = path[index].pop()
-            if following in path:
-                raise _refusal(model, index, following)
-            if following not in depths:
-                path[following] = list(called[following])
+    for index in order:
+        depth = depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
+        if depth > DEEPEST:
+            name = model.subgraphs[index].name
+            raise ModelFormatError(
+                f"subgraph {index} '{name}': calls go {depth} subgraphs deep, expected at most {DEEPEST}"
+            )
 
 
 def _called_by(model: Model, graph: Subgraph) -> set[int]:
@@ -84,17 +82,11 @@ def _called_by(model: Model, graph: Subgraph) -> set[int]:
     return called
 
 
-def _check_depth(model: Model, index: int, depth: int) -> None:
-    if depth > DEEPEST:
-        name = model.subgraphs[index].name
-        raise ModelFormatError(
-            f"subgraph {index} '{name}': calls go {depth} subgraphs deep, expected at most {DEEPEST}"
-        )
-
-
-def _refusal(model: Model, index: int, following: int) -> ModelFormatError:
-    place = _place(model.subgraphs[index], following)
-    return ModelFormatError(f"{place}: calls subgraph {following}, which leads back here: it would never end")
+def _endless(model: Model, called: dict[int, set[int]], circle: set[int]) -> ModelFormatError:
+    caller = max(circle)
+    callee = min(called[caller] & circle)
+    place = _place(model.subgraphs[caller], callee)
+    return ModelFormatError(f"{place}: calls subgraph {callee}, which leads back here: it would never end")
 
 
 def _place(graph: Subgraph, callee: int) -> str:
