@@ -134,7 +134,7 @@ class _Shape(NamedTuple):
     size: int
     unpack: Callable[[Any, int], tuple[Any, ...]]
     names: tuple[str, ...]
-    references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int, int], Any]], ...]
+    references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int], Any]], ...]
     unions: tuple[tuple[FieldSpec, int], ...]
 
 
@@ -156,9 +156,9 @@ class Reader:
         self._values: dict[tuple[str, int], Any] = {}
         self._contents: dict[bytes, bytes] = {}
         self._regions: dict[tuple[int, int], Data] = {}
-        self._readers: dict[str, Callable[[FieldSpec, int, int], Any]] = {
+        self._readers: dict[str, Callable[[FieldSpec, int], Any]] = {
             "scalars": self._scalars,
-            "string": self._string,
+            "string": self._text,
             "table": self._child,
             "tables": self._children,
             "strings": self._strings,
@@ -233,7 +233,8 @@ class Reader:
         values = dict(zip(shape.names, shape.unpack(content, start), strict=True))
         table = tables[position] = Table(spec, values)
         for reference, at, read in shape.references:
-            values[reference.name] = read(reference, position + at, values[reference.name])
+            target = self._target(reference, position + at, values[reference.name])
+            values[reference.name] = read(reference, target)
         for union, at in shape.unions:
             self._union(union, position + at, values)
         meaning = MEANINGS.get(spec.name)
@@ -299,8 +300,7 @@ class Reader:
             self.fail(field, f"claims {count} elements, more than the file holds", target)
         return count
 
-    def _scalars(self, field: FieldSpec, at: int, offset: int) -> Any:
-        target = self._target(field, at, offset)
+    def _scalars(self, field: FieldSpec, target: int) -> Any:
         kind = "data" if field.table == "Buffer" else field.type
         known = self._values.get((kind, target))
         if known is not None:
@@ -329,9 +329,6 @@ class Reader:
         content = content[at : at + size]
         return np.frombuffer(self._contents.setdefault(content, content), dtype)
 
-    def _string(self, field: FieldSpec, at: int, offset: int) -> str:
-        return self._text(field, self._target(field, at, offset))
-
     def _text(self, field: FieldSpec, target: int) -> str:
         known: str | None = self._values.get(("string", target))
         if known is not None:
@@ -352,8 +349,8 @@ class Reader:
         self._values["string", target] = text
         return text
 
-    def _child(self, field: FieldSpec, at: int, offset: int) -> Table:
-        return self.table(TABLES[field.element], self._target(field, at, offset), field)
+    def _child(self, field: FieldSpec, target: int) -> Table:
+        return self.table(TABLES[field.element], target, field)
 
     def _offsets(self, field: FieldSpec, target: int) -> list[int]:
         count = self._vector(field, target, 4)
@@ -362,8 +359,7 @@ class Reader:
         relative = struct.unpack_from(f"<{count}I", *self._at(start, 4 * count))
         return [start + 4 * index + offset for index, offset in enumerate(relative)]
 
-    def _children(self, field: FieldSpec, at: int, offset: int) -> list[Table]:
-        target = self._target(field, at, offset)
+    def _children(self, field: FieldSpec, target: int) -> list[Table]:
         known: list[Table] | None = self._values.get((field.type, target))
         if known is None:
             spec, read = TABLES[field.element], self.table
@@ -371,8 +367,7 @@ class Reader:
             self._values[field.type, target] = known
         return known
 
-    def _strings(self, field: FieldSpec, at: int, offset: int) -> list[str]:
-        target = self._target(field, at, offset)
+    def _strings(self, field: FieldSpec, target: int) -> list[str]:
         known: list[str] | None = self._values.get((field.type, target))
         if known is None:
             places = self._offsets(field, target)
