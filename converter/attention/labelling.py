@@ -9,7 +9,7 @@ from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import RULES, is_product, rule_of
 from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.values import constants_of
+from edge_opt.shapes.call import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

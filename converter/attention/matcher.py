@@ -15,7 +15,7 @@ from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
 from edge_opt.attention.tail import Tail
-from edge_opt.shapes.values import constants_of
+from edge_opt.shapes.call import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.ir import Operator, Tensor
 from edge_opt.schema.table import Table, new_table
-from edge_opt.shapes.values import constants_of
+from edge_opt.shapes.call import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

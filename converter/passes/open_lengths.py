@@ -16,8 +16,8 @@ from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Operator
 from edge_opt.schema.table import Table
 from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes.call import constants_of
 from edge_opt.shapes.lengths import choose_lengths, open_sizes
-from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,7 @@ from edge_opt.ir.references import subgraph_indices
 from edge_opt.ir.region import reads
 from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.call import Fact, recorded_shape
-from edge_opt.shapes.values import constants_of
+from edge_opt.shapes.call import Fact, constants_of, recorded_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -31,6 +31,7 @@ an object array with None, or a `Dim`, in their places."""
 Results: TypeAlias = Sequence[Shape | None]
 
 _MOST_UNKNOWN_ELEMENTS = 64
+_MOST_BYTES = 1 << 16  # of a value that may say something about shapes; large ones stay on disk
 _ANY_RANK = 1 << 16
 
 
@@ -242,3 +243,17 @@ class Call:
         if not is_number(axis):
             raise UnknownError
         return self.axis_of(index, axis)
+
+
+def small_value(tensor: Tensor | None) -> Array | None:
+    """The constant's numbers; None for other tensors, large ones, and types that numpy does not have."""
+    if tensor is None or not tensor.has_numbers or tensor.wrong_size is not None:
+        return None
+    assert tensor.buffer is not None
+    assert tensor.buffer.data is not None
+    return tensor.array() if tensor.buffer.data.length <= _MOST_BYTES else None
+
+
+def constants_of(operator: Operator) -> Constant:
+    """Gives the values of the operator's small constant inputs."""
+    return lambda index: small_value(operator.inputs[index])

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.broadcast import misfit
-from edge_opt.shapes.call import Call, Fact
+from edge_opt.shapes.call import Call, Fact, small_value
 from edge_opt.shapes.comparison import Findings
+from edge_opt.shapes.control_flow import Variables
 from edge_opt.shapes.dimension import Dim, as_shape, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.rules import RULES, apply
-from edge_opt.shapes.values import small_value
-from edge_opt.shapes.variables import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

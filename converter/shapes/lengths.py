@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from edge_opt.shapes.call import constants_of
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.inference import derive
 from edge_opt.shapes.rules import infer_operator
-from edge_opt.shapes.values import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
