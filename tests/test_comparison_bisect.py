@@ -216,7 +216,7 @@ def test_the_command_shows_both_sides(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_where_no_tensor_differs_once_it_is_an_output_that_is_said(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bisect._Search, "_look", lambda _, shared, places, equal, found: equal.update(places))
+    monkeypatch.setattr(bisect._Search, "_look", lambda self, places: self.equal.update(places))
     found = located(chain(4), chain(4, wrong=2), worker)
     assert found.reason.startswith("no tensor differs once it is an output itself")
     assert (found.tensor, found.figures) == ("", None)

@@ -10,7 +10,6 @@ import pytest
 from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.comparison import compare as comparing
-from edge_opt.comparison import shelf
 from edge_opt.comparison.compare import compare
 from edge_opt.proof.errors import RuntimeRefused
 from edge_opt.proof.runner import Worker
@@ -166,10 +165,8 @@ def test_another_quantization_of_an_output_is_a_difference() -> None:
     assert "quantization" in report.summary()
 
 
-def test_large_outputs_and_many_runs_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_outputs_are_asked_for_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = compare(models.projection(WEIGHT), models.projection(changed(0.5)), runs=3).to_dict()
-    monkeypatch.setattr(shelf, "_KEPT_IN_MEMORY", 0)
-    assert compare(models.projection(WEIGHT), models.projection(changed(0.5)), runs=3).to_dict() == expected
     monkeypatch.setattr(comparing, "_REPLY_BYTES", 1)
     assert compare(models.projection(WEIGHT), models.projection(changed(0.5)), runs=3).to_dict() == expected
 

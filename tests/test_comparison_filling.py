@@ -10,12 +10,11 @@ import generation_models as models
 import numpy as np
 import pytest
 from cli_runs import run
-from generation_models import CACHE, ROWS, export
+from generation_models import ROWS, export
 
 from edge_opt import compare
 from edge_opt.comparison import filling
-from edge_opt.comparison.filling import FilledCaches, Filler
-from edge_opt.proof.caches import growing_axis
+from edge_opt.comparison.filling import FilledCaches
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.inputs import InputPlan, Stored, array_of
 from edge_opt.proof.plain import from_plain
@@ -43,20 +42,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def filled(path: Path, worker: Worker, runs: Sequence[int], folder: Path) -> tuple[FilledCaches, Filler]:
+def filled(path: Path, worker: Worker, runs: Sequence[int], folder: Path) -> FilledCaches:
     described = {signature.name: signature for signature in worker.describe(path)}
-    filler = Filler(worker, path, described, 5, folder)
-    by_filler, without = filler.served(described)
+    caches = FilledCaches(worker, path, described, 5, folder)
+    by_filler, without = caches.served(described)
     assert (by_filler, without) == ({"prefill_4": ["prefill_4", "decode"]}, [])
-    caches = FilledCaches()
-    filler.fill("prefill_4", ["prefill_4", "decode"], runs, caches)
-    return caches, filler
+    caches.fill("prefill_4", ["prefill_4", "decode"], runs)
+    return caches
 
 
-def taken(filler: Filler, run: int, name: str) -> np.ndarray:
+def taken(caches: FilledCaches, run: int, name: str) -> np.ndarray:
     """What the prefill was given of one input, all chunks of a run together."""
-    count = filler._needed(["prefill_4", "decode"], run)
-    chunks = filler._chunks(filler.described["prefill_4"], count, run)
+    count = caches._needed(["prefill_4", "decode"], run)
+    chunks = caches._chunks(caches.described["prefill_4"], count, run)
     assert [chunk.start for chunk in chunks] == list(range(0, count, ROWS))
     return np.concatenate([array_of(m)[0] for chunk in chunks for m in chunk.plans if m.info.name == name])
 
@@ -64,11 +62,11 @@ def taken(filler: Filler, run: int, name: str) -> np.ndarray:
 def test_an_unsplit_cache_holds_the_keys_of_every_token_before(
     folder: Path, worker: Worker, tmp_path: Path
 ) -> None:
-    caches, filler = filled(folder / "unsplit.tflite", worker, [0, 1, 3], tmp_path)
+    caches = filled(folder / "unsplit.tflite", worker, [0, 1, 3], tmp_path)
     for number in (0, 1):
-        keys = models.table()[taken(filler, number, "tokens")]
-        found = caches.stored["prefill_4", number, "kv_cache_k_0"].array()[0, 0]
-        values = caches.stored["prefill_4", number, "kv_cache_v_0"].array()[0, 0]
+        keys = models.table()[taken(caches, number, "tokens")]
+        found = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
+        values = caches.stored["decode", number, "kv_cache_v_0"].array()[0, 0]
         assert len(keys) >= ROWS
         assert np.array_equal(found[: len(keys)], keys)
         assert np.array_equal(values[: len(keys)], keys[:, ::-1])
@@ -81,32 +79,24 @@ def test_an_unsplit_cache_holds_the_keys_of_every_token_before(
 def test_a_split_cache_gets_its_new_part_where_it_belongs(
     folder: Path, worker: Worker, tmp_path: Path
 ) -> None:
-    caches, filler = filled(folder / "split.tflite", worker, [0], tmp_path)
-    keys = taken(filler, 0, "embeddings")
+    caches = filled(folder / "split.tflite", worker, [0], tmp_path)
+    keys = taken(caches, 0, "embeddings")
     found = caches.stored["prefill_4", 0, "kv_cache_k_0"].array()[0, 0]
     assert np.array_equal(found[: len(keys)], keys)
     assert not found[len(keys) :].any()
-
-
-def test_no_chunk_goes_beyond_the_end_of_the_cache(folder: Path, worker: Worker, tmp_path: Path) -> None:
-    described = {signature.name: signature for signature in worker.describe(folder / "split.tflite")}
-    filler = Filler(worker, folder / "split.tflite", described, 0, tmp_path)
-    starts = [chunk.start for chunk in filler._chunks(described["prefill_4"], CACHE + 3, 0)]
-    assert starts == [0, 4, 8, 12, 12]
-    assert filler._chunks(described["prefill_4"], 0, 3) == ()
 
 
 def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
     folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filling, "_MOST_CALLS", 1)
-    caches, filler = filled(folder / "unsplit.tflite", worker, [0, 1], tmp_path)
-    planned = [filler._needed(["decode"], number) for number in (0, 1)]
+    caches = filled(folder / "unsplit.tflite", worker, [0, 1], tmp_path)
+    planned = [caches._needed(["decode"], number) for number in (0, 1)]
     assert max(planned) > ROWS, "otherwise this shows nothing"
     for number, start in enumerate(planned):
-        made = caches.plan(filler.described["decode"], 5, number)
+        made = caches.plan("decode", number)
         assert {one.start for one in made} == {min(start, ROWS)}
-        keys = caches.stored["prefill_4", number, "kv_cache_k_0"].array()[0, 0]
+        keys = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
         assert keys[:start].any()
         assert not keys[ROWS:].any()
     assert caches.told[0].startswith("caches of prefill_4, decode: filled by prefill_4 up to position 4")
@@ -163,20 +153,3 @@ def test_a_quantized_counterpart_reads_the_same_real_numbers(tmp_path: Path) -> 
     made = InputPlan(coded, "", 0, "cache", stored=stored)
     assert array_of(made).tolist() == [5, -1, 11]
     assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made
-
-
-@pytest.mark.parametrize(
-    ("cache", "part", "axis"),
-    [
-        ((1, 1, 16, 8), (1, 1, 4, 8), 2),
-        ((1, 1, 8, 16), (1, 1, 8, 4), 3),
-        ((1, 4), (1, 4), None),
-        ((1, 4, 4), (1, 4), None),
-        ((16, 8), (4, 2), None),
-    ],
-)
-def test_the_axis_that_grows_is_where_shapes_differ(
-    cache: tuple[int, ...], part: tuple[int, ...], axis: int | None
-) -> None:
-    infos = [TensorInfo("x", "x", shape, shape, "float32") for shape in (cache, part)]
-    assert growing_axis(*infos) == axis

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from edge_opt.comparison import golden, shelf
+from edge_opt.comparison import golden
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -19,7 +19,7 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.models import find_models
-from edge_opt.comparison.shelf import Shelf
+from edge_opt.comparison.shelf import keep
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.tensors import TensorInfo
@@ -249,19 +249,15 @@ def test_the_first_output_that_is_too_far_off_is_named() -> None:
 # What is kept meanwhile
 
 
-def test_a_shelf_gives_back_what_it_took_from_memory_or_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = {str(place): np.arange(10 * place, dtype=np.int16).reshape(5, -1) for place in range(5)}
-    monkeypatch.setattr(shelf, "_KEPT_IN_MEMORY", 120)
-    with Shelf() as kept:
-        for run in (0, 1):
-            given = {name: array + run for name, array in arrays.items()}
-            kept.keep(run, given)
-            assert given == {}
-        for run in (1, 0):
-            for name, array in arrays.items():
-                assert np.array_equal(kept.get(run, name), array + run)
-        in_file = [isinstance(kept.get(0, name), np.memmap) for name in arrays]
-        assert in_file == [False, False, False, False, True]
+def test_what_is_kept_in_a_file_is_what_was_given(tmp_path: Path) -> None:
+    arrays = {str(place): np.arange(10 * place, dtype=np.int16).reshape(5, -1).T for place in range(5)}
+    arrays["real"] = np.ones(3, np.float32)
+    for _ in range(2):
+        given = dict(arrays)
+        kept = keep(given, tmp_path / "kept")
+        assert given == {}
+        assert all(np.array_equal(kept[name], array) for name, array in arrays.items())
+        assert [name for name in kept if not isinstance(kept[name], np.memmap)] == ["0"]
 
 
 @pytest.mark.parametrize(

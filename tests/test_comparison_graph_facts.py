@@ -8,7 +8,7 @@ from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.golden import check, record
-from edge_opt.comparison.graph_facts import least_runs, with_entries
+from edge_opt.comparison.graph_facts import least_runs, with_facts
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, to_bytes
 from edge_opt.ir.text import parse
@@ -85,8 +85,8 @@ LOOKUPS = {
 def entries(model: Model) -> list[int]:
     tensors = model.subgraphs[0].inputs
     infos = tuple(TensorInfo(t.name, t.name, t.shape, t.shape, t.dtype.name.lower()) for t in tensors)
-    (found,) = with_entries([SignatureInfo("main", infos, (), positional=True)], model)
-    return [info.entries for info in found.inputs]
+    found = with_facts([SignatureInfo("main", infos, (), positional=True)], model)
+    return [info.entries for info in found["main"].inputs]
 
 
 @pytest.mark.parametrize("case", LOOKUPS)
@@ -176,6 +176,8 @@ def test_models_that_keep_state_are_run_again_with_it() -> None:
     report = compare(one, other)
     assert report.runs == 2
     assert not report.equal
+    assert report.first_difference is not None
+    assert report.first_difference.tensor == "out"
     assert compare(one, one).bitwise
 
 

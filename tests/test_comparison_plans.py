@@ -8,7 +8,7 @@ import pytest
 
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import choose
-from edge_opt.comparison.filling import FilledCaches, Filler, _can_fill
+from edge_opt.comparison.filling import FilledCaches, _can_fill
 from edge_opt.comparison.generate import _plan, _Planner
 from edge_opt.proof.inputs import Stored
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
@@ -202,8 +202,9 @@ def test_every_row_of_a_batch_has_a_prompt() -> None:
 # Caches
 
 
-def filler(*known: SignatureInfo) -> Filler:
-    return Filler(None, b"", {one.name: one for one in known}, 0, None)  # type: ignore[arg-type]
+def caches(*known: SignatureInfo, seed: int = 0, **filled: Any) -> FilledCaches:
+    described = {one.name: one for one in known}
+    return FilledCaches(None, b"", described, seed, None, **filled)  # type: ignore[arg-type]
 
 
 def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
@@ -229,7 +230,7 @@ def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
 def test_signatures_are_served_by_the_longest_prefill_or_by_none() -> None:
     other = SignatureInfo("other", (tokens(1), tensor("kv_cache_v_0", 1, 16, 8)), (LOGITS,))
     plain = SignatureInfo("plain", (tokens(1),), (LOGITS,))
-    made = filler(PREFILL, LONG, DECODE, other, plain)
+    made = caches(PREFILL, LONG, DECODE, other, plain)
     assert made.served(["prefill_4", "decode", "other", "plain"]) == (
         {"prefill_8": ["prefill_4", "decode"]},
         ["other"],
@@ -242,26 +243,26 @@ def test_signatures_are_served_by_the_longest_prefill_or_by_none() -> None:
 )
 def test_chunks_reach_as_far_as_is_needed_and_not_beyond_the_cache(count: int, starts: list[int]) -> None:
     prefill = SignatureInfo("prefill", (tokens(4), tensor("mask", 1, 1, 4, 16), CACHE), (CACHE,))
-    chunks = filler(prefill)._chunks(prefill, count, 0)
+    chunks = caches(prefill)._chunks(prefill, count, 0)
     assert [chunk.start for chunk in chunks] == starts
     assert all({made.start for made in chunk.plans} == {chunk.start} for chunk in chunks)
     seeds = {made.seed for chunk in chunks for made in chunk.plans}
     assert len(seeds) == len(chunks)
     assert seeds.isdisjoint(
-        {made.seed for chunk in filler(prefill)._chunks(prefill, count, 1) for made in chunk.plans}
+        {made.seed for chunk in caches(prefill)._chunks(prefill, count, 1) for made in chunk.plans}
     )
 
 
 def test_caches_are_read_no_further_than_they_are_filled(tmp_path: Path) -> None:
     decode = SignatureInfo("decode", (tensor("input_pos", 1, dtype="int32"), CACHE), (CACHE, LOGITS))
     stored = Stored(str(tmp_path), 0, CACHE)
-    filled = FilledCaches({"decode": "prefill_4"}, {"decode": 2}, {("prefill_4", 0, "kv_cache_k_0"): stored})
     for seed in range(8):
-        position, cache = filled.plan(decode, seed, 0)
+        made = caches(decode, seed=seed, stored={("decode", 0, "kv_cache_k_0"): stored}, reach={"decode": 2})
+        position, cache = made.plan("decode", 0)
         assert position.start <= 2
         assert (position.stored, cache.stored) == (None, stored)
-    assert filled.plan(decode, 0, 1)[1].stored is None
-    assert max(FilledCaches().plan(decode, seed, 0)[0].start for seed in range(8)) > 2
+        assert made.plan("decode", 1)[1].stored is None
+    assert max(caches(decode, seed=seed).plan("decode", 0)[0].start for seed in range(8)) > 2
 
 
 # Signatures

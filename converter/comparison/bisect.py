@@ -6,7 +6,8 @@ tensors that they share, a logarithmic number of times; only one of them is load
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from edge_opt.proof.protocol import Array
     from edge_opt.proof.runner import Worker
     from edge_opt.proof.tensors import Kernels
+    from edge_opt.schema.data import Data
 
     Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
     Plans = Sequence[Sequence[InputPlan]]
@@ -57,65 +59,58 @@ def first_difference(worker: Worker, a: Source, b: Source, probe: Probe, measure
         ModelFormatError: a file cannot be read any more.
     """
     sides = _Side.of(a, probe.signature, probe.output_a), _Side.of(b, probe.signature, probe.output_b)
-    search = _Search(worker, sides[0], sides[1], probe, measure)
-    return search.run()
+    return _Search(worker, sides, _shared(*sides), probe, measure).run()
 
 
 @dataclass(slots=True)
 class _Side:
-    """One model, the entry point at hand, and its operators by identity with their place."""
+    """One model, and the entry point at hand."""
 
     model: Model
     graph: Subgraph
     inputs: dict[str, Tensor]
     output: Tensor
-    places: dict[int, int]
 
     @classmethod
     def of(cls, source: Source, signature: SignatureInfo, output: TensorInfo) -> _Side:
         model = load(source.model)
         entry = next((s for s in model.signatures if s.key == signature.name), None)
-        if entry is None:
-            graph = model.subgraphs[0]
-            inputs = {info.name: t for info, t in zip(signature.inputs, graph.inputs, strict=True)}
-            found = graph.outputs[[info.name for info in signature.outputs].index(output.name)]
-        else:
-            graph, inputs, found = entry.subgraph, dict(entry.inputs), entry.outputs[output.name]
-        places = {id(operator): place for place, operator in enumerate(graph.operators)}
-        return cls(model, graph, inputs, found, places)
+        if entry is not None:
+            return cls(model, entry.subgraph, dict(entry.inputs), entry.outputs[output.name])
+        graph = model.subgraphs[0]
+        inputs = {info.name: t for info, t in zip(signature.inputs, graph.inputs, strict=True)}
+        found = graph.outputs[[info.name for info in signature.outputs].index(output.name)]
+        return cls(model, graph, inputs, found)
 
     def cone(
-        self, roots: Iterable[Tensor], known: Container[int] = ()
+        self, roots: Iterable[Tensor], known: Container[Tensor] = ()
     ) -> tuple[list[Operator], list[Tensor]]:
-        """Operators that the roots are computed by, in order, back to known ones (by identity); and those."""
-        operators: dict[int, Operator] = {}
-        border: dict[int, Tensor] = {}
+        """Operators that the roots are computed by, in order, back to known tensors and inputs; and those."""
+        operators: set[Operator] = set()
+        border: dict[Tensor, None] = {}
         pending = [root.producer for root in roots if root.producer is not None]
         while pending:
             operator = pending.pop()
-            if id(operator) in operators:
+            if operator in operators:
                 continue
-            operators[id(operator)] = operator
+            operators.add(operator)
             for tensor in operator.inputs:
                 if tensor is None or tensor.is_constant:
                     continue
-                if tensor.producer is None or id(tensor) in known:
-                    border[id(tensor)] = tensor
+                if tensor.producer is None or tensor in known:
+                    border[tensor] = None
                 else:
                     pending.append(tensor.producer)
-        ordered = sorted(operators.values(), key=lambda operator: self.places[id(operator)])
-        return ordered, list(border.values())
+        return [operator for operator in self.graph.operators if operator in operators], list(border)
 
     def cut(self, signature: SignatureInfo, probes: Sequence[Tensor]) -> Model:
         """A model with the same inputs whose outputs are the probes, by number."""
         operators, _ = self.cone(probes)
-        if any(_has_state(operator) for operator in self.graph.operators):
-            last = max((self.places[id(operator)] for operator in operators), default=-1)
-            operators = [operator for operator in self.graph.operators if self.places[id(operator)] <= last]
-        arguments = [self.inputs[info.name] for info in signature.inputs]
-        model = cut_out(self.model, operators, arguments, probes)
-        graph = model.subgraphs[0]
+        if any(map(_has_state, self.graph.operators)):
+            operators = list(self.graph.operators)  # what is computed last may be what the next run reads
         names = [info.name for info in signature.inputs]
+        model = cut_out(self.model, operators, [self.inputs[name] for name in names], probes)
+        graph = model.subgraphs[0]
         inputs = dict(zip(names, graph.inputs, strict=True))
         outputs = {str(place): tensor for place, tensor in enumerate(graph.outputs)}
         model.signatures = [Signature(MAIN, graph, inputs, outputs)]
@@ -131,91 +126,77 @@ def _has_state(operator: Operator) -> bool:
 
 @dataclass(slots=True)
 class _Search:
+    """`shared` are the tensors that both sides have, the output last; `equal` and `found` sort those looked at."""
+
     worker: Worker
-    a: _Side
-    b: _Side
+    sides: tuple[_Side, _Side]
+    shared: Sequence[tuple[Tensor, Tensor]]
     probe: Probe
     measure: Measure
+    equal: set[int] = field(default_factory=set)
+    found: dict[int, OutputComparison] = field(default_factory=dict)
 
     def run(self) -> FirstDifference:
         """Bisect in execution order, then go back until all that the tensor is computed from is equal."""
-        shared = _shared(self.a, self.b)
-        equal: set[int] = set()
-        found: dict[int, OutputComparison] = {}
-        low, high = -1, len(shared) - 1
-        while high - low > 1 or high not in found:
-            self._look(shared, _evenly(shared, low, high, len(self.probe.plans_a)), equal, found)
-            if high not in found and high == len(shared) - 1 and not found:
-                return self._nowhere(_VANISHED)
-            high = min(found)
-            low = max((place for place in equal if place < high), default=-1)
-        while earlier := self._sources(shared, high) - equal:
-            self._look(shared, sorted(earlier), equal, found)
-            if not any(place in found for place in earlier):
+        low, high = -1, len(self.shared) - 1
+        while high - low > 1 or high not in self.found:
+            self._look(_evenly(self.shared, low, high, len(self.probe.plans_a)))
+            if not self.found:
+                return FirstDifference(self.probe.signature.name, self.probe.kernels, reason=_VANISHED)
+            high = min(self.found)
+            low = max((place for place in self.equal if place < high), default=-1)
+        while earlier := self._sources(high) - self.equal:
+            self._look(sorted(earlier))
+            if not earlier & self.found.keys():
                 break
-            high = min(place for place in earlier if place in found)
-        return self._describe(shared, high, found[high])
+            high = min(earlier & self.found.keys())
+        return self._describe(high)
 
-    def _look(
-        self,
-        shared: Sequence[tuple[Tensor, Tensor]],
-        places: Sequence[int],
-        equal: set[int],
-        found: dict[int, OutputComparison],
-    ) -> None:
+    def _look(self, places: Sequence[int]) -> None:
         """Run both models up to some shared tensors, and sort these by whether they are equal."""
-        signature = self.probe.signature
         outputs = []
-        for side, plans, which in ((self.a, self.probe.plans_a, 0), (self.b, self.probe.plans_b, 1)):
-            cut = side.cut(signature, [shared[place][which] for place in places])
+        for which, plans in enumerate((self.probe.plans_a, self.probe.plans_b)):
+            cut = self.sides[which].cut(self.probe.signature, [self.shared[place][which] for place in places])
             with Source(cut, "cut model") as source:
                 outputs.append(self.worker.run_plans(source.model, MAIN, plans, self.probe.kernels))
         for number, place in enumerate(places):
-            one, other = (_info(tensor) for tensor in shared[place])
+            one, other = map(_info, self.shared[place])
             for ours, theirs in zip(*outputs, strict=True):
                 compared = self.measure(one, other, ours[str(number)], theirs[str(number)])
                 if not compared.equal:
-                    found.setdefault(place, compared)
-            if place not in found:
-                equal.add(place)
+                    self.found.setdefault(place, compared)
+            if place not in self.found:
+                self.equal.add(place)
 
-    def _sources(self, shared: Sequence[tuple[Tensor, Tensor]], place: int) -> set[int]:
+    def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
+        """In each model, what a shared tensor is computed by and from, back to other shared tensors."""
+        return [
+            side.cone([self.shared[place][which]], {pair[which] for pair in self.shared})
+            for which, side in enumerate(self.sides)
+        ]
+
+    def _sources(self, place: int) -> set[int]:
         """Shared tensors that this one is computed from, in either model, without another in between."""
-        found: set[int] = set()
-        for side, which in ((self.a, 0), (self.b, 1)):
-            numbers = {id(pair[which]): number for number, pair in enumerate(shared)}
-            _, border = side.cone([shared[place][which]], numbers)
-            found.update(numbers[id(tensor)] for tensor in border if id(tensor) in numbers)
-        return found
+        numbers = {tensor: number for number, pair in enumerate(self.shared) for tensor in pair}
+        return {numbers[t] for _, border in self._cones(place) for t in border if t in numbers}
 
-    def _describe(
-        self, shared: Sequence[tuple[Tensor, Tensor]], place: int, compared: OutputComparison
-    ) -> FirstDifference:
-        names = _Names(self.a, self.b, shared)
-        regions: list[list[Operator]] = []
-        borders: dict[str, None] = {}
-        for side, which in ((self.a, 0), (self.b, 1)):
-            known = {id(pair[which]) for pair in shared}
-            operators, border = side.cone([shared[place][which]], known)
-            regions.append(operators)
-            borders.update(dict.fromkeys(names(tensor) for tensor in border))
-        texts = [tuple(operator_text(operator, names) for operator in operators) for operators in regions]
+    def _describe(self, place: int) -> FirstDifference:
+        names = _Names(self.sides, self.shared)
+        (ours, border), (theirs, other_border) = self._cones(place)
+        tensor = self.shared[place][0]
         return FirstDifference(
             signature=self.probe.signature.name,
             backend=self.probe.kernels,
-            tensor=shared[place][0].name,
-            short_name=names(shared[place][0]),
-            figures=replace(compared, name=shared[place][0].name),
-            equal_before=tuple(borders),
-            operators_a=texts[0],
-            operators_b=texts[1],
+            equal_before=tuple(dict.fromkeys(map(names, (*border, *other_border)))),
+            operators_a=tuple(operator_text(operator, names) for operator in ours),
+            operators_b=tuple(operator_text(operator, names) for operator in theirs),
+            tensor=tensor.name,
+            short_name=names(tensor),
+            figures=replace(self.found[place], name=tensor.name),
             names=names.legend,
-            constants=_changed_constants(*regions),
-            reason=_NOTHING_SHARED if len(shared) == 1 else "",
+            constants=_changed_constants(ours, theirs),
+            reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
-
-    def _nowhere(self, reason: str) -> FirstDifference:
-        return FirstDifference(self.probe.signature.name, self.probe.kernels, reason=reason)
 
 
 def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
@@ -231,13 +212,11 @@ def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
 
 
 def _named(side: _Side) -> dict[str, Tensor]:
-    """Tensors that the output is computed from, in execution order, those whose name is not unique left out."""
+    """Numbers that the output is computed from, in execution order, those whose name is not unique left out."""
     operators, _ = side.cone([side.output])
     tensors = [tensor for operator in operators for tensor in operator.outputs]
-    counts: dict[str, int] = {}
-    for tensor in tensors:
-        counts[tensor.name] = counts.get(tensor.name, 0) + 1
-    return {tensor.name: tensor for tensor in tensors if tensor.name and counts[tensor.name] == 1}
+    counts = Counter(tensor.name for tensor in tensors)
+    return {t.name: t for t in tensors if t.name and t.dtype.numpy is not None and counts[t.name] == 1}
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:
@@ -261,14 +240,13 @@ def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: 
 
 def _info(tensor: Tensor) -> TensorInfo:
     """What the runtime would say of the tensor."""
-    numpy = tensor.dtype.numpy
     quantization = tensor.quantization if tensor.is_quantized else None
     return TensorInfo(
         name=tensor.name,
         tensor=tensor.name,
         shape=tensor.shape,
         declared=tensor.shape_signature or tensor.shape,
-        dtype="" if numpy is None else np.dtype(numpy).name,
+        dtype=np.dtype(tensor.dtype.numpy).name,
         scales=() if quantization is None else tuple(float(scale) for scale in quantization.scale),
         zero_points=() if quantization is None else tuple(int(zero) for zero in quantization.zero_point),
         axis=0 if quantization is None else quantization.dimension,
@@ -278,38 +256,29 @@ def _info(tensor: Tensor) -> TensorInfo:
 class _Names:
     """Short names that say the same of shared tensors in both models; `legend` has the long ones."""
 
-    def __init__(self, a: _Side, b: _Side, shared: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, sides: Iterable[_Side], shared: Iterable[tuple[Tensor, Tensor]]) -> None:
         self.legend: dict[str, str] = {}
-        self._names: dict[int, str] = {}
-        for side in (a, b):
-            self._names.update({id(tensor): f"%{name}" for name, tensor in side.inputs.items()})
-        self._pairs = {id(one): other for one, other in shared} | {id(other): one for one, other in shared}
+        self._names = {tensor: f"%{name}" for side in sides for name, tensor in side.inputs.items()}
+        self._twins = {one: pair for pair in shared for one in pair}
 
     def __call__(self, tensor: Tensor) -> str:
-        name = self._names.get(id(tensor))
-        if name is None:
+        if tensor not in self._names:
             name = f"%{len(self.legend)}"
             self.legend[name] = tensor.name
-            self._names[id(tensor)] = name
-            if id(tensor) in self._pairs:
-                self._names[id(self._pairs[id(tensor)])] = name
-        return name
+            self._names.update(dict.fromkeys(self._twins.get(tensor, (tensor,)), name))
+        return self._names[tensor]
 
 
 def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[str, ...]:
     """Names of constants that both regions read, with other bytes."""
     ours, theirs = _constants(a), _constants(b)
-    return tuple(name for name, tensor in ours.items() if name in theirs and not _same(tensor, theirs[name]))
+    return tuple(
+        name
+        for name, data in ours.items()
+        if name in theirs and not np.array_equal(data.view(), theirs[name].view())
+    )
 
 
-def _constants(operators: Iterable[Operator]) -> dict[str, Tensor]:
+def _constants(operators: Iterable[Operator]) -> dict[str, Data]:
     read = (tensor for operator in operators for tensor in operator.inputs)
-    return {tensor.name: tensor for tensor in read if tensor is not None and tensor.is_constant}
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    assert one.buffer is not None
-    assert one.buffer.data is not None
-    assert other.buffer is not None
-    assert other.buffer.data is not None
-    return bool(np.array_equal(one.buffer.data.view(), other.buffer.data.view()))
+    return {t.name: t.buffer.data for t in read if t and t.is_constant and t.buffer and t.buffer.data}

@@ -4,14 +4,14 @@ At most one of the two is loaded at a time; of the other only the outputs of the
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from edge_opt.comparison.bisect import Probe, first_difference
-from edge_opt.comparison.filling import FilledCaches, Filler
+from edge_opt.comparison.filling import FilledCaches
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -21,9 +21,9 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.graph_facts import least_entries, least_runs, shaped_like, with_entries, with_lengths
+from edge_opt.comparison.graph_facts import agreed, least_runs, with_facts
 from edge_opt.comparison.models import Models, find_models
-from edge_opt.comparison.shelf import Shelf
+from edge_opt.comparison.shelf import keep
 from edge_opt.ir import load
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits
@@ -97,12 +97,16 @@ def compare(
         first = stack.enter_context(models[0].source("a"))
         second = stack.enter_context(models[1].source("b"))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        job = _Job(running, first, second, runs, hostile, seed, atol, rtol, progress, folder)
+        asked = ComparisonReport(first.name, second.name, backend, seed, runs, hostile, atol, rtol)
+        job = _Job(running, first, second, asked, progress, folder)
         # First: what is missing for it is found before the long work.
         generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
         found = job.signatures(signatures, _kernels(backend))
         place = job.first_difference(found) if locate else None
-        return job.report(backend, found, place, generation)
+        told = tuple(job.caches.told)
+        return replace(
+            job.asked, signatures=tuple(found), first_difference=place, generation=generation, caches=told
+        )
 
 
 def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
@@ -156,98 +160,67 @@ class _Pairing:
 
 @dataclass
 class _Job:
+    """Runs both models; `asked` is the report without what is found."""
+
     worker: Worker
     a: Source
     b: Source
-    runs: int
-    hostile: bool
-    seed: int
-    atol: float
-    rtol: float
+    asked: ComparisonReport
     progress: Progress | None
     folder: Path
-    caches: FilledCaches = field(default_factory=FilledCaches, init=False)
-    described: tuple[dict[str, SignatureInfo], dict[str, SignatureInfo]] = field(default=({}, {}), init=False)
+    caches: FilledCaches = field(init=False)
+    ours: dict[str, SignatureInfo] = field(default_factory=dict, init=False)
+    paired: dict[str, _Pairing] = field(default_factory=dict, init=False)
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
 
     @property
     def sets(self) -> list[_Set]:
         """What every signature is run on."""
-        sets = [_Set("realistic", run) for run in range(self.runs)]
-        return sets + [_Set(kind, self.runs + place) for place, kind in enumerate(HOSTILE)] * self.hostile
-
-    def report(
-        self,
-        backend: Backend,
-        found: Sequence[SignatureComparison],
-        place: FirstDifference | None,
-        generation: GenerationComparison | None,
-    ) -> ComparisonReport:
-        """All that was found, with what it was found on."""
-        return ComparisonReport(
-            self.a.name,
-            self.b.name,
-            backend,
-            self.seed,
-            self.runs,
-            self.hostile,
-            self.atol,
-            self.rtol,
-            tuple(found),
-            place,
-            generation,
-            tuple(self.caches.told),
-        )
+        runs = self.asked.runs
+        sets = [_Set("realistic", run) for run in range(runs)]
+        return sets + [_Set(kind, runs + place) for place, kind in enumerate(HOSTILE)] * self.asked.hostile
 
     def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
         """Both models drive the loop of prefill and decode."""
         self.tell("generating")
         a, b = models
         pair = a.with_helpers_of(b), b.with_helpers_of(a)
-        return compare_generation(self.worker, *pair, count=count, seed=self.seed, kernels=kernels)
+        return compare_generation(self.worker, *pair, count=count, seed=self.asked.seed, kernels=kernels)
 
     def signatures(
         self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
     ) -> list[SignatureComparison]:
         """One comparison per signature and kernel set."""
-        ours, theirs = self._describe(self.a), self._describe(self.b)
-        for name in ours.keys() & theirs.keys():
-            ours[name] = least_entries(ours[name], theirs[name])
-            theirs[name] = shaped_like(theirs[name], ours[name])
-        self.described = ours, theirs
-        names = choose(list(dict.fromkeys([*ours, *theirs])), chosen)
+        self.ours, theirs = self._describe(self.a), self._describe(self.b)
+        names = choose(list(dict.fromkeys([*self.ours, *theirs])), chosen)
+        for name in self.ours.keys() & theirs.keys():
+            paired = self.paired[name] = self._pair(self.ours[name], theirs[name])
+            if not paired.reason:
+                self.ours[name] = replace(self.ours[name], inputs=tuple(one for one, _ in paired.inputs))
         self.steps = 2 * len(names) * len(kernel_sets)
-        self._fill_caches([name for name in names if name in ours])
-        begun = self.done
+        self._fill_caches([name for name in names if name in self.ours])
         found = []
         for kernels in kernel_sets:
             for name in names:
-                if name in ours and name in theirs:
-                    found.append(self._signature(ours[name], theirs[name], kernels))
-                else:
-                    found.append(SignatureComparison(name, kernels, reason=self._only(name in ours)))
-                self.done = begun + 2 * len(found)
+                found.append(self._signature(name, kernels))
+                self.done += 2
         self.tell("compared")
         return found
 
     def _describe(self, source: Source) -> dict[str, SignatureInfo]:
-        described = self.worker.describe(source.model)
         model = load(source.model)
-        self.runs = max(self.runs, least_runs(model))
-        known = with_entries(described, model)
-        if source is self.a:
-            known = with_lengths(known, model)
-        return {signature.name: signature for signature in known}
+        self.asked = replace(self.asked, runs=max(self.asked.runs, least_runs(model)))
+        return with_facts(self.worker.describe(source.model), model)
 
     def _fill_caches(self, names: Sequence[str]) -> None:
         """Of realistic runs; caches of hostile ones hold what is hostile."""
-        filler = Filler(self.worker, self.a.model, self.described[0], self.seed, self.folder)
-        by_filler, without = filler.served(names)
+        self.caches = FilledCaches(self.worker, self.a.model, self.ours, self.asked.seed, self.folder)
+        by_filler, without = self.caches.served(names)
         self.steps += len(by_filler)
         for prefill, served in by_filler.items():
             self.tell(f"{prefill}: filling caches")
-            filler.fill(prefill, served, range(self.runs), self.caches)
+            self.caches.fill(prefill, served, range(self.asked.runs))
             self.done += 1
         if without:
             listed = ", ".join(without)
@@ -265,83 +238,67 @@ class _Job:
 
     def _locate(self, found: SignatureComparison, output: str) -> FirstDifference:
         self.tell(f"{found.name}: looking for the first difference")
-        ours, theirs = (described[found.name] for described in self.described)
-        paired = self._pair(ours, theirs)
-        outputs = next(pair for pair in paired.outputs if pair[0].name == output)
-        plans = self._plans(ours, paired, self.sets)
+        outputs = next(pair for pair in self.paired[found.name].outputs if pair[0].name == output)
+        plans = self._plans(found.name, self.sets)
         kernels = cast("Kernels", found.backend)
         try:
-            probe = Probe(ours, *outputs, kernels, *plans)
+            probe = Probe(self.ours[found.name], *outputs, kernels, *plans)
             return first_difference(self.worker, self.a, self.b, probe, self._measure)
         except EdgeOptError as error:
             # The comparison itself is done: what was found must not be lost.
             return FirstDifference(found.name, found.backend, reason=f"looking for it failed: {error}")
 
-    def _signature(self, a: SignatureInfo, b: SignatureInfo, kernels: Kernels) -> SignatureComparison:
-        paired = self._pair(a, b)
+    def _signature(self, name: str, kernels: Kernels) -> SignatureComparison:
+        paired = self.paired.get(name) or _Pairing(reason=self._only(name in self.ours))
         if paired.reason:
-            return SignatureComparison(a.name, kernels, reason=paired.reason)
-        size = sum(info.nbytes for info in a.outputs)
-        batch = max(_REPLY_BYTES // max(size, 1), 1)
-        sets = self.sets
-        if not self.hostile and any(role_of(info) == "mask" for info in a.inputs):
+            return SignatureComparison(name, kernels, reason=paired.reason)
+        signature, sets = self.ours[name], self.sets
+        batch = max(_REPLY_BYTES // max(sum(info.nbytes for info in signature.outputs), 1), 1)
+        if not self.asked.hostile and any(role_of(info) == "mask" for info in signature.inputs):
             # A realistic mask closes no row, for no token is one; still, both models should agree there.
             sets.append(_Set("masked_rows", 0, apart=True))
         merged: dict[str, OutputComparison] = {}
         closed: dict[str, OutputComparison] = {}
         for begin in range(0, len(sets), batch):
-            self._run_batch(a, paired, kernels, sets[begin : begin + batch], merged, closed)
-        outputs = (*merged.values(), *paired.unmatched)
-        return SignatureComparison(a.name, kernels, outputs, masked_rows=tuple(closed.values()))
+            these = sets[begin : begin + batch]
+            for one, outputs in zip(these, self._run(name, kernels, these), strict=True):
+                into = closed if one.apart else merged
+                into.update({found.name: found.merged(into.get(found.name)) for found in outputs})
+        both = (*merged.values(), *paired.unmatched)
+        return SignatureComparison(name, kernels, both, masked_rows=tuple(closed.values()))
 
-    def _run_batch(
-        self,
-        signature: SignatureInfo,
-        paired: _Pairing,
-        kernels: Kernels,
-        sets: Sequence[_Set],
-        merged: dict[str, OutputComparison],
-        closed: dict[str, OutputComparison],
-    ) -> None:
-        plans_a, plans_b = self._plans(signature, paired, sets)
-        with Shelf() as shelf:
-            self.tell(f"{signature.name}: running a on {kernels} kernels")
-            for run, outputs in enumerate(
-                self.worker.run_plans(self.a.model, signature.name, plans_a, kernels)
-            ):
-                shelf.keep(run, outputs)
-            self.done += 1
-            self.tell(f"{signature.name}: running b on {kernels} kernels")
-            results = self.worker.run_plans(self.b.model, signature.name, plans_b, kernels)
-            self.done += 1
-            for run, outputs in enumerate(results):
-                into = closed if sets[run].apart else merged
-                for info_a, info_b in paired.outputs:
-                    ours = shelf.get(run, info_a.name)
-                    found = self._measure(info_a, info_b, ours, outputs.pop(info_b.name))
-                    into[found.name] = found.merged(into.get(found.name))
-            self.done -= 2
+    def _run(self, name: str, kernels: Kernels, sets: Sequence[_Set]) -> Iterator[list[OutputComparison]]:
+        """The outputs that both have, on each set of inputs."""
+        plans_a, plans_b = self._plans(name, sets)
+        self.tell(f"{name}: running a on {kernels} kernels")
+        path = self.folder / "outputs"
+        path.unlink(missing_ok=True)
+        kept = [keep(run, path) for run in self.worker.run_plans(self.a.model, name, plans_a, kernels)]
+        self.tell(f"{name}: running b on {kernels} kernels", ahead=1)
+        results = self.worker.run_plans(self.b.model, name, plans_b, kernels)
+        pairs = self.paired[name].outputs
+        for ours, theirs in zip(kept, results, strict=True):
+            yield [self._measure(one, other, ours[one.name], theirs.pop(other.name)) for one, other in pairs]
 
-    def _plans(
-        self, signature: SignatureInfo, paired: _Pairing, sets: Sequence[_Set]
-    ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+    def _plans(self, name: str, sets: Sequence[_Set]) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         plans_a, plans_b = [], []
         for one in sets:
             if one.kind == "realistic" or one.apart:
-                made = self.caches.plan(signature, self.seed, one.run)
+                made = self.caches.plan(name, one.run)
             else:
-                made = plan(signature, seed=self.seed, run=one.run, kind=one.kind)
+                made = plan(self.ours[name], seed=self.asked.seed, run=one.run, kind=one.kind)
             if one.apart:
                 made = tuple(
                     replace(given, kind=one.kind) if given.role == "mask" else given for given in made
                 )
-            twins = [pair(ours, other) for ours, (_, other) in zip(made, paired.inputs, strict=True)]
+            pairs = zip(made, self.paired[name].inputs, strict=True)
+            twins = [pair(ours, other) for ours, (_, other) in pairs]
             plans_a.append([ours for ours, _ in twins])
             plans_b.append([other for _, other in twins])
         return plans_a, plans_b
 
     def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
-        how = {"atol": self.atol, "rtol": self.rtol, "logits": are_logits(info_a)}
+        how = {"atol": self.asked.atol, "rtol": self.asked.rtol, "logits": are_logits(info_a)}
         found = measured(info_a, info_b, a, b, **how)
         requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
         if found.reason or not requantized:
@@ -360,15 +317,15 @@ class _Job:
                 )
         outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
         unmatched = tuple(OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone)
-        return _Pairing(tuple(inputs), tuple(outputs), unmatched)
+        return _Pairing(tuple(agreed(*both) for both in inputs), tuple(outputs), unmatched)
 
     def _only(self, in_a: bool) -> str:
         return f"only in {self.a.name if in_a else self.b.name}"
 
-    def tell(self, stage: str) -> None:
-        """Report progress."""
+    def tell(self, stage: str, ahead: int = 0) -> None:
+        """Report progress: what is done, and so many steps more."""
         if self.progress is not None:
-            self.progress(stage, self.done, self.steps)
+            self.progress(stage, self.done + ahead, self.steps)
 
 
 def _match(

@@ -219,7 +219,7 @@ class ComparisonReport:
     hostile: bool
     atol: float
     rtol: float
-    signatures: tuple[SignatureComparison, ...]
+    signatures: tuple[SignatureComparison, ...] = ()
     first_difference: FirstDifference | None = None
     generation: GenerationComparison | None = None
     caches: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ import numpy as np
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
-from edge_opt.comparison.graph_facts import least_runs, with_entries
+from edge_opt.comparison.graph_facts import least_runs, with_facts
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load
 from edge_opt.proof import metrics, noise
@@ -81,7 +81,7 @@ def record(
         worker = stack.enter_context(Worker())
         source = stack.enter_context(find_models(model).source("model"))
         graph = load(source.model)
-        described = {s.name: s for s in with_entries(worker.describe(source.model), graph)}
+        described = with_facts(worker.describe(source.model), graph)
         runs = max(runs, least_runs(graph))
         names = choose(list(described), signatures)
         count = sum(len(described[name].outputs) for name in names) * runs
@@ -179,8 +179,8 @@ def _check_signature(
     actual = described.get(golden.name)
     if actual is None:
         return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {source.name}")
-    old = [(info.name, info.shape, info.dtype) for info in golden.inputs]
-    if old != [(info.name, info.shape, info.dtype) for info in actual.inputs]:
+    old = [(info.name, info.declared, info.dtype) for info in golden.inputs]
+    if old != [(info.name, info.declared, info.dtype) for info in actual.inputs]:
         return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
     now = {info.name: info for info in actual.outputs}
     # Inputs come from the recorded description, so that they stay the same if only an output is renamed.

@@ -10,7 +10,7 @@ from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.lengths import choose_lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from edge_opt.ir import Model, Operator, Tensor
     from edge_opt.proof.tensors import SignatureInfo, TensorInfo
@@ -30,55 +30,32 @@ _CARRIES: dict[str, tuple[int, ...] | None] = {
 }
 
 
-def with_entries(described: Iterable[SignatureInfo], model: Model) -> list[SignatureInfo]:
-    """The signatures as the runtime describes them; inputs that index a table know how many entries it has."""
-    return [
-        _with_inputs(info, model, lambda one, tensor: replace(one, entries=_entries(model, tensor)))
-        for info in described
-    ]
+def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:
+    """The signatures that the runtime describes, by name, with what the graph knows of their inputs.
 
-
-def with_lengths(described: Iterable[SignatureInfo], model: Model) -> list[SignatureInfo]:
-    """The signatures with a size for each length that is known only at run time, where some can go together."""
+    That is how many entries the tables have that they index, and a size for each length that is known only at run time,
+    where some can go together.
+    """
     lengths = choose_lengths(model)
     shapes = lengths[0].shapes if lengths else {}
-    return [
-        _with_inputs(info, model, lambda one, tensor: replace(one, shape=shapes.get(tensor, one.shape)))
-        for info in described
-    ]
+    arguments = {signature.key: signature.inputs for signature in model.signatures}
+    found = {}
+    for signature in described:
+        given = model.subgraphs[0].inputs
+        if signature.name in arguments and not signature.positional:
+            given = [arguments[signature.name][info.name] for info in signature.inputs]
+        inputs = (
+            replace(info, shape=shapes.get(tensor, info.shape), entries=_entries(model, tensor))
+            for info, tensor in zip(signature.inputs, given, strict=True)
+        )
+        found[signature.name] = replace(signature, inputs=tuple(inputs))
+    return found
 
 
-def shaped_like(one: SignatureInfo, other: SignatureInfo) -> SignatureInfo:
-    """The first signature, with the lengths that the other's inputs of the same name (or place) were given."""
-    shapes = {info.name: info.shape for info in other.inputs}
-    if one.positional and other.positional:
-        shapes = {mine.name: info.shape for mine, info in zip(one.inputs, other.inputs, strict=False)}
-    inputs = (
-        replace(info, shape=shapes.get(info.name, info.shape)) if -1 in info.declared else info
-        for info in one.inputs
-    )
-    return replace(one, inputs=tuple(inputs))
-
-
-def _with_inputs(
-    info: SignatureInfo, model: Model, changed: Callable[[TensorInfo, Tensor], TensorInfo]
-) -> SignatureInfo:
-    signature = next((own for own in model.signatures if own.key == info.name), None)
-    if signature is None or info.positional:
-        tensors = list(model.subgraphs[0].inputs)
-    else:
-        tensors = [signature.inputs[entry.name] for entry in info.inputs]
-    return replace(info, inputs=tuple(map(changed, info.inputs, tensors)))
-
-
-def least_entries(one: SignatureInfo, other: SignatureInfo) -> SignatureInfo:
-    """The first signature, with no more entries than tables have that the other's inputs of the same name index."""
-    others = {info.name: info.entries for info in other.inputs}
-    inputs = (
-        replace(info, entries=min(filter(None, (info.entries, others.get(info.name, 0))), default=0))
-        for info in one.inputs
-    )
-    return replace(one, inputs=tuple(inputs))
+def agreed(one: TensorInfo, other: TensorInfo) -> tuple[TensorInfo, TensorInfo]:
+    """An input of two models, with the lengths that it was given in the first and the entries of the smaller table."""
+    entries = min(filter(None, (one.entries, other.entries)), default=0)
+    return replace(one, entries=entries), replace(other, entries=entries, shape=one.shape)
 
 
 def least_runs(model: Model) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.comparison.compare import choose
-from edge_opt.comparison.filling import FilledCaches, Filler
+from edge_opt.comparison.filling import FilledCaches
 from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
@@ -240,7 +240,7 @@ class _Job:
     seed: int
     tolerances: tuple[float, float]
     seconds: float | None
-    caches: FilledCaches = field(default_factory=FilledCaches)
+    caches: FilledCaches = field(init=False)
 
     def signatures(
         self, wanted: Sequence[str] | None, layers: int | None, progress: Progress | None
@@ -252,10 +252,10 @@ class _Job:
         names = choose([name for name in ours if name in theirs], wanted)
         tell = progress or (lambda *_: None)
         tell("filling caches", 0, 2 * len(names))
-        filler = Filler(self.worker, self.sources[0].model, ours, self.seed, self.folder)
-        by_filler, _ = filler.served(names)
+        self.caches = FilledCaches(self.worker, self.sources[0].model, ours, self.seed, self.folder)
+        by_filler, _ = self.caches.served(names)
         for prefill, served in by_filler.items():
-            filler.fill(prefill, served, range(1), self.caches)
+            self.caches.fill(prefill, served, range(1))
         found = []
         for place, name in enumerate(names):
             plans = self._plans(ours[name], theirs[name])
@@ -267,7 +267,7 @@ class _Job:
     def _plans(self, ours: SignatureInfo, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
         """The same real numbers for both models, by input name."""
         infos = {info.name: info for info in theirs.inputs}
-        made = self.caches.plan(ours, self.seed, 0)
+        made = self.caches.plan(ours.name, 0)
         missing = [one.info.name for one in made if one.info.name not in infos]
         if missing:
             raise UsageError(f"signature '{ours.name}': input '{missing[0]}' is in the first model only")

@@ -106,9 +106,8 @@ class Worker:
 
         `signature` may be None if the model has only one, or none (then `describe` names the inputs of subgraph 0).
         """
-        listed = [{"arrays": {name: f"0/{name}" for name in inputs}}]
-        arrays = {f"0/{name}": np.asarray(value) for name, value in inputs.items()}
-        return self._run(model, signature, listed, arrays, kernels)[0]
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        return self._run(model, signature, [None], arrays, kernels)[0]
 
     def run_plans(
         self,
@@ -118,8 +117,7 @@ class Worker:
         kernels: Kernels = "xnnpack",
     ) -> list[Arrays]:
         """The same for inputs that the worker makes itself, a sequence of plans for each run of the loaded model."""
-        listed = [{"plans": {made.info.name: asdict(made) for made in run}} for run in plans]
-        return self._run(model, signature, listed, {}, kernels)
+        return self._run(model, signature, [list(map(asdict, run)) for run in plans], {}, kernels)
 
     def generate(
         self, model: Runnable, others: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
@@ -141,20 +139,12 @@ class Worker:
             reply, results = self._ask_of(model, header, {}, where, more=more)
         return reply["tokens"], results["logits"]
 
-    def fill(
-        self,
-        model: Runnable,
-        signature: SignatureInfo,
-        runs: Sequence[Sequence[Chunk]],
-        kernels: Kernels = "xnnpack",
-    ) -> list[Arrays]:
-        """The caches after each run of a prefill signature, whose inputs the worker makes itself."""
-        call = asdict(Call("main", signature))
-        listed = [list(map(asdict, chunks)) for chunks in runs]
-        header = {"operation": "fill", "kernels": kernels, "call": call, "runs": listed}
-        where = f"model {name_of(model)}, signature '{signature.name}', {kernels} kernels"
-        _, results = self._ask_of(model, header, {}, where)
-        return _by_run(results, len(runs))
+    def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[Chunk]) -> Arrays:
+        """The caches after a prefill signature took these chunks, whose inputs the worker makes itself."""
+        call, listed = asdict(Call("main", signature)), list(map(asdict, chunks))
+        header = {"operation": "fill", "call": call, "chunks": listed}
+        where = f"model {name_of(model)}, signature '{signature.name}', filling caches"
+        return self._ask_of(model, header, {}, where)[1]
 
     def prove(
         self,
@@ -193,14 +183,19 @@ class Worker:
         self,
         model: Runnable,
         signature: str | None,
-        inputs: Sequence[Mapping[str, Any]],
+        plans: Sequence[list[dict[str, Any]] | None],
         arrays: Arrays,
         kernels: Kernels,
     ) -> list[Arrays]:
-        header = {"operation": "run", "signature": signature, "kernels": kernels, "inputs": list(inputs)}
+        """The outputs of each run, on these plans, or where there are none on the arrays."""
+        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
         where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
         _, results = self._ask_of(model, header, arrays, where)
-        return _by_run(results, len(inputs))
+        runs: list[Arrays] = [{} for _ in plans]
+        for key, array in results.items():
+            number, _, name = key.partition("/")
+            runs[int(number)][name] = array
+        return runs
 
     def _ask_of(
         self, model: Runnable, header: Header, arrays: Arrays, where: str, *, more: int = 0
@@ -248,14 +243,6 @@ class Worker:
         if self._process is None:
             self._process = ChildProcess()
         return self._process
-
-
-def _by_run(results: Arrays, count: int) -> list[Arrays]:
-    runs: list[Arrays] = [{} for _ in range(count)]
-    for key, array in results.items():
-        number, _, name = key.partition("/")
-        runs[int(number)][name] = array
-    return runs
 
 
 @contextmanager

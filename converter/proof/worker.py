@@ -80,19 +80,12 @@ def _describe(native: ModuleType, header: Header, _: Arrays) -> _Answer:
 def _run(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     session = native.Session(Path(header["path"]), header["kernels"])
     results: Arrays = {}
-    for number, given in enumerate(header["inputs"]):
-        outputs = session.run(header["signature"], _make(given, arrays))
+    for number, listed in enumerate(header["plans"]):
+        plans = [from_plain(inputs.InputPlan, fields) for fields in listed or ()]
+        given = {made.info.name: inputs.array_of(made) for made in plans} or arrays
+        outputs = session.run(header["signature"], given)
         results.update({f"{number}/{name}": array for name, array in outputs.items()})
     return {}, results
-
-
-def _make(given: Header, arrays: Arrays) -> Arrays:
-    """One input set: arrays that came with the request, or plans to be carried out now."""
-    if "plans" in given:
-        return {
-            name: inputs.array_of(from_plain(inputs.InputPlan, plan)) for name, plan in given["plans"].items()
-        }
-    return {name: arrays[key] for name, key in given["arrays"].items()}
 
 
 def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
@@ -128,13 +121,10 @@ def _generate(native: ModuleType, header: Header, _: Arrays) -> _Answer:
 
 
 def _fill_caches(native: ModuleType, header: Header, _: Arrays) -> _Answer:
-    session = native.Session(Path(header["path"]), header["kernels"])
-    call, results = from_plain(loop.Call, header["call"]), {}
-    for number, listed in enumerate(header["runs"]):
-        chunks = [from_plain(loop.Chunk, fields) for fields in listed]
-        filled = loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
-        results.update({f"{number}/{name}": array for name, array in filled.items()})
-    return {}, results
+    session = native.Session(Path(header["path"]), "xnnpack")
+    call = from_plain(loop.Call, header["call"])
+    chunks = [from_plain(loop.Chunk, fields) for fields in header["chunks"]]
+    return {}, loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
 
 
 @contextmanager
