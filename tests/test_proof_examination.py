@@ -29,7 +29,7 @@ subgraph main (%x: float32[1,64,8], %w: float32[1,8,8]) {
 }
 """
 REGION = Region(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'")
-QUESTION = Question(b"before", b"after", Demand(), ProofRequest())
+QUESTION = Question(REGION, Demand(), ProofRequest())
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
 REFUSED_BEFORE = RuntimeRefused("", "before: no kernel")
 REFUSED_AFTER = RuntimeRefused("", "after: no kernel")
@@ -65,7 +65,7 @@ class Worker:
 
 def examine(worker: Worker, question: Question = QUESTION, *, covered: bool = False, **how: Any) -> Proof:
     settings = Settings(**{"seed": 3, "time_limit": None, "exhaustive": False, **how})
-    proof = Examiner(worker, settings, covered=covered).examine(question, REGION)  # type: ignore[arg-type]
+    proof = Examiner(worker, settings, covered=covered).examine(question)  # type: ignore[arg-type]
     assert worker.answers == [], "all that was prepared was asked for"
     return proof
 
@@ -76,12 +76,8 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     proof = examine(worker, question)
     assert (proof.holds, proof.bitwise, proof.ran) == (True, True, (Ran("xnnpack"), Ran("reference")))
     (asked,) = worker.asked
-    assert (asked["before"], asked["after"], asked["kernels"], asked["kind"]) == (
-        b"before",
-        b"after",
-        BOTH,
-        "realistic",
-    )
+    assert ((asked["before"], asked["after"]), asked["kernels"]) == (REGION.files, BOTH)
+    assert asked["kind"] == "realistic"
     assert (asked["seed"], asked["parts"], asked["at_once"], asked["cut"]) == (3, 4, True, None)
     assert asked["where"] == "'main' up to 'y'"
 
@@ -131,7 +127,7 @@ def test_a_run_may_take_a_minute_and_ten_times_what_it_took_before(monkeypatch: 
     settings = Settings(0, None, exhaustive=False)
     worker = Worker(answer(BOTH, seconds=4.0), 0)
     for _ in range(2):
-        Examiner(worker, settings, covered=False).examine(QUESTION, REGION)  # type: ignore[arg-type]
+        Examiner(worker, settings, covered=False).examine(QUESTION)  # type: ignore[arg-type]
     first, second = (asked["seconds"] for asked in worker.asked)
     assert first == pytest.approx(60 + 10 * 2 * operations / 5e7)
     assert second == pytest.approx(60 + 10 * 4.0)
@@ -146,7 +142,7 @@ def test_a_run_may_take_a_minute_and_ten_times_what_it_took_before(monkeypatch: 
 def test_short_runs_say_nothing_of_the_machines_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "_MEASURED", 2 * 2 * 64 * 8 * 8)
     settings = Settings(0, None, exhaustive=False)
-    Examiner(Worker(0), settings, covered=False).examine(QUESTION, REGION)  # type: ignore[arg-type]
+    Examiner(Worker(0), settings, covered=False).examine(QUESTION)  # type: ignore[arg-type]
     assert settings.speeds == {}
 
 
@@ -188,9 +184,9 @@ def test_a_large_region_is_run_on_rows_and_then_in_full_on_one_kernel_set() -> N
     assert extents(proof) == [("xnnpack", False), ("reference", True)]
     on_rows, in_full = worker.asked
     assert on_rows["at_once"]
-    assert on_rows["before"] != b"before"
+    assert on_rows["before"] != REGION.files[0]
     assert on_rows["cut"].shapes == ((1, 64, 8), (1, 8, 8))
-    assert (in_full["before"], in_full["cut"]) == (b"before", None)
+    assert (in_full["before"], in_full["cut"]) == (REGION.files[0], None)
     assert proof.ran[1].length == 64
 
 

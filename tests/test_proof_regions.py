@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +15,12 @@ from pass_runs import rewrites_of, run
 from toy_passes import replacing
 
 from edge_opt.conversion import convert, verdicts
-from edge_opt.ir import Model, Operator, Tensor, to_bytes
+from edge_opt.ir import Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Demand, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.proof import examination
+from edge_opt.proof.examination import Question, Region
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.regions import RegionProver
@@ -241,11 +241,10 @@ def test_the_next_small_region_is_begun_while_one_is_proved() -> None:
 
 
 def test_closing_ends_what_still_runs() -> None:
-    model = proof_models.endless()
+    model = load(proof_models.endless())
     with RegionProver(workers=2, time_limit=600) as prover:
-        region, question = next(prover._questions(layers("int16")[1][0], Demand()))
-        endless = replace(question, before=model, after=model, request=ProofRequest(row_axes=(None,)))
-        future = prover._begin(endless, region).proof
+        endless = Question(Region(model, model, "endless"), Demand(), ProofRequest(row_axes=(None,)))
+        future = prover._begin(endless).proof
         with pytest.raises(TimeoutError):
             future.result(timeout=0.5)
     assert future.done()

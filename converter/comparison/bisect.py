@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
-from edge_opt.ir import DType, Model, Signature, load
+from edge_opt.comparison.graph_facts import keeps_state
+from edge_opt.ir import Model, Signature, load
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.text import operator_text
 from edge_opt.proof.source import Source
@@ -106,7 +107,7 @@ class _Side:
     def cut(self, signature: SignatureInfo, probes: Sequence[Tensor]) -> Model:
         """A model with the same inputs whose outputs are the probes, by number."""
         operators, _ = self.cone(probes)
-        if any(map(_has_state, self.graph.operators)):
+        if keeps_state(self.model):
             operators = list(self.graph.operators)  # what is computed last may be what the next run reads
         names = [info.name for info in signature.inputs]
         model = cut_out(self.model, operators, [self.inputs[name] for name in names], probes)
@@ -115,13 +116,6 @@ class _Side:
         outputs = {str(place): tensor for place, tensor in enumerate(graph.outputs)}
         model.signatures = [Signature(MAIN, graph, inputs, outputs)]
         return model
-
-
-def _has_state(operator: Operator) -> bool:
-    return not operator.outputs or any(
-        tensor is not None and (tensor.is_variable or tensor.dtype is DType.RESOURCE)
-        for tensor in (*operator.inputs, *operator.outputs)
-    )
 
 
 @dataclass(slots=True)
@@ -249,7 +243,6 @@ def _info(tensor: Tensor) -> TensorInfo:
         dtype=np.dtype(tensor.dtype.numpy).name,
         scales=() if quantization is None else tuple(float(scale) for scale in quantization.scale),
         zero_points=() if quantization is None else tuple(int(zero) for zero in quantization.zero_point),
-        axis=0 if quantization is None else quantization.dimension,
     )
 
 

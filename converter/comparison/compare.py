@@ -21,7 +21,7 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.graph_facts import agreed, least_runs, with_facts
+from edge_opt.comparison.graph_facts import agreed, keeps_state, with_facts
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.comparison.shelf import keep
 from edge_opt.ir import load
@@ -210,7 +210,7 @@ class _Job:
 
     def _describe(self, source: Source) -> dict[str, SignatureInfo]:
         model = load(source.model)
-        self.asked = replace(self.asked, runs=max(self.asked.runs, least_runs(model)))
+        self.asked = replace(self.asked, runs=max(self.asked.runs, 1 + keeps_state(model)))
         return with_facts(self.worker.describe(source.model), model)
 
     def _fill_caches(self, names: Sequence[str]) -> None:

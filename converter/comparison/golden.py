@@ -21,7 +21,7 @@ import numpy as np
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
-from edge_opt.comparison.graph_facts import least_runs, with_facts
+from edge_opt.comparison.graph_facts import keeps_state, with_facts
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load
 from edge_opt.proof import metrics, noise
@@ -82,7 +82,7 @@ def record(
         source = stack.enter_context(find_models(model).source("model"))
         graph = load(source.model)
         described = with_facts(worker.describe(source.model), graph)
-        runs = max(runs, least_runs(graph))
+        runs = max(runs, 1 + keeps_state(graph))
         names = choose(list(described), signatures)
         count = sum(len(described[name].outputs) for name in names) * runs
         share = _BUDGET // max(count, 1)
@@ -220,9 +220,7 @@ def _check_output(
     if sample.shape != kept.shape or sample.dtype != kept.dtype:
         raise ValueError(f"sample of {info.name}")
     atol, rtol = meta["atol"], meta["rtol"]
-    difference = metrics.measure(
-        kept, sample, quantized_a=info, quantized_b=info, atol=atol, rtol=rtol, logits=False
-    )
+    difference = metrics.measure(kept, sample, quantized_a=info, quantized_b=info, atol=atol, rtol=rtol)
     if not difference.equal:
         return OutputComparison(info.name, difference)
     return OutputComparison(info.name, difference, _outside_sample(expected, actual, info, difference, meta))

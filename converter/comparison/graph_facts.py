@@ -58,10 +58,10 @@ def agreed(one: TensorInfo, other: TensorInfo) -> tuple[TensorInfo, TensorInfo]:
     return replace(one, entries=entries), replace(other, entries=entries, shape=one.shape)
 
 
-def least_runs(model: Model) -> int:
-    """How often to run the model to see all that it does: twice where it keeps state from one run to the next."""
+def keeps_state(model: Model) -> bool:
+    """Whether what one run of the model stores is there for the next: then one run does not show all that it does."""
     tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
-    return 2 if any(tensor.is_variable or tensor.dtype is DType.RESOURCE for tensor in tensors) else 1
+    return any(tensor.is_variable or tensor.dtype is DType.RESOURCE for tensor in tensors)
 
 
 def _entries(model: Model, tensor: Tensor) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +16,7 @@ from edge_opt.proof.rows import multiply_adds, sample
 from edge_opt.schema.errors import ModelFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from edge_opt.ir import Model
     from edge_opt.proof.pair import ProofRequest
@@ -25,26 +27,48 @@ if TYPE_CHECKING:
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _IN_FULL = (
     1 << 26
-)  # multiply-adds of a region that is run in full on every kernel set, whatever was proved before
+)  # multiply-adds of a region that is run in full on both kernel sets, whatever was proved before
 _LEAST_SECONDS = 60.0
 _MEASURED = 1 << 22  # multiply-adds below which a run says nothing of the machine's speed
 _MARGIN = 10.0  # the machine may be that much busier than it was when its speed was measured
 _SLOW = 5e7  # multiply-adds a second, where nothing was measured yet: a fourteenth of the slowest kernel's
 
 
+@dataclass(frozen=True)
+class Region:
+    """Both versions cut out as models, and the region's name for messages; on these `rows` of `length`, or all."""
+
+    before: Model
+    after: Model
+    name: str
+    rows: tuple[int, ...] = ()
+    length: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Multiply-adds of one run of both."""
+        return multiply_adds(self.before) + multiply_adds(self.after)
+
+    @cached_property
+    def files(self) -> tuple[bytes, bytes]:
+        """Both versions as a worker takes them."""
+        return to_bytes(self.before), to_bytes(self.after)
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Equal questions have equal answers."""
+    """What is asked of a region. Equal keys have equal answers."""
 
-    before: bytes
-    after: bytes
+    region: Region
     demand: Demand
     request: ProofRequest
     must_compare: bool = True
 
-    def digest(self) -> Question:
-        """The question with digests in place of its models, to be remembered by."""
-        return replace(self, before=sha256(self.before).digest(), after=sha256(self.after).digest())
+    @property
+    def key(self) -> Hashable:
+        """What a question is remembered by: digests in place of its models."""
+        digests = tuple(sha256(file).digest() for file in self.region.files)
+        return digests, self.demand, self.request, self.must_compare
 
     @property
     def can_be_sampled(self) -> bool:
@@ -59,19 +83,10 @@ class Question:
             yield replace(self, request=replace(self.request, hints=whole))
         yield replace(self, request=replace(self.request, hints=whole, kind="large"))
 
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Both versions cut out as models, what they cost, and the region's name for messages."""
-
-    before: Model
-    after: Model
-    name: str
-
-    @property
-    def cost(self) -> int:
-        """Multiply-adds of one run of both."""
-        return multiply_adds(self.before) + multiply_adds(self.after)
+    def on(self, part: Rows) -> Question:
+        """The same on some rows."""
+        region = Region(part.before, part.after, self.region.name, part.rows, part.length)
+        return replace(self, region=region, request=replace(self.request, at_once=True, cut=part.cut))
 
 
 @dataclass(slots=True)
@@ -83,9 +98,9 @@ class Settings:
     exhaustive: bool
     speeds: dict[tuple[Kernels, ...], float] = field(default_factory=dict)
 
-    def samples(self, question: Question, region: Region) -> bool:
+    def samples(self, question: Question) -> bool:
         """Whether the region is large enough, and such, that rows may stand for all of it."""
-        return not self.exhaustive and region.cost > _IN_FULL and question.can_be_sampled
+        return not self.exhaustive and question.region.cost > _IN_FULL and question.can_be_sampled
 
     def limit(self, kernels: tuple[Kernels, ...], operations: int) -> float:
         """Seconds that a run may take."""
@@ -93,27 +108,6 @@ class Settings:
             return self.time_limit
         speed = self.speeds.get(kernels) or min(self.speeds.values(), default=_SLOW)
         return _LEAST_SECONDS + _MARGIN * operations / speed
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A question on a region, or on some rows of it, which the models of the question then are made for."""
-
-    question: Question
-    region: Region
-    rows: tuple[int, ...] = ()
-    length: int = 0
-
-    def on(self, part: Rows) -> _Run:
-        """The same on some rows."""
-        before, after = to_bytes(part.before), to_bytes(part.after)
-        request = replace(self.question.request, at_once=True, cut=part.cut)
-        question = replace(self.question, before=before, after=after, request=request)
-        return _Run(question, Region(part.before, part.after, self.region.name), part.rows, part.length)
-
-    def ran(self, kernels: tuple[Kernels, ...]) -> tuple[Ran, ...]:
-        """What is told of it."""
-        return tuple(Ran(name, self.rows, self.length) for name in kernels)
 
 
 class Examiner:
@@ -130,23 +124,22 @@ class Examiner:
         self._settings = settings
         self._covered = covered
 
-    def examine(self, question: Question, region: Region) -> Proof:
+    def examine(self, question: Question) -> Proof:
         """The first answer that says something; none, where no inputs make the results tell."""
         untold = ""
         for other in question.others():
             try:
-                return self._run(other, region)
+                return self._run(other)
             except UntoldError as error:
                 untold = untold or str(error)
         reason = f"not provable: {untold}, whatever inputs are tried, so a wrong rewrite would give the same"
         return undecided(question.demand, reason)
 
-    def _run(self, question: Question, region: Region) -> Proof:
-        run = _Run(question, region)
+    def _run(self, question: Question) -> Proof:
         try:
-            if not self._settings.samples(question, region):
-                return self._where_possible(run, _KERNELS)
-            return self._at_size(run)
+            if not self._settings.samples(question):
+                return self._where_possible(question)
+            return self._at_size(question)
         except ModelFormatError as error:
             return failed(question.demand, f"the region alone is no model that may be run: {error}")
         except RuntimeTimedOut as error:
@@ -158,47 +151,45 @@ class Examiner:
         except RuntimeFailed as error:
             return failed(question.demand, f"the proof could not be run: {error}")
 
-    def _at_size(self, run: _Run) -> Proof:
+    def _at_size(self, question: Question) -> Proof:
         """On rows first, which is quick; then in full, unless the structure was proved in full already."""
-        part = sample(run.region.before, run.region.after, self._settings.seed)
+        part = sample(question.region.before, question.region.after, self._settings.seed)
         if part is None:
-            return self._where_possible(run, _KERNELS)
-        on_rows = self._on_rows(run.on(part))
+            return self._where_possible(question)
+        on_rows = self._on_rows(question.on(part))
         if not on_rows.holds or self._covered:
             return on_rows
         first = on_rows.ran[0].kernels
-        in_full = self._ask(run, (cast("Kernels", first),))
+        in_full = self._ask(question, (cast("Kernels", first),))
         if not in_full.holds and len(on_rows.ran) > 1:
             # Where XNNPACK declines an operator, only the reference kernels may be bitwise; and the report is whole.
-            in_full = self._ask(run, _KERNELS)
+            in_full = self._ask(question, _KERNELS)
         if not in_full.holds:
             return in_full
         done = {ran.kernels for ran in in_full.ran}
         rest = tuple(ran for ran in on_rows.ran if ran.kernels not in done)
         return replace(all_of([on_rows, in_full]), ran=(*in_full.ran, *rest))
 
-    def _on_rows(self, run: _Run) -> Proof:
+    def _on_rows(self, question: Question) -> Proof:
         """Where the structure is proved on both kernel sets, one of them is enough, if it gives the same bits."""
         if self._covered:
-            try:
-                proof = self._ask(run, _KERNELS[:1])
-            except RuntimeRefused:
-                proof = None
-            if proof is not None and proof.holds:
-                return proof
-        return self._where_possible(run, _KERNELS)
+            with suppress(RuntimeRefused):
+                proof = self._ask(question, _KERNELS[:1])
+                if proof.holds:
+                    return proof
+        return self._where_possible(question)
 
-    def _where_possible(self, run: _Run, wanted: tuple[Kernels, ...]) -> Proof:
+    def _where_possible(self, question: Question) -> Proof:
         """Some operators exist in one kernel set only; then that one has to do, and the proof says so."""
         try:
-            return self._ask(run, wanted)
+            return self._ask(question, _KERNELS)
         except RuntimeRefused as error:
             if not error.reason.startswith("before:"):
                 raise
             refusal = error
-        for kernels in wanted:
+        for kernels in _KERNELS:
             try:
-                proof = self._ask(run, (kernels,))
+                proof = self._ask(question, (kernels,))
             except RuntimeTimedOut:
                 raise
             except RuntimeFailed:
@@ -206,28 +197,27 @@ class Examiner:
             return replace(proof, note=f"on {kernels} kernels only: the others refuse the region as it was")
         raise refusal
 
-    def _ask(self, run: _Run, kernels: tuple[Kernels, ...]) -> Proof:
+    def _ask(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
         try:
-            return self._ask_once(run, kernels)
+            return self._ask_once(question, kernels)
         except RuntimeCrashed:
             # A worker that somebody killed between two requests says nothing about a region; a second time, it does.
-            return self._ask_once(run, kernels)
+            return self._ask_once(question, kernels)
 
-    def _ask_once(self, run: _Run, kernels: tuple[Kernels, ...]) -> Proof:
-        question = run.question
-        operations = run.region.cost * len(kernels)
+    def _ask_once(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
+        region = question.region
+        operations = region.cost * len(kernels)
         limit = self._settings.limit(kernels, operations)
         try:
             outcome = self._worker.prove(
-                question.before,
-                question.after,
+                *region.files,
                 replace(question.request, kernels=kernels, seed=self._settings.seed),
                 seconds=limit,
-                where=run.region.name,
+                where=region.name,
             )
         except RuntimeTimedOut as error:
             raise RuntimeTimedOut(
-                f"region {run.region.name} took longer than {limit:.3g} s; --proof-seconds {2 * limit:.0f} gives each "
+                f"region {region.name} took longer than {limit:.3g} s; --proof-seconds {2 * limit:.0f} gives each "
                 "run of a region longer, --verify none proves nothing"
             ) from error
         if operations > _MEASURED:
@@ -235,7 +225,7 @@ class Examiner:
         return judge(
             outcome,
             question.demand,
-            run.ran(kernels),
+            tuple(Ran(name, region.rows, region.length) for name in kernels),
             clipped=bool(question.request.limits),
             must_compare=question.must_compare,
         )

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from edge_opt.ir import Model, to_bytes
+from edge_opt.ir import Model
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.extract import cut_out
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
@@ -22,7 +22,7 @@ from edge_opt.proof.structure import Structure, structure
 from edge_opt.shapes.lengths import Lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from edge_opt.ir import Operator, Tensor
     from edge_opt.passes.contract import Demand, Proof
@@ -83,8 +83,8 @@ class RegionProver:
         self._pool = WorkerPool(free_cores() if workers is None else workers)
         self._model = model
         self._settings = Settings(seed, time_limit, exhaustive)
-        self._known: dict[Question, Proof] = {}
-        self._begun: dict[Question, _Begun] = {}
+        self._known: dict[Hashable, Proof] = {}
+        self._begun: dict[Hashable, _Begun] = {}
         self._current: _Begun | None = None
         self._proved: list[tuple[_Kind, Proof]] = []
         self._coming: Iterator[tuple[Rewrite, Demand]] = iter(())
@@ -117,14 +117,14 @@ class RegionProver:
         """
         self.regions += 1
         proofs: list[Proof] = []
-        for region, question in self._questions(rewrite, demand):
-            proofs.append(self._answer(question, region))
+        for question in self._questions(rewrite, demand):
+            proofs.append(self._answer(question))
             if not proofs[-1].holds:
                 return proofs[-1]
         return all_of(proofs)
 
-    def _questions(self, rewrite: Rewrite, demand: Demand) -> Iterator[tuple[Region, Question]]:
-        """The region cut out, and what to ask of it, one after the other; for each choice of lengths anew."""
+    def _questions(self, rewrite: Rewrite, demand: Demand) -> Iterator[Question]:
+        """What to ask of the region, one after the other; for each choice of lengths it is cut out anew."""
         old, new, outputs = _changed(rewrite)
         model = rewrite.calls or Model()
         saturation = rewrite.saturation
@@ -133,27 +133,27 @@ class RegionProver:
             # What follows from the lengths is no input: another number would not fit.
             fixed = {tensor: at.values[tensor] for tensor in rewrite.inputs() if tensor in at.values}
             inputs = tuple(tensor for tensor in rewrite.inputs() if tensor not in fixed)
-            old_model = cut_out(model, old, inputs, outputs, at.shapes, fixed)
-            new_model = cut_out(model, new, inputs, outputs, at.shapes, fixed)
-            at_once = peak_bytes(old_model) + peak_bytes(new_model) <= _AT_ONCE_BYTES
-            before, after = to_bytes(old_model), to_bytes(new_model)
-            region = Region(old_model, new_model, self._name(rewrite))
+            before, after = (
+                cut_out(model, operators, inputs, outputs, at.shapes, fixed) for operators in (old, new)
+            )
+            at_once = peak_bytes(before) + peak_bytes(after) <= _AT_ONCE_BYTES
+            region = Region(before, after, self._name(rewrite))
             parts = rewrite.parts if at.tells else 1
             for place, (hints, axes) in enumerate(_runs(rewrite, inputs, at)):
                 request = ProofRequest(hints, axes, limits, at_once, parts)
-                yield region, Question(before, after, demand, request, must_compare=not place)
+                yield Question(region, demand, request, must_compare=not place)
 
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""
         of_model = f" of model '{self._model}'" if self._model else ""
         return f"'{rewrite.subgraph.name}' up to '{rewrite.anchor.outputs[0].name}'{of_model}"
 
-    def _answer(self, question: Question, region: Region) -> Proof:
-        key = question.digest()
+    def _answer(self, question: Question) -> Proof:
+        key = question.key
         known = self._known.get(key)
         if known is not None:
             return replace(known, repeated=True)
-        begun = self._current = self._begun.pop(key, None) or self._begin(question, region)
+        begun = self._current = self._begun.pop(key, None) or self._begin(question)
         self._begin_others(begun.proof)
         proof = begun.proof.result()
         kind = begun.kind
@@ -161,7 +161,7 @@ class RegionProver:
             known = self._covering(kind)
             if all(ran.rows for ran in proof.ran) and known is None:
                 # What it relied on failed, or was not asked for in the end.
-                proof = self._submit(question, region).result()
+                proof = self._submit(question).result()
             if proof.holds and not all(ran.rows for ran in proof.ran):
                 self._proved.append((kind, proof))
             elif proof.holds and known is not None:
@@ -178,29 +178,29 @@ class RegionProver:
             coming = next(self._coming, None)
             if coming is None:
                 return
-            region, question = next(self._questions(*coming))
-            key = question.digest()
+            question = next(self._questions(*coming))
+            key = question.key
             if key not in self._known and key not in self._begun:
-                self._begun[key] = self._begin(question, region)
+                self._begun[key] = self._begin(question)
 
-    def _begin(self, question: Question, region: Region) -> _Begun:
+    def _begin(self, question: Question) -> _Begun:
         """Have it examined; on rows, if a region of its structure was proved in full or will be by then."""
-        if not self._settings.samples(question, region):
-            return _Begun(self._submit(question, region))
-        kind = _Kind(structure(region.before, region.after), question.demand)
+        if not self._settings.samples(question):
+            return _Begun(self._submit(question))
+        kind = _Kind(structure(question.region.before, question.region.after), question.demand)
         earlier = (begun.kind for begun in (self._current, *self._begun.values()) if begun and begun.kind)
         covered = self._covering(kind) is not None or any(known.covers(kind) for known in earlier)
-        return _Begun(self._submit(question, region, covered=covered), kind)
+        return _Begun(self._submit(question, covered=covered), kind)
 
     def _covering(self, kind: _Kind) -> Proof | None:
         """The proof in full of a region that stands for those of this kind."""
         return next((proof for known, proof in self._proved if known.covers(kind)), None)
 
-    def _submit(self, question: Question, region: Region, *, covered: bool = False) -> Future[Proof]:
+    def _submit(self, question: Question, *, covered: bool = False) -> Future[Proof]:
         def examine(worker: Worker) -> Proof:
-            return Examiner(worker, self._settings, covered=covered).examine(question, region)
+            return Examiner(worker, self._settings, covered=covered).examine(question)
 
-        return self._pool.submit(examine, alone=region.cost > _LARGE)
+        return self._pool.submit(examine, alone=question.region.cost > _LARGE)
 
 
 def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
