@@ -227,7 +227,7 @@ def test_where_the_structure_is_proved_rows_on_one_kernel_set_are_enough() -> No
     [
         (QUESTION, True),
         (replace(QUESTION, demand=Demand("steps", 1)), False),
-        (asking(limits=((-5, 5),)), False),
+        (asking(limits=(-5, 5)), False),
         (asking(row_axes=(1,)), False),
     ],
 )

@@ -63,7 +63,7 @@ def test_what_the_first_version_clipped_is_counted_apart_and_the_second_may_go_o
     def first(_: Any) -> Any:
         return clipped(values)
 
-    found = only(compared(first, lambda _: values, (CODES,), CODES, limits=((-50, 60),)))
+    found = only(compared(first, lambda _: values, (CODES,), CODES, limits=(-50, 60)))
     inside = int(np.count_nonzero((values > -50) & (values < 60)))
     assert (found.saturated, found.short, found.open_rows.elements) == (100 - inside, 0, inside)
     assert found.open_rows.bitwise
@@ -74,7 +74,7 @@ def test_what_the_first_version_clipped_is_counted_apart_and_the_second_may_go_o
     ("value", "other", "short"), [(60, 57, 3), (60, 61, 0), (-50, -46, 4), (-50, -51, 0)]
 )
 def test_what_turns_back_from_where_it_was_clipped_is_short_of_it(value: int, other: int, short: int) -> None:
-    limits = ((-50, 60),)
+    limits = (-50, 60)
     found = only(
         compared(
             lambda x: np.full_like(x, value), lambda x: np.full_like(x, other), (CODES,), CODES, limits=limits
@@ -135,13 +135,13 @@ def test_each_version_gets_its_part_of_the_same_whole() -> None:
 
 def test_a_request_survives_the_way_to_the_worker() -> None:
     cut = Cut(((8, 5), (6,)), (((None, None), ((0, 4),)), ((None, (2,)), (None,))))
-    request = ProofRequest((None, InputHint(spread=0.5)), (1, None), ((-5, 5),), parts=4, cut=cut)
+    request = ProofRequest((None, InputHint(spread=0.5)), (1, None), (-5, 5), parts=4, cut=cut)
     assert from_plain(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
     assert take(np.arange(6).reshape(2, 3), (None, (2, 0))).tolist() == [[2, 0], [5, 3]]
 
 
 def test_an_output_in_another_shape_cannot_be_compared() -> None:
-    outcome = compared(same, lambda x: x[:2], limits=((-1, 1),))
+    outcome = compared(same, lambda x: x[:2], limits=(-1, 1))
     assert outcome.mismatch == "output 0 ('y'): shape (4, 3) before, (2, 3) after"
     assert outcome.worst(lambda d: d.max_abs) == float("inf")
     assert not outcome.bitwise

@@ -1,7 +1,6 @@
 """Two versions of a region on the same inputs: only figures come back, and a failed proof is a value."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import proof_models as models
@@ -9,7 +8,6 @@ import pytest
 from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.proof.errors import RuntimeRefused, RuntimeTimedOut
-from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.runner import Worker
 
@@ -49,11 +47,6 @@ def test_a_difference_is_measured(worker: Worker) -> None:
     assert 1e-6 < proof.worst(lambda d: d.max_rel) < 1e-2
 
 
-def test_quantized_regions_are_compared_in_steps(worker: Worker) -> None:
-    proof = worker.prove(models.requantized(), models.requantized(twice=True))
-    assert proof.worst(lambda d: d.steps or 0) == 1
-
-
 @pytest.mark.parametrize(
     ("after", "word"),
     [
@@ -68,19 +61,6 @@ def test_what_cannot_be_compared_is_a_value_with_a_reason(worker: Worker, after:
     assert word in (proof.mismatch or "")
     assert not proof.bitwise
     assert proof.worst(lambda d: d.max_abs) == float("inf")
-
-
-def test_fully_masked_rows_are_measured_apart(worker: Worker) -> None:
-    hints = (None, InputHint("mask", masked=-1e4, opened=0.0, masked_rows=(1,)))
-    shifted = (None, InputHint("mask", masked=-1e4, opened=0.0))
-    before, after = models.softmax(), models.softmax(unmask=True)
-    request = replace(REFERENCE, hints=hints, row_axes=(1,))
-    (apart,) = worker.prove(before, after, request).outputs["reference"]
-    assert apart.masked_rows is not None
-    assert (apart.open_rows.elements, apart.masked_rows.elements) == (24, 8)
-    (together,) = worker.prove(before, after, replace(request, hints=shifted)).outputs["reference"]
-    assert together.masked_rows is None
-    assert together.open_rows.elements == 32
 
 
 def test_proofs_are_deterministic(worker: Worker) -> None:

@@ -55,7 +55,7 @@ def numbers(model: Model) -> list[NDArray[Any]]:
     """Random inputs that quantized logits can tell apart."""
     made = []
     for place, tensor in enumerate(model.subgraphs[0].inputs):
-        values = noise.normal(place, tensor.elements).reshape(tensor.shape)
+        values = noise.normal_of(noise.sums(place, tensor.elements)).reshape(tensor.shape)
         assert tensor.dtype.numpy is not None
         if tensor.quantization is not None:
             values = np.clip(values * np.iinfo(tensor.dtype.numpy).max / 4, -127 * 256, 127 * 256)
@@ -279,6 +279,19 @@ subgraph main (%x: float32[1,27,8], %y: float32[1,53,8]) {
 """)
     assert found is not None
     assert {0, 26, 27, 79} <= set(found.rows)
+
+
+def test_rows_lie_along_the_axis_that_saves_most() -> None:
+    """The longer axis is joined of sixteen parts, and both sides of every cut would be among its rows."""
+    parts = ", ".join(f"%x{place}" for place in range(16))
+    found = reduced(f"""
+subgraph main ({parts.replace(",", ": float32[1,64,8],")}: float32[1,64,8]) {{
+  %out: float32[1,64,128] = CONCATENATION({parts}) {{axis: 2}}
+  return %out
+}}
+""")
+    assert found is not None
+    assert found.length == 64
 
 
 def test_one_who_needs_less_of_a_tensor_than_another_gets_a_part_of_it(worker: Worker) -> None:

@@ -53,11 +53,6 @@ def normal_of(summed: NDArray[np.uint32]) -> NDArray[np.float32]:
     return values
 
 
-def normal(seed: int, count: int) -> NDArray[np.float32]:
-    """`count` values of about a standard normal distribution, within +-3.47."""
-    return normal_of(sums(seed, count))
-
-
 def integers(seed: int, count: int, low: int, high: int) -> NDArray[np.int64]:
     """`count` integers in `[low, high)`; `high` must be over `low`."""
     return (bits(seed, count) % np.uint64(high - low)).astype(np.int64) + low

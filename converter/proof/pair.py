@@ -102,8 +102,7 @@ class ProofRequest:
             to be masked everywhere.
         row_axes: for each output, the axis on which the mask's query rows lie (index modulo the mask's rows), so that
             fully masked rows are measured apart; None, or a missing one: not separated.
-        limits: for each output, the codes at which the first version was clipped inside, so that those elements are
-            counted apart; None, or a missing one: nowhere.
+        limits: the codes at which the first version was clipped inside, so that those elements are counted apart.
         at_once: run both models at the same time, which takes the memory of both.
         parts: how many heads or tiles the results must tell apart.
         kind: realistic inputs or one of the hostile kinds.
@@ -114,7 +113,7 @@ class ProofRequest:
 
     hints: tuple[InputHint | None, ...] = ()
     row_axes: tuple[int | None, ...] = ()
-    limits: tuple[tuple[int, int] | None, ...] = ()
+    limits: tuple[int, int] | None = None
     at_once: bool = False
     parts: int = 1
     kind: Kind = "realistic"
@@ -216,21 +215,19 @@ def _compare(
     proofs = []
     for place, (a, b) in enumerate(zip(reference, rewritten, strict=True)):
         axis = request.row_axes[place] if place < len(request.row_axes) else None
-        limits = request.limits[place] if place < len(request.limits) else None
-        if limits is not None:
-            proofs.append(_clipped_output(place, a, b, first, limits))
+        if request.limits is not None:
+            proofs.append(_clipped_output(place, a, b, first, request.limits))
         else:
             proofs.append(_output(place, a, b, first, masked, axis))
     return tuple(proofs)
 
 
-def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, frozenset[int]]:
-    """How many query rows a mask has, and which of them are masked everywhere."""
+def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, tuple[int, ...]] | None:
+    """How many query rows a mask has, and which of them are masked everywhere; None where none is."""
     for made in plans:
-        shape = made.info.shape
-        if made.role == "mask" and made.masked_rows and len(shape) > 1:
-            return shape[-2], frozenset(made.masked_rows)
-    return 1, frozenset()
+        if made.role == "mask" and made.masked_rows and len(made.info.shape) > 1:
+            return made.info.shape[-2], made.masked_rows
+    return None
 
 
 def _output(
@@ -238,14 +235,14 @@ def _output(
     a: Array,
     b: Array,
     first: SignatureInfo,
-    masked: tuple[int, frozenset[int]],
+    masked: tuple[int, tuple[int, ...]] | None,
     axis: int | None,
 ) -> OutputProof:
     info = first.outputs[place]
-    rows, closed = masked
-    if axis is None or not closed:
+    if axis is None or masked is None:
         return OutputProof(place, metrics.measure(a, b, quantized_a=info, quantized_b=info))
-    chosen = np.isin(np.arange(a.shape[axis]) % rows, list(closed))
+    rows, closed = masked
+    chosen = np.isin(np.arange(a.shape[axis]) % rows, closed)
     parts = [
         metrics.measure(a.compress(which, axis), b.compress(which, axis), quantized_a=info, quantized_b=info)
         for which in (~chosen, chosen)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from edge_opt.passes.rewrite import Rewrite
     from edge_opt.proof.runner import Worker
 
+    _Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
+
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
 
@@ -88,7 +90,6 @@ class RegionProver:
         self._current: _Begun | None = None
         self._proved: list[tuple[_Kind, Proof]] = []
         self._coming: Iterator[tuple[Rewrite, Demand]] = iter(())
-        self.regions = 0
 
     def __enter__(self) -> Self:
         return self
@@ -100,11 +101,6 @@ class RegionProver:
         """Start a child now, so that loading the runtime overlaps with other work."""
         self._pool.start()
 
-    @property
-    def distinct(self) -> int:
-        """How many different regions were run."""
-        return len(self._known)
-
     def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
         """What will probably be asked for next: begun while a region takes its time."""
         self._coming = coming
@@ -115,7 +111,6 @@ class RegionProver:
         Raises:
             RuntimeUnavailable: no worker can be started, so nothing can be proved of any region.
         """
-        self.regions += 1
         proofs: list[Proof] = []
         for question in self._questions(rewrite, demand):
             proofs.append(self._answer(question))
@@ -128,7 +123,7 @@ class RegionProver:
         old, new, outputs = _changed(rewrite)
         model = rewrite.calls or Model()
         saturation = rewrite.saturation
-        limits = () if saturation is None else ((saturation.low, saturation.high),) * len(outputs)
+        limits = None if saturation is None else (saturation.low, saturation.high)
         for at in rewrite.lengths or (Lengths({}, {}),):
             # What follows from the lengths is no input: another number would not fit.
             fixed = {tensor: at.values[tensor] for tensor in rewrite.inputs() if tensor in at.values}
@@ -232,9 +227,6 @@ def _leading_to(operators: Sequence[Operator], outputs: Sequence[Tensor]) -> lis
             kept.append(operator)
             needed.update(id(tensor) for tensor in operator.inputs)
     return kept[::-1]
-
-
-_Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
 
 def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...], at: Lengths) -> Iterator[_Known]:

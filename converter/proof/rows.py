@@ -7,6 +7,7 @@ versions of a region that read different rows ask for different elements of the 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,18 +51,13 @@ def sample(before: Model, after: Model, seed: int) -> Rows | None:
     Of the result's axes the one is taken along which this saves most; None where no axis saves half.
     """
     shapes = [tensor.shape for tensor in before.subgraphs[0].outputs]
-    best: tuple[int, Rows] | None = None
+    found = []
     for length in sorted({size for shape in shapes for size in shape if size >= _FEWEST}, reverse=True):
-        try:
-            found = _along(before, after, length, seed)
-        except NotReducibleError:
-            continue
-        cost = multiply_adds(found.before) + multiply_adds(found.after)
-        if best is None or cost < best[0]:
-            best = cost, found
-    if best is None or 2 * best[0] > multiply_adds(before) + multiply_adds(after):
-        return None
-    return best[1]
+        with suppress(NotReducibleError):
+            part = _along(before, after, length, seed)
+            found.append((multiply_adds(part.before) + multiply_adds(part.after), part))
+    cost, best = min(found, key=lambda each: each[0], default=(0, None))
+    return None if 2 * cost > multiply_adds(before) + multiply_adds(after) else best
 
 
 def _along(before: Model, after: Model, length: int, seed: int) -> Rows:

@@ -56,7 +56,6 @@ class Worker:
     def __init__(self, *, time_limit: float = 600.0, memory_limit: int | None = None) -> None:
         self.time_limit = time_limit
         self.memory_limit = memory_limit
-        self.peak_memory = 0
         self._process: ChildProcess | None = None
         self._retired = False
         self._lock = threading.Lock()
@@ -219,7 +218,6 @@ class Worker:
             reply, results = self._exchange(full, arrays, where, limit)
         if "error" in reply:
             _raise_reply(reply, where, memory)
-        self.peak_memory = max(self.peak_memory, reply["peak"])
         return reply, results
 
     def _exchange(self, header: Header, arrays: Arrays, where: str, seconds: float) -> tuple[Header, Arrays]:

@@ -69,8 +69,7 @@ def _answer(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
         return {"error": "internal", "reason": traceback.format_exc()}, {}
     finally:
         signal.alarm(0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {**reply, "peak": peak * (1 if sys.platform == "darwin" else 1024)}, results
+    return reply, results
 
 
 def _describe(native: ModuleType, header: Header, _: Arrays) -> _Answer:
