@@ -51,8 +51,8 @@ def compare_generation(
             }
             loop = _plan(worker, opened, count, seed, prompt)
             prompt = loop.prompt
-            others = {name: source.model for name, source in opened.items() if name != MAIN}
-            results.append((loop, *worker.generate(opened[MAIN].model, others, loop, kernels)))
+            runnable = {name: source.model for name, source in opened.items()}
+            results.append((loop, *worker.generate(runnable, loop, kernels)))
     (loop, ours, logits_a), (other, theirs, logits_b) = results
     return GenerationComparison(
         count=count,
@@ -104,101 +104,92 @@ class _Planner:
 
     def decode(self) -> SignatureInfo:
         """The signature that gives logits for one token."""
-        known = self._described[MAIN]
-        for signature in known:
+        for signature in self._described[MAIN]:
             gives = sum("logits" in info.name for info in signature.outputs) == 1
             if gives and "prefill" not in signature.name and caches_of(signature):
                 return self._static(signature)
-        raise self._missing("a decode signature with caches and one output of logits")
+        raise self._missing("decode signature with caches and one output of logits")
 
     def prefill(self, decode: SignatureInfo) -> SignatureInfo:
         """The longest signature that fills the caches of the decode signature."""
         found = longest_prefill(self._described[MAIN], decode)
         if found is None:
-            raise self._missing(f"a prefill signature with the caches of '{decode.name}'")
+            raise self._missing(f"prefill signature with the caches of '{decode.name}'")
         return self._static(found)
 
     def calls(self, step: SignatureInfo) -> tuple[Call, ...]:
         """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
-        before: dict[tuple[str, str], Call] = {}
-        for info in step.inputs:
-            call = self._giver(step, info)
-            if call is not None:
-                before[call.model, call.signature.name] = call
-        after: tuple[Call, ...] = ()
+        givers = (self._giver(step, info) for info in step.inputs)
+        before = dict.fromkeys(call for call in givers if call is not None)
         outputs = {info.name for info in step.outputs}
-        if not set(caches_of(step)) & outputs:
-            after = (self._update(step),)
-        for call in (*before.values(), *after):
-            self._check(
-                call, {info.name for other in before.values() for info in other.signature.outputs} | outputs
-            )
-        return (*before.values(), Call(MAIN, step), *after)
+        after = () if caches_of(step).keys() & outputs else (self._update(step),)
+        known = outputs | {info.name for call in before for info in call.signature.outputs}
+        for call in (*before, *after):
+            for info in call.signature.inputs:
+                if info.name not in known and not is_basic(info):
+                    where = f"{call.model} model, signature '{call.signature.name}'"
+                    raise UsageError(f"{where}: input '{info.name}' is not known here")
+        return (*before, Call(MAIN, step), *after)
 
     def _giver(self, step: SignatureInfo, info: TensorInfo) -> Call | None:
         """The signature of another model that has this input as an output; None where the loop makes it itself."""
+        role = role_of(info)
         for model in (EMBEDDER, AUXILIARY):
             for signature in self._described.get(model, ()):
-                if any(out.name == info.name and out.shape == info.shape for out in signature.outputs):
-                    takes_caches = caches_of(signature)
-                    if not takes_caches and role_of(info) != "cache":
-                        return Call(model, signature)
+                gives = any(out.name == info.name and out.shape == info.shape for out in signature.outputs)
+                if gives and role != "cache" and not caches_of(signature):
+                    return Call(model, signature)
         # A mask that covers cache and new tokens apart is the auxiliary model's to make.
-        apart = role_of(info) == "mask" and any("slice" in out.name for out in step.outputs)
+        apart = role == "mask" and any("slice" in out.name for out in step.outputs)
         if is_basic(info) and not apart:
             return None
-        needed = EMBEDDER if role_of(info) == "embedding" else AUXILIARY
+        needed = EMBEDDER if role == "embedding" else AUXILIARY
         shape = "x".join(map(str, info.shape))
         if needed in self._described:
-            raise UsageError(
-                f"{self._name}, signature '{step.name}': the {needed} model gives no '{info.name}' of {shape}; "
-                "give the one that was exported with it"
+            raise self._refused(
+                step,
+                f"the {needed} model gives no '{info.name}' of {shape}; give the one that was exported with it",
             )
-        if role_of(info) not in {"embedding", "rotary", "mask"}:
-            raise UsageError(
-                f"{self._name}, signature '{step.name}': input '{info.name}' of {shape} is not known here, expected "
-                "tokens, positions, masks, caches, or what the embedder and the auxiliary model give"
+        if role not in {"embedding", "rotary", "mask"}:
+            raise self._refused(
+                step,
+                f"input '{info.name}' of {shape} is not known here, expected tokens, positions, masks, caches, or what "
+                "the embedder and the auxiliary model give",
             )
-        raise UsageError(
-            f"{self._name}, signature '{step.name}': input '{info.name}' comes from the {needed} model, and there is "
-            f"no {needed}.tflite beside it: give one with --{needed}"
+        raise self._refused(
+            step, f"input '{info.name}' comes from the {needed} model, and there is {_beside(needed)}"
         )
 
     def _update(self, step: SignatureInfo) -> Call:
         slices = {info.name: info.shape for info in step.outputs if "slice" in info.name}
         for signature in self._described.get(AUXILIARY, ()):
             taken = {info.name: info.shape for info in signature.inputs}
-            if (
-                slices
-                and slices.items() <= taken.items()
-                and caches_of(step).keys() <= {info.name for info in signature.outputs}
-            ):
+            given = {info.name for info in signature.outputs}
+            if slices and slices.items() <= taken.items() and caches_of(step).keys() <= given:
                 return Call(AUXILIARY, signature)
-        if AUXILIARY not in self._described:
-            raise UsageError(
-                f"{self._name}, signature '{step.name}': its caches are updated by the auxiliary model, and there is "
-                "no auxiliary.tflite beside it: give one with --auxiliary"
-            )
-        raise UsageError(
-            f"{self._name}, signature '{step.name}': no signature of the auxiliary model updates its caches"
+        if AUXILIARY in self._described:
+            raise self._refused(step, "no signature of the auxiliary model updates its caches")
+        raise self._refused(
+            step, f"its caches are updated by the auxiliary model, and there is {_beside(AUXILIARY)}"
         )
-
-    def _check(self, call: Call, given: set[str]) -> None:
-        for info in call.signature.inputs:
-            if info.name not in given and not is_basic(info):
-                raise UsageError(
-                    f"{call.model} model, signature '{call.signature.name}': input '{info.name}' is not known here"
-                )
 
     def _static(self, signature: SignatureInfo) -> SignatureInfo:
         dynamic = next((info for info in signature.inputs if -1 in info.declared), None)
-        if dynamic is not None:
-            raise UsageError(
-                f"{self._name}, signature '{signature.name}': input '{dynamic.name}' has a dynamic shape, and text is "
-                "generated with fixed ones only: leave out --generate, or export with fixed lengths"
-            )
-        return signature
+        if dynamic is None:
+            return signature
+        raise self._refused(
+            signature,
+            f"input '{dynamic.name}' has a dynamic shape, and text is generated with fixed ones only: leave out "
+            "--generate, or export with fixed lengths",
+        )
 
     def _missing(self, what: str) -> UsageError:
         names = ", ".join(signature.name for signature in self._described[MAIN])
-        return UsageError(f"{self._name} has no {what.removeprefix('a ')}, there is {names}")
+        return UsageError(f"{self._name} has no {what}, there is {names}")
+
+    def _refused(self, signature: SignatureInfo, why: str) -> UsageError:
+        return UsageError(f"{self._name}, signature '{signature.name}': {why}")
+
+
+def _beside(needed: str) -> str:
+    return f"no {needed}.tflite beside it: give one with --{needed}"

@@ -90,9 +90,8 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """How the inputs of one signature fit together: rows of new tokens, width and cache part of the masks."""
+    """How the inputs of one signature fit together: the masks' cache part, the first position, the tokens."""
 
-    rows: int
     past: int
     start: int
     vocabulary: int
@@ -195,7 +194,7 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
         room, begin, span = (min(room, last), begin, span) if width or caches else (last, 0, last)
     start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (span + 1) + begin
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    return _Scene(rows, past, min(start, room), min(words, default=_KNOWN_TOKENS))
+    return _Scene(past, min(start, room), min(words, default=_KNOWN_TOKENS))
 
 
 def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -59,19 +60,6 @@ class Chunk:
         return array_of(next(made for made in self.plans if made.info.name == info.name))
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The new tokens of one step, by batch row, of which `valid` are no padding; `start` is the first's position."""
-
-    tokens: Array
-    start: int
-    valid: int
-
-    def give(self, info: TensorInfo) -> Array:
-        """What the loop itself knows of an input."""
-        return basic_input(info, self.tokens, self.start, self.valid)
-
-
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     """The tokens generated greedily, one list for each step, and the logits of every step."""
     board = _Board()
@@ -79,12 +67,13 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     filled = prompt.shape[1] - 1
     padded = np.zeros((len(prompt), loop.rows), np.int64)
     padded[:, :filled] = prompt[:, :filled]
-    board.carry_out(loop.prefill, _Step(padded, 0, filled).give, invoke)
+    board.carry_out(loop.prefill, partial(basic_input, tokens=padded, start=0, valid=filled), invoke)
     tokens: list[list[int]] = []
     logits: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
-        board.carry_out(loop.decode, _Step(current, filled + place, 1).give, invoke)
+        give = partial(basic_input, tokens=current, start=filled + place, valid=1)
+        board.carry_out(loop.decode, give, invoke)
         found = board.values[loop.logits][0]
         rows = found.reshape(len(prompt), -1, found.shape[-1])[:, -1]
         current = rows.argmax(axis=-1)[:, np.newaxis]
@@ -144,7 +133,10 @@ def is_basic(info: TensorInfo) -> bool:
 
 
 def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Array:
-    """Tokens, positions, a causal mask over the whole cache, or an empty cache."""
+    """Tokens, positions, a causal mask over the whole cache, or an empty cache.
+
+    `tokens` are the new ones by batch row, of which `valid` are no padding; `start` is the position of the first.
+    """
     role, dtype = role_of(info), np.dtype(info.dtype)
     if info.name == _PARAMETERS:
         # litert-torch, export_hf/core/exportable_module.py: offset, filled length twice, length of the update.

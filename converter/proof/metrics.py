@@ -132,17 +132,30 @@ def merge(one: Difference, other: Difference) -> Difference:
         differing=one.differing + other.differing,
         outside=one.outside + other.outside,
         largest=max(one.largest, other.largest),
-        snr_db=_least(one.snr_db, other.snr_db),
-        cosine=_least(one.cosine, other.cosine),
-        ulps=_added(one.ulps, other.ulps),
-        **{name: _of_both(max, one, other, name) for name in ("steps", "kl")},
-        **{name: _of_both(min, one, other, name) for name in ("top1", "top5")},
+        snr_db=float(np.minimum(one.snr_db, other.snr_db)),
+        cosine=float(np.minimum(one.cosine, other.cosine)),
+        **{name: _of_both(choose, one, other, name) for name, choose in _MERGED.items()},
     )
 
 
 def _of_both(choose: Callable[[Any, Any], Any], one: Difference, other: Difference, name: str) -> Any:
     figures = getattr(one, name), getattr(other, name)
     return None if None in figures else choose(*figures)
+
+
+def _added(
+    one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    return tuple((name, count + more) for (name, count), (_, more) in zip(one, other, strict=True))
+
+
+_MERGED: dict[str, Callable[[Any, Any], Any]] = {
+    "steps": max,
+    "kl": max,
+    "top1": min,
+    "top5": min,
+    "ulps": _added,
+}
 
 
 def are_logits(info: TensorInfo) -> bool:
@@ -287,16 +300,3 @@ def _log_softmax(rows: Floats) -> Floats:
 
 def _best(rows: Floats, count: int) -> NDArray[np.intp]:
     return np.argpartition(rows, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count :]
-
-
-def _least(one: float, other: float) -> float:
-    return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
-
-
-def _added(
-    one: tuple[tuple[str, int], ...] | None, other: tuple[tuple[str, int], ...] | None
-) -> tuple[tuple[str, int], ...] | None:
-    if one is None or other is None:
-        return None
-    more = dict(other)
-    return tuple((name, count + more[name]) for name, count in one)

@@ -119,23 +119,19 @@ class Worker:
         return self._run(model, signature, [list(map(asdict, run)) for run in plans], {}, kernels)
 
     def generate(
-        self, model: Runnable, others: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
+        self, models: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
     ) -> tuple[list[list[int]], Array]:
         """Carries out a loop of prefill and decode; the tokens of every step, and its logits.
 
-        `others` are the models besides the main one that the loop's calls name, all loaded at once.
+        `models`, by the names that the loop's calls have ("main" among them), are all loaded at once.
         """
         with ExitStack() as stack:
-            files = {name: stack.enter_context(_as_file(other)) for name, other in others.items()}
-            header = {
-                "operation": "generate",
-                "kernels": kernels,
-                "loop": asdict(loop),
-                "others": {name: str(path) for name, path in files.items()},
-            }
-            where = f"model {name_of(model)}, generating {loop.count} tokens on {kernels} kernels"
-            more = sum(path.stat().st_size for path in files.values())
-            reply, results = self._ask_of(model, header, {}, where, more=more)
+            files = {name: stack.enter_context(_as_file(model)) for name, model in models.items()}
+            paths = {name: str(path) for name, path in files.items()}
+            header = {"operation": "generate", "kernels": kernels, "loop": asdict(loop), "models": paths}
+            where = f"model {name_of(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
+            size = sum(path.stat().st_size for path in files.values())
+            reply, results = self._ask(header, {}, where, size=size)
         return reply["tokens"], results["logits"]
 
     def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[Chunk]) -> Arrays:
@@ -196,12 +192,10 @@ class Worker:
             runs[int(number)][name] = array
         return runs
 
-    def _ask_of(
-        self, model: Runnable, header: Header, arrays: Arrays, where: str, *, more: int = 0
-    ) -> tuple[Header, Arrays]:
-        """A request that reads a model; `more` is the size of others that it reads besides."""
+    def _ask_of(self, model: Runnable, header: Header, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
+        """A request that reads a model."""
         with _as_file(model) as path:
-            size = more + path.stat().st_size + sum(array.nbytes for array in arrays.values())
+            size = path.stat().st_size + sum(array.nbytes for array in arrays.values())
             return self._ask({**header, "path": str(path)}, arrays, where, size=size)
 
     def _ask(

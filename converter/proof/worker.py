@@ -106,7 +106,7 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
 
 def _generate(native: ModuleType, header: Header, _: Arrays) -> _Answer:
     sessions = {}
-    for name, path in {"main": header["path"], **header["others"]}.items():
+    for name, path in header["models"].items():
         with _within(name, native):
             sessions[name] = native.Session(Path(path), header["kernels"])
 
