@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
-from edge_opt.npu import Choice, SpillFigures, TimeEstimate, Trial, choices, profile
+from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
+from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.layers import cut_entry_point, largest_attention
 from edge_opt.npu.trials import Job, Memory, carry_out
 from edge_opt.schema import EdgeOptError

@@ -182,7 +182,7 @@ class Compare(Command):
                 raise typer.BadParameter(
                     f"--{written} has no meaning with --on {self.on}: leave one of them out"
                 )
-        return super().action()
+        return self.done_by("compare_npu:run" if self.on == "npu" else self.run)
 
 
 @command(app)

@@ -1,6 +1,6 @@
 """`edge-opt compare`: prints how far two models' outputs are apart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
@@ -11,16 +11,13 @@ from edge_opt.ir.words import shortened
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Compare
+    from edge_opt.npu import NpuComparison
 
 _OPERATORS_SHOWN = 16  # at either end of a region
 
 
 def run(asked: "Compare") -> int:
     """Compare; 1 where the models are not equal within the tolerances."""
-    if asked.on == "npu":
-        from edge_opt.cli.compare_npu import run as run_on_npu  # noqa: PLC0415  the CPU needs nothing of it
-
-        return run_on_npu(asked)
     with bar() as progress:
         options = asked.options("a", "b", "on", *asked.ON_NPU, "as_json")
         report = compare_models(asked.a, asked.b, **options, progress=progress)
@@ -37,22 +34,24 @@ def show(report: ComparisonReport) -> None:
         ("signature", "kernels", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine")
     ]
     rows += [_row(signature) for signature in report.signatures]
-    output.say(output.table(rows, left=2))
-    for sentence in (*report.caches, *report.notes()):
-        output.say(f"  {sentence}")
-    output.say()
-    if report.equal:
-        output.say(f"Equal: {report.summary()}.")
-        if report.generation is not None:
-            output.say(f"Generated: {report.generation.sentence()}.")
-        return
-    output.say("Different:")
-    for sentence in report.differences():
-        output.say(f"  {sentence}")
-    if report.first_difference is not None:
+    show_verdict(report, output.table(rows, left=2), (*report.caches, *report.notes()))
+    if report.equal and report.generation is not None:
+        output.say(f"Generated: {report.generation.sentence()}.")
+    if not report.equal and report.first_difference is not None:
         output.say()
         for line in _located(report.first_difference):
             output.say(line)
+
+
+def show_verdict(report: "ComparisonReport | NpuComparison", table: str, notes: Iterable[str]) -> None:
+    """The table with its notes, and whether all is equal, or what is not."""
+    output.say(table)
+    for sentence in notes:
+        output.say(f"  {sentence}")
+    output.say()
+    output.say(f"Equal: {report.summary()}." if report.equal else "Different:")
+    for sentence in report.differences():
+        output.say(f"  {sentence}")
 
 
 def _located(found: FirstDifference) -> list[str]:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
+from edge_opt.cli.compare import show_verdict
 from edge_opt.cli.progress import bar
 from edge_opt.ir.words import many
 from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
@@ -28,29 +29,9 @@ def _show(report: NpuComparison) -> None:
     cut = "" if report.layers is None else f", the first {many(report.layers, 'layer')}"
     output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}")
     output.say()
-    rows: list[tuple[str, ...]] = [
-        (
-            "signature",
-            "outputs",
-            "numbers",
-            "differ",
-            "a: lowest dB",
-            "b: lowest dB",
-            "seconds a",
-            "seconds b",
-        )
-    ]
-    rows += [_row(signature) for signature in report.signatures]
-    output.say(output.table(rows))
-    for sentence in report.caches:
-        output.say(f"  {sentence}")
-    output.say()
-    if report.equal:
-        output.say(f"Equal: {report.summary()}.")
-        return
-    output.say("Different:")
-    for sentence in report.differences():
-        output.say(f"  {sentence}")
+    head = "signature, outputs, numbers, differ, a: lowest dB, b: lowest dB, seconds a, seconds b"
+    rows = [tuple(head.split(", ")), *map(_row, report.signatures)]
+    show_verdict(report, output.table(rows), report.caches)
 
 
 def _row(signature: NpuSignature) -> tuple[str, ...]:

@@ -99,7 +99,11 @@ class Command:
         Raises:
             typer.BadParameter: it cannot.
         """
-        module, name = self.run.split(":")
+        return self.done_by(self.run)
+
+    def done_by(self, function: str) -> Action:
+        """This function of a module of the command line, to be called with what was asked for."""
+        module, name = function.split(":")
         return partial(getattr(import_module(f"edge_opt.cli.{module}"), name), self)
 
     def options(self, *but: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
 from edge_opt.ir.words import size
-from edge_opt.npu import Figures, Profile, SpillFigures, profile
+from edge_opt.npu import Profile, SpillFigures, profile
+from edge_opt.npu.figures import Figures
 
 if TYPE_CHECKING:
     from edge_opt.cli.app import Profile as ProfileCommand

@@ -83,7 +83,7 @@ def test_every_block_is_converted_and_proved_bitwise(done: tuple[Path, Conversio
     ]
     assert {site.status for site in result.sites} == {Status.CONVERTED}
     assert all(site.proof is not None and site.proof.bitwise for site in result.sites)
-    assert [(s.name, s.blocks, s.converted) for s in result.signatures] == [
+    assert [(s.name, s.blocks, s.blocks_converted) for s in result.signatures] == [
         ("prefill_8", 2, 2),
         ("decode", 3, 3),
     ]
@@ -93,7 +93,7 @@ def test_no_attention_step_is_as_large_as_before(done: tuple[Path, ConversionRes
     _, result = done
     for summary in result.signatures:
         assert summary.operators_after > summary.operators_before
-        assert summary.largest_tensor_after <= summary.largest_tensor_before
+        assert summary.largest_tensor_bytes_after <= summary.largest_tensor_bytes_before
 
 
 def test_signatures_are_untouched_down_to_the_tensors(done: tuple[Path, ConversionResult]) -> None:

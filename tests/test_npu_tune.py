@@ -21,7 +21,6 @@ from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.ir.text import parse
 from edge_opt.npu import (
-    Choice,
     CompilerFailedError,
     CompilerMissingError,
     CompilerTimeoutError,
@@ -31,14 +30,14 @@ from edge_opt.npu import (
     Trial,
     Tuning,
     VelaFigures,
-    choices,
-    cut_layers,
     profile,
     tune,
     tuned_target,
     write_target,
 )
+from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.ethos import find_vela
+from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.probe import LIBRARY
 from edge_opt.npu.process import _running
 from edge_opt.npu.search import rank

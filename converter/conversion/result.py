@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.conversion.verdicts import verdicts
@@ -48,22 +48,10 @@ class SignatureSummary:
     name: str
     operators_before: int
     operators_after: int = 0
-    largest_tensor_before: int = 0
-    largest_tensor_after: int = 0
+    largest_tensor_bytes_before: int = 0
+    largest_tensor_bytes_after: int = 0
     blocks: int = 0
-    converted: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {
-            "name": self.name,
-            "operators_before": self.operators_before,
-            "operators_after": self.operators_after,
-            "largest_tensor_bytes_before": self.largest_tensor_before,
-            "largest_tensor_bytes_after": self.largest_tensor_after,
-            "blocks": self.blocks,
-            "blocks_converted": self.converted,
-        }
+    blocks_converted: int = 0
 
 
 @dataclass(slots=True, repr=False)
@@ -112,7 +100,7 @@ class ConversionResult:
             "output": self.output,
             "target": self.target,
             "seconds": round(self.seconds, 3),
-            "signatures": [summary.to_dict() for summary in self.signatures],
+            "signatures": list(map(asdict, self.signatures)),
             "sites": [site.to_dict() for site in self.sites],
             "verified": self.verified,
             "masked_rows": None if self.masked_rows is None else self.masked_rows.to_dict(),

@@ -56,7 +56,7 @@ def rewrite(
         (
             graph,
             SignatureSummary(
-                part.signature(name), len(graph), largest_tensor_before=largest_intermediate(graph)
+                part.signature(name), len(graph), largest_tensor_bytes_before=largest_intermediate(graph)
             ),
         )
         for name, graph in model.entry_points()
@@ -94,10 +94,12 @@ def rewrite(
         part.changed = True
     for graph, summary in summaries:
         summary.operators_after = len(graph)
-        summary.largest_tensor_after = largest_intermediate(graph)
+        summary.largest_tensor_bytes_after = largest_intermediate(graph)
         sites = [site for site in own if site.signature == summary.name]
         summary.blocks = sum((site.heads or 0) > 1 for site in sites)
-        summary.converted = sum(site.status is Status.CONVERTED and (site.heads or 0) > 1 for site in sites)
+        summary.blocks_converted = sum(
+            site.status is Status.CONVERTED and (site.heads or 0) > 1 for site in sites
+        )
 
 
 def _softmaxes(graph: Subgraph) -> int:

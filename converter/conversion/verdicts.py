@@ -58,8 +58,8 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
         (
             found.name,
             _change(str(found.operators_before), str(found.operators_after)),
-            f"{found.converted} of {found.blocks}",
-            _change(size(found.largest_tensor_before), size(found.largest_tensor_after)),
+            f"{found.blocks_converted} of {found.blocks}",
+            _change(size(found.largest_tensor_bytes_before), size(found.largest_tensor_bytes_after)),
         )
         for found in result.signatures
     ]

@@ -42,9 +42,9 @@ def profile(
 
     Args:
         path: a .tflite model, or a bundle: then its prefill/decode model.
-        target: one of `COMPILERS`, or a target (or its file) whose name is one of them.
+        target: qualcomm-htp or ethos-u85, or a target (or its file) of one of these names.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's word for the chip, as `SM8750` or `ethos-u85-256`; None the one of `COMPILERS`.
+        chip: the compiler's word for the chip, as `SM8750` or `ethos-u85-256`; None SM8750 or ethos-u85-512.
         flags: for the compiler, as `--qualcomm_optimization_level=O2`; None takes those of the target.
         seconds: after so long the compiler is stopped; None never.
 

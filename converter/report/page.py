@@ -57,7 +57,7 @@ def _cards(report: Report) -> str:
     before, after = sum(f.operators_before for f in found), sum(f.operators_after for f in found)
     proofs = [site.proof for site in report.result.sites if site.proof is not None]
     cards = [
-        ("blocks split", f"{sum(f.converted for f in found)} of {sum(f.blocks for f in found)}"),
+        ("blocks split", f"{sum(f.blocks_converted for f in found)} of {sum(f.blocks for f in found)}"),
         ("proved bit for bit", f"{sum(proof.bitwise for proof in proofs)} of {len(proofs)}"),
         ("operators", f"{before} → {after}"),
         ("target", report.result.target),
