@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -185,6 +186,37 @@ def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pyt
         NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
     pipeline.export(Job("export", "", config=told), lambda *_: None)
     assert seen[0].export_vision_encoder
     assert not seen[0].single_token_embedder
+
+
+def test_weights_that_a_checkpoint_lacks_are_not_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers fills them with random numbers, and warns."""
+    import transformers
+
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "head_dim": 8,
+        "vocab_size": 16,
+        "num_attention_heads": 2,
+    }
+    config = transformers.Gemma3TextConfig(**small, num_key_value_heads=1, num_hidden_layers=2)
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    stages = SimpleNamespace(
+        npu_export=lambda *_: transformers.AutoModelForCausalLM.from_pretrained(tmp_path),
+        NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
+    )
+    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
+    job = Job("export", "", config={})
+    assert pipeline.export(job, lambda *_: None) == {}
+    told = json.loads((tmp_path / "config.json").read_text())
+    told |= {"num_hidden_layers": 3, "layer_types": [*told["layer_types"], "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(UsageError, match=r"lacks weights .*model\.layers\.2\.\S+ the first of 13"):
+        pipeline.export(job, lambda *_: None)

@@ -9,6 +9,8 @@ import dataclasses
 import importlib
 import inspect
 import json
+import logging
+import re
 import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
@@ -117,8 +119,13 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
-    """The checkpoint as a bundle in float."""
+    """The checkpoint as a bundle in float.
+
+    Raises:
+        UsageError: the checkpoint lacks weights.
+    """
     config = _config(job)
+    logging.getLogger("transformers").addHandler(_LackingWeights())
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
     _lib("stages").npu_export(config, job.output)
@@ -207,6 +214,19 @@ STAGES: Mapping[str, Callable[[Job, Progress], dict[str, Any]]] = {
 
 def _lib(name: str) -> Any:
     return importlib.import_module(f"{_ROOT}.{name}")
+
+
+class _LackingWeights(logging.Handler):
+    """Ends the export where transformers warns that it filled what the checkpoint lacks with random numbers."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A warning, of one line for each weight."""
+        lost = re.findall(r"^(\S+) *\|[^|\n]*\bMISSING\b", record.getMessage(), re.MULTILINE)
+        if lost:
+            raise UsageError(
+                f"the checkpoint lacks weights that its config.json asks for, {lost[0]} the first of {len(lost)}: "
+                f"compare it with the model that was tuned"
+            )
 
 
 def _embed_whole_prompts() -> None:
