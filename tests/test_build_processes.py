@@ -147,6 +147,7 @@ def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
     ("code", "kind", "sentence"),
     [
         ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
+        ("raise ValueError('for field x:\\n  no int\\nor so')", StageFailedError, "ValueError: for field x: no int"),
         ("raise OSError(28, 'No space left on device')", OutputError, "the disk is full"),
         ("raise OSError(27, '')", OutputError, "a file would become larger than it may be here (ulimit -f)"),
         ("from edge_opt import UsageError; raise UsageError('no such setting')", UsageError, "no such setting"),
