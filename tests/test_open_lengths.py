@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from cli_runs import run
 
+from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.inspection import explain, inspect
 from edge_opt.ir import to_bytes
@@ -35,6 +36,40 @@ BATCHED = """
       %b: int32[1] = SLICE(%s, int32{0}, int32{1})
       %to: int32[3] = CONCATENATION(%b, int32{-1}, int32{20}) {axis: 0}
       %r: float32[?,?,20] = RESHAPE(%t, %to)
+      return %r
+    }
+    """
+PROJECTED = """
+    subgraph main (%q: float32[?,?,20], %kt: float32[?,?,4,5], %vt: float32[?,?,4,5]) {
+      %s: int32[3] = SHAPE(%q) {out_type: 2}
+      %sizes: int32[2] = SLICE(%s, int32{0}, int32{2})
+      %to: int32[4] = CONCATENATION(%sizes, int32{4, 5}) {axis: 0}
+      %qt: float32[?,?,4,5] = RESHAPE(%q, %to)
+      %qh: float32[?,4,?,5] = TRANSPOSE(%qt, int32{0, 2, 1, 3})
+      %k: float32[?,4,?,5] = TRANSPOSE(%kt, int32{0, 2, 1, 3})
+      %v: float32[?,4,?,5] = TRANSPOSE(%vt, int32{0, 2, 1, 3})
+      %l: float32[?,4,?,?] = BATCH_MATMUL(%qh, %k) {adj_y: true}
+      %p: float32[?,4,?,?] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[?,4,?,5] = BATCH_MATMUL(%p, %v)
+      %t: float32[?,?,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %back: int32[3] = CONCATENATION(%sizes, int32{20}) {axis: 0}
+      %r: float32[?,?,20] = RESHAPE(%t, %back)
+      return %r
+    }
+    """
+GROWN = """
+    subgraph main (%q: float32[1,4,?,5], %k: float32[1,4,?,5], %v: float32[1,4,?,5],
+                   %past_k: float32[1,4,?,5], %past_v: float32[1,4,?,5]) {
+      %keys: float32[1,4,?,5] = CONCATENATION(%past_k, %k) {axis: 2}
+      %values: float32[1,4,?,5] = CONCATENATION(%past_v, %v) {axis: 2}
+      %l: float32[1,4,?,?] = BATCH_MATMUL(%q, %keys) {adj_y: true}
+      %s: int32[4] = SHAPE(%l) {out_type: 2}
+      %z: float32[1,4,?,?] = FILL(%s, float32(0.0))
+      %m: float32[1,4,?,?] = ADD(%l, %z)
+      %p: float32[1,4,?,?] = SOFTMAX(%m) {beta: 1.0}
+      %o: float32[1,4,?,5] = BATCH_MATMUL(%p, %values)
+      %t: float32[1,?,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %r: float32[1,?,20] = RESHAPE(%t, int32{1, -1, 20}) {new_shape: [1, -1, 20]}
       return %r
     }
     """
@@ -115,6 +150,40 @@ def test_batch_and_sequence_may_both_be_open() -> None:
     assert graph.outputs[0].producer.name == "SQUEEZE"
 
 
+def test_cut_above_the_transpose_a_head_moves_or_gets_an_axis_of_one_between_two_open_lengths() -> None:
+    result = convert(to_bytes(parse(PROJECTED)), passes="mha_to_sha", target="qualcomm-htp", dry_run=True)
+    assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
+    names = {operator.name for operator in result.model.subgraphs[0].operators}
+    assert {"EXPAND_DIMS", "TRANSPOSE", "SQUEEZE"} <= names
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "dropped"),
+    [
+        ((1, 11, 1, 13), (11, 1, 13), [0]),
+        ((11, 1, 1, 13), (11, 1, 13), [2]),
+        ((11, 1, 13, 1), (11, 13), [1, 3]),
+        ((11, 13, 1, 1), (11, 1, 13), None),
+        ((11, 26), (11, 13), None),
+    ],
+)
+def test_axes_of_one_are_dropped_where_nothing_else_moves(
+    source: tuple[int, ...], result: tuple[int, ...], dropped: list[int] | None
+) -> None:
+    assert open_lengths._dropped(source, result) == dropped
+
+
+def test_caches_that_grow_by_new_keys_may_have_any_length() -> None:
+    result = converted(to_bytes(parse(GROWN)))
+    assert [(site.pass_name, site.status) for site in result.sites] == [
+        ("shapes_above", Status.CONVERTED),
+        ("mha_to_sha", Status.CONVERTED),
+    ]
+    (graph,) = result.model.subgraphs
+    asked = [operator.input(0) for operator in graph.operators if operator.name == "SHAPE"]
+    assert set(asked) <= set(graph.inputs)
+
+
 def test_a_length_that_was_left_in_the_graph_is_caught_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(open_lengths._SIZES, "RESHAPE")
     (site,) = converted(attention()).sites
@@ -138,3 +207,15 @@ def test_explain_describes_attention_of_open_lengths() -> None:
     (site,) = explain(attention())
     assert site.block is not None
     assert (site.block.heads, site.block.query_length, site.block.key_lengths) == (4, -1, (-1,))
+
+
+def test_compare_runs_at_lengths_above_1_where_there_is_a_difference_to_see(tmp_path: Path) -> None:
+    files = {
+        "a": attention(),
+        "b": attention(masked="%m: float32[1,4,?,?] = MUL(%l, float32(2.0))", logits="%m"),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert compare(tmp_path / "a", tmp_path / "a").bitwise
+    # Over one key every probability is 1, whatever the logits are.
+    assert not compare(tmp_path / "a", tmp_path / "b").bitwise

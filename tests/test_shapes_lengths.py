@@ -32,6 +32,18 @@ def test_axes_that_an_operator_puts_together_have_one_size() -> None:
     assert [len(set(shapes)) for shapes in found] == [1, 1, 1]
 
 
+def test_pasts_that_grow_by_the_same_have_one_length() -> None:
+    found = sizes("""
+        subgraph main (%keys: float32[?,4], %values: float32[?,4], %new: float32[?,4]) {
+          %k: float32[?,4] = CONCATENATION(%keys, %new) {axis: 0}
+          %v: float32[?,4] = CONCATENATION(%values, %new) {axis: 0}
+          %o: float32[?,4] = ADD(%k, %v)
+          return %o
+        }
+        """)
+    assert [keys == values != new for keys, values, new in found] == [True, True, False]
+
+
 def test_an_update_is_no_longer_than_what_it_goes_into() -> None:
     found = sizes("""
         subgraph main (%cache: float32[?,4], %slice: float32[?,4]) {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import Operator
+from edge_opt.ir import DType, Operator
 from edge_opt.schema.table import Table
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import constants_of
@@ -113,7 +113,7 @@ class OpenLengths:
         if not places:
             return operator
         if operator.name == "RESHAPE" and len(places) > 1:
-            return self._squeezed(operator)
+            return self._sizeless(operator, constants)
         options = operator.options and Table(operator.options.spec, dict(operator.options.fields))
         if operator.name == "STRIDED_SLICE" and options is not None:
             options.set("end_mask", int(options.get("end_mask")) | sum(1 << i for i in places))
@@ -125,15 +125,44 @@ class OpenLengths:
         inputs[index] = constants.make(tensor.name, sizes, tensor.dtype)
         return Operator(operator.code, inputs, operator.outputs, options, operator.table)
 
-    def _squeezed(self, operator: Operator) -> Operator | Refusal:
-        """A RESHAPE that only drops axes of size 1, as an operator that needs no sizes."""
+    def _sizeless(self, operator: Operator, constants: Constants) -> Operator | Refusal:
+        """A RESHAPE that only moves or drops axes of size 1, or adds one, as an operator that needs no sizes."""
         source, result = operator.input(0), operator.output
-        dropped = [axis for axis, size in enumerate(source.shape) if size == 1]
-        if result.shape != tuple(size for size in source.shape if size != 1):
-            return Refusal("a RESHAPE to several lengths that are known only at run time", operator)
-        return self._model.new_operator(
-            "SQUEEZE", [source], [result], squeeze_dims=np.array(dropped, np.int32)
-        )
+        if len(source.shape) == len(result.shape) and _others(source.shape) == _others(result.shape):
+            ones, others = (iter(axes) for axes in _ones_and_others(source.shape))
+            order = np.array([next(ones if size == 1 else others) for size in result.shape], np.int32)
+            named = constants.make(f"{result.name}/order", order, DType.INT32)
+            return self._model.new_operator("TRANSPOSE", [source, named], [result])
+        dropped, added = _dropped(source.shape, result.shape), _dropped(result.shape, source.shape)
+        if dropped is not None:
+            axes = np.array(dropped, np.int32)
+            return self._model.new_operator("SQUEEZE", [source], [result], squeeze_dims=axes)
+        if added is not None and len(added) == 1:
+            axis = constants.make(f"{result.name}/axis", np.array(added, np.int32), DType.INT32)
+            return self._model.new_operator("EXPAND_DIMS", [source, axis], [result])
+        return Refusal("a RESHAPE to several lengths that are known only at run time", operator)
+
+
+def _others(shape: Shape) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _ones_and_others(shape: Shape) -> tuple[list[int], list[int]]:
+    axes = range(len(shape))
+    return [axis for axis in axes if shape[axis] == 1], [axis for axis in axes if shape[axis] != 1]
+
+
+def _dropped(source: Shape, result: Shape) -> list[int] | None:
+    """The axes of size 1 without which `source` is `result`: `[1,B,1,T]` without axis 0 is `[B,1,T]`."""
+    dropped, kept = [], 0
+    for axis, size in enumerate(source):
+        if kept < len(result) and size == result[kept]:
+            kept += 1
+        elif size == 1:
+            dropped.append(axis)
+        else:
+            return None
+    return dropped if kept == len(result) else None
 
 
 def _derived(operator: Operator, lengths: Lengths, first: Lengths) -> Refusal | None:

@@ -7,6 +7,7 @@ probabilities. SHAPE reads such a tensor whole, but its result follows from leng
 from __future__ import annotations
 
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from edge_opt.passes.contract import Context, Demand, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from edge_opt.ir import Operator, Tensor
     from edge_opt.passes.open_lengths import OpenLengths
@@ -29,6 +30,7 @@ class ShapesAbove(Pass):
     """SHAPE of a tensor becomes the sizes of tensors above it, joined: `[B,N,T,S]` = B of q, N, T of q, S of k.
 
     Which axis above has a size is known from several choices of lengths: it has it, or a part of it, in all of them.
+    Of keys that a cache and new ones make, two axes have it in sum.
     """
 
     name: ClassVar[str] = "shapes_above"
@@ -112,13 +114,28 @@ class _Sizes:
         """One size as a vector of length 1; `sizes`: what it is in each choice of lengths."""
         if len(set(sizes)) == 1:
             return self._number(sizes[0])
+        lengths = list(self._lengths())
+        for tensor, axis, columns in lengths:
+            times = {divmod(size, part) for size, part in zip(sizes, columns, strict=True)}
+            if len(times) == 1 and (found := times.pop())[1] == 0:
+                return self._axis(tensor, axis, found[0])
+        for one, other in combinations(lengths, 2):
+            if [a + b for a, b in zip(one[2], other[2], strict=True)] == sizes:
+                return self._sum(self._axis(*one[:2], 1), self._axis(*other[:2], 1))
+        return None
+
+    def _lengths(self) -> Iterator[tuple[Tensor, int, tuple[int, ...]]]:
+        """Axes of the tensors above whose size differs between the choices, and what it is in each."""
         for tensor in self._edges:
             own = [shapes.get(tensor, tensor.shape) for shapes in self._shapes]
             for axis, columns in enumerate(zip(*own, strict=True)):
-                times = {divmod(size, part) for size, part in zip(sizes, columns, strict=True)}
-                if len(set(columns)) > 1 and len(times) == 1 and (found := times.pop())[1] == 0:
-                    return self._axis(tensor, axis, found[0])
-        return None
+                if len(set(columns)) > 1:
+                    yield tensor, axis, columns
+
+    def _sum(self, one: Tensor, other: Tensor) -> Tensor:
+        result = self._assembly.tensor(f"{self._operator.output.name}/sum", (1,), self._operator.output)
+        self._assembly.emit("ADD", [one, other], result)
+        return result
 
     def _number(self, size: int) -> Tensor:
         like = self._operator.output

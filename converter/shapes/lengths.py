@@ -6,6 +6,7 @@ where an operator does not take its inputs otherwise. Nothing here changes a mod
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _FIRST = 11
 _ATTEMPTS = 50
+_NEAREST = 6
 _Axis: TypeAlias = "tuple[Tensor, int]"
 _Pair: TypeAlias = tuple[int, int]
 
@@ -151,6 +153,15 @@ class _Choice:
         report = self.report([1] * (max(self.groups.values()) + 1))
         return [] if report.refused else [replace(_lengths(report), tells=False)]
 
+    def read_as(self, group: int) -> set[tuple[str, int]]:
+        """Which operand the group's inputs are, of which operators."""
+        return {
+            (consumer.name, consumer.inputs.index(tensor))
+            for (tensor, _), own in self.groups.items()
+            if own == group
+            for consumer in tensor.consumers
+        }
+
     def joined(self, pairs: Sequence[_Pair], *, alike: bool) -> _Choice:
         """One size for both groups of each pair; `alike`: also for axes that the file describes in the same words."""
         groups = dict(self.groups)
@@ -195,6 +206,7 @@ def _settled(choice: _Choice) -> _Choice | None:
         swap = next((pair for pair in pairs if _accepts(operator, report, sizes, (), pair)), None)
         several = (some for count in (1, 2, 3) for some in combinations(pairs, count))
         joined = next((some for some in several if _accepts(operator, report, sizes, some)), None)
+        joined = joined or _summed(choice, sizes, operator)
         if swap is not None:
             choice = choice.swapped(*swap)
             report = choice.report(sizes)
@@ -216,6 +228,38 @@ def _met(choice: _Choice, sizes: Sequence[int], report: ShapeReport) -> list[int
     seen |= {int(n) for t in tensors if t in report.values for n in report.values[t].ravel() if n is not None}
     groups = sorted(set(choice.groups.values()))
     return [group for group in groups if any(size > 0 and size % sizes[group] == 0 for size in seen)]
+
+
+def _summed(choice: _Choice, sizes: Sequence[int], operator: Operator) -> tuple[_Pair, ...] | None:
+    """Pairs of groups above an operator with which it takes its inputs, where those have sums of lengths.
+
+    Keys and values grown by CONCATENATION have `past + new` entries, of two pasts; no size tells which they are of.
+    Groups that are the same operand of such operators go first: a past with a past.
+    """
+    roles = {group: choice.read_as(group) for group in _above(choice, operator)}
+    pairs = sorted(combinations(roles, 2), key=lambda pair: roles[pair[0]] != roles[pair[1]])
+    several = (some for count in (1, 2) for some in combinations(pairs, count))
+    return next(
+        (some for some in several if operator not in choice.joined(some, alike=False).report(sizes).refused),
+        None,
+    )
+
+
+def _above(choice: _Choice, operator: Operator) -> list[int]:
+    """The groups of the nearest graph inputs that lead to an operator."""
+    found: dict[int, None] = {}
+    pending, seen = deque([operator]), {operator}
+    while pending and len(found) < _NEAREST:
+        for tensor in (tensor for tensor in pending.popleft().inputs if tensor is not None):
+            found.update(
+                (choice.groups[tensor, axis], None)
+                for axis in range(len(tensor.shape))
+                if (tensor, axis) in choice.groups
+            )
+            if tensor.producer is not None and tensor.producer not in seen:
+                seen.add(tensor.producer)
+                pending.append(tensor.producer)
+    return list(found)
 
 
 def _accepts(
