@@ -207,7 +207,7 @@ def made(folder: Path) -> list[Path]:
     if all(target.exists() for target in targets):
         return targets
     sys.path.insert(0, str(ROOT / "testdata"))
-    from make_families import HuggingFace, Sizes  # noqa: PLC0415 - needs torch
+    from checkpoints import HuggingFace, Sizes  # noqa: PLC0415 - needs torch
     from quantize_model import quantize  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)

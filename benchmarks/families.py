@@ -6,15 +6,19 @@
     python benchmarks/families.py MODELS
 
 Each model is converted with every region proved, and compared with the original, whole, on both kernel sets. Rows of
-models that are measured take the place of theirs, others stay. The last column is read from the written file, not from
-our report: products of two activations and SOFTMAXes that hold more than one matrix of rows (windows of a picture, or
-rows with vectors of their own, are none of heads).
+models that are measured take the place of theirs, others stay. `require_all` is what `convert --require-all` does with
+the model: 0, or 1 where something stays that a conversion should have taken. The last column is read from the written
+file, not from our report: products of two activations and SOFTMAXes that hold more than one matrix of rows (windows of
+a picture, or rows with vectors of their own, are none of heads). A family that its exporter does not write has a row
+with the exporter's last words, from the log that make_families.py left. The run fails where `--require-all` and the
+blocks of a row do not say the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import math
 import re
 import subprocess
@@ -26,7 +30,7 @@ from typing import Literal
 
 import edge_opt
 from edge_opt.comparison.compare import compare
-from edge_opt.conversion import ConversionResult, convert
+from edge_opt.conversion import ConversionResult, SitesLeftError, convert
 from edge_opt.passes import SiteReport, Status
 from edge_opt.schema.errors import EdgeOptError
 
@@ -34,9 +38,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 _SPLITS = "mha_to_sha"
 _EXACT = "bit for bit"
 _COLUMNS = (
-    "family", "special", "types", "blocks", "converted", "regions", "whole_xnnpack", "whole_reference", "left",
-    "several_heads_in_file",
+    "family", "special", "types", "blocks", "converted", "require_all", "regions", "whole_xnnpack", "whole_reference",
+    "left", "several_heads_in_file",
 )  # fmt: skip
+_ERROR = re.compile(r"^[\w.]*(Error|Exception)\b")
 _SUMMARY = re.compile(r"^\d+ models, .*?\.$", re.MULTILINE | re.DOTALL)
 Row = dict[str, str]
 
@@ -54,7 +59,7 @@ def measure(path: Path, special: str, folder: Path) -> Row:
     row = dict.fromkeys(_COLUMNS, "") | {"family": name, "special": special, "types": types}
     output = folder / "converted.tflite"
     try:
-        result = convert(path, output, overwrite=True)
+        result, row["require_all"] = _converted(path, output)
     except EdgeOptError as error:
         return row | {"left": str(error)[:160]}
     sites = attention(result)
@@ -70,6 +75,35 @@ def measure(path: Path, special: str, folder: Path) -> Row:
         row[f"whole_{backend}"] = _compared(path, output, backend) if result.converted else "unchanged"
     row["several_heads_in_file"] = several_heads(output) or "none"
     return row
+
+
+def _converted(path: Path, output: Path) -> tuple[ConversionResult, str]:
+    """The result, and what `--require-all` ends with; where that writes nothing, written without it."""
+    try:
+        return convert(path, output, overwrite=True, require_all=True), "0"
+    except SitesLeftError:
+        return convert(path, output, overwrite=True), "1"
+
+
+def not_exported(log: Path, special: str) -> Row:
+    """The row of a family that has a log and no model."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
+    said = re.sub(r"\S*/tmp\w+/", "", said)
+    return dict.fromkeys(_COLUMNS, "") | {
+        "family": log.stem, "special": special, "left": f"not exported: {said[:200]}"
+    }  # fmt: skip
+
+
+def contradictions(rows: list[Row]) -> list[str]:
+    """Where `--require-all` passes although a block stays, or fails although nothing does."""
+    return [
+        f"{row['family']} ({row['types']}): {row['converted']} of {row['blocks']} blocks, left: "
+        f"{row['left'] or 'nothing'}, but --require-all ends with {row['require_all']}"
+        for row in rows
+        if (row["require_all"] == "0" and row["blocks"] != row["converted"])
+        or (row["require_all"] == "1" and not row["left"])
+    ]
 
 
 def _floats(path: Path) -> str:
@@ -133,6 +167,7 @@ def _without_folder(message: object, path: Path) -> str:
 
 def summary(rows: list[Row]) -> str:
     """The table in a sentence."""
+    rows = [row for row in rows if row["types"]]
     blocks, converted = (sum(int(row[column] or 0) for row in rows) for column in ("blocks", "converted"))
     whole = sum(row["whole_xnnpack"] == row["whole_reference"] == _EXACT for row in rows)
     return (
@@ -158,21 +193,39 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "families.csv")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="files' names, without .tflite")
     arguments = parser.parse_args()
-    rows: dict[tuple[str, str], Row] = {}
-    if arguments.out.exists():
-        with arguments.out.open(newline="", encoding="utf-8") as file:
-            rows = {(row["family"], row["types"]): row for row in csv.DictReader(file)}
-    specials = {family: row["special"] for (family, _), row in rows.items()} | _specials()
-    models = [p for p in sorted(arguments.folder.glob("*.tflite")) if ".auxiliary" not in p.name]
+    specials = {family: row["special"] for (family, _), row in _known(arguments.out).items()} | _specials()
+    logs = [p for p in arguments.folder.glob("*.log") if not p.with_suffix(".tflite").exists()]
+    models = [p for p in arguments.folder.glob("*.tflite") if ".auxiliary" not in p.name]
     with tempfile.TemporaryDirectory() as folder:
-        for path in models:
+        for path in sorted([*models, *(log for log in logs if log.stem in specials)]):
             if arguments.only is None or path.stem in arguments.only:
-                row = measure(path, specials.get(path.stem.partition(".")[0], ""), Path(folder))
-                rows[row["family"], row["types"]] = row
+                special = specials.get(path.stem.partition(".")[0], "")
+                unmade = path.suffix == ".log"
+                row = not_exported(path, special) if unmade else measure(path, special, Path(folder))
                 print(", ".join(value for value in row.values() if value), flush=True)
-                _write(list(rows.values()), arguments.out)
-    print(summary(list(rows.values())))
-    return 0
+                _record(row, arguments.out)
+    rows = list(_known(arguments.out).values())
+    print(summary(rows))
+    wrong = contradictions(rows)
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+def _known(table: Path) -> dict[tuple[str, str], Row]:
+    if not table.exists():
+        return {}
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = [dict.fromkeys(_COLUMNS, "") | row for row in csv.DictReader(file)]
+    return {(row["family"], row["types"]): row for row in rows}
+
+
+def _record(row: Row, table: Path) -> None:
+    """Put a row into the table as it is now: several runs may fill one."""
+    with table.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = _known(table)
+        rows[row["family"], row["types"]] = row
+        _write(list(rows.values()), table)
 
 
 def _write(rows: list[Row], out: Path) -> None:

@@ -88,7 +88,7 @@ def lib(name: str) -> Any:
 def checkpoint(shape: Shape, folder: Path) -> None:
     """A random checkpoint of the shape; one of three layers attends to everything, as in small Gemma3 models."""
     sys.path.insert(0, str(ROOT / "testdata"))
-    families, own = lib("make_families"), shape.architecture
+    families, own = lib("checkpoints"), shape.architecture
     sizes = families.Sizes(
         layers=shape.layers,
         heads=own.heads,

@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from make_families import Sizes, save_checkpoint
+from checkpoints import Sizes, save_checkpoint
 
 SIZES = {
     "layers": 3,

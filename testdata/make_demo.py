@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from make_families import HuggingFace, Sizes
+from checkpoints import HuggingFace, Sizes
 from quantize_model import quantize
 
 # Three layers: local, global, local. Small in every direction, so that the package stays small.

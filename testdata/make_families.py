@@ -12,17 +12,17 @@ S=44, hidden 72, vocabulary 320.
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from checkpoints import HuggingFace, Sizes, lib
 
 Make = Callable[[Path], None]
 
@@ -36,194 +36,7 @@ class Family:
     make: Make
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of a tiny decoder; `window` is that of its sliding-window layers."""
-
-    layers: int = 3
-    heads: int = 4
-    kv_heads: int = 2
-    head_size: int = 20
-    hidden: int = 72
-    ffn: int = 104
-    vocab: int = 320
-    prefill: int = 14
-    cache: int = 44
-    window: int = 26
-
-
-def lib(name: str) -> Any:
-    """Import a heavy library at the moment it is needed; typed Any, for none of them ships complete types."""
-    return importlib.import_module(name)
-
-
 # --- litert-torch, today's route: a transformers checkpoint through export_hf ---
-
-
-def _common(s: Sizes) -> dict[str, Any]:
-    return {
-        "vocab_size": s.vocab,
-        "hidden_size": s.hidden,
-        "intermediate_size": s.ffn,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "max_position_embeddings": 512,
-        "pad_token_id": 0,
-        "initializer_range": 0.2,  # at the default of 0.02 every softmax is all but uniform
-    }
-
-
-def _with_head_size(s: Sizes) -> dict[str, Any]:
-    return {**_common(s), "head_dim": s.head_size}
-
-
-def _with_window(s: Sizes) -> dict[str, Any]:
-    """Local, global, local: a prefill's last layer has no attention, and both kinds must come before it."""
-    kinds = ["full_attention" if i % 3 == 1 else "sliding_attention" for i in range(s.layers)]
-    return {
-        **_with_head_size(s),
-        "sliding_window": s.window,
-        "query_pre_attn_scalar": s.head_size,
-        "layer_types": kinds,
-    }
-
-
-def _gemma4(s: Sizes) -> dict[str, Any]:
-    """Global layers have a head size of their own; the last layer has to be one of them."""
-    config = _with_window(s)
-    del config["query_pre_attn_scalar"]
-    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(s.layers)]
-    return {
-        **config,
-        "global_head_dim": 2 * s.head_size,
-        "hidden_size_per_layer_input": 0,
-        "layer_types": [*kinds[:-1], "full_attention"],
-    }
-
-
-def _gemma4_shared(s: Sizes) -> dict[str, Any]:
-    """The small Gemma4: per-layer embeddings, and the last two layers read an earlier layer's cache."""
-    vision = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 12}
-    shared = {
-        "hidden_size_per_layer_input": 12,
-        "vocab_size_per_layer_input": s.vocab,
-        "num_kv_shared_layers": 2,
-    }
-    return {
-        "text_config": {**_gemma4(s), **shared},
-        "vision_config": {**vision, "hidden_size": 24, "intermediate_size": 32},
-        "audio_config": None,
-    }
-
-
-def _qwen3_5(s: Sizes) -> dict[str, Any]:
-    linear = {"key_head_dim": 12, "value_head_dim": 12, "num_key_heads": 2, "num_value_heads": 4}
-    return {
-        **_with_head_size(s),
-        **{f"linear_{k}": v for k, v in linear.items()},
-        "layer_types": ["full_attention" if i % 2 == 0 else "linear_attention" for i in range(s.layers)],
-    }
-
-
-def _gemma3n(s: Sizes) -> dict[str, Any]:
-    return {
-        **_with_head_size(s),
-        "intermediate_size": [s.ffn] * s.layers,
-        "vocab_size_per_layer_input": s.vocab,
-        "hidden_size_per_layer_input": 12,
-        "laurel_rank": 8,
-        "num_kv_shared_layers": 2,
-        "sliding_window": s.window,
-        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(s.layers)],
-        "activation_sparsity_pattern": [0.0] * s.layers,
-    }
-
-
-def _lfm2(s: Sizes) -> dict[str, Any]:
-    return {
-        **_common(s),
-        "layer_types": ["full_attention" if i % 2 == 0 else "conv" for i in range(s.layers)],
-    }
-
-
-# architecture -> (configuration class, model class, configuration of the given sizes)
-ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Sizes], dict[str, Any]]]] = {
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _with_window),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _with_window),
-    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM", _gemma3n),
-    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", _gemma4),
-    "gemma4_shared": ("Gemma4Config", "Gemma4ForConditionalGeneration", _gemma4_shared),
-    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _lfm2),
-    "llama": ("LlamaConfig", "LlamaForCausalLM", _with_head_size),
-    "mistral": ("MistralConfig", "MistralForCausalLM", _with_head_size),
-    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", _common),
-    "phi3": ("Phi3Config", "Phi3ForCausalLM", _common),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _common),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _with_head_size),
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _qwen3_5),
-    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", _common),
-}
-
-
-def save_checkpoint(architecture: str, sizes: Sizes, folder: Path, **config: Any) -> None:
-    """Write a checkpoint with random weights and a word-level tokenizer that the exporter is content with.
-
-    `config`: fields of the configuration class that are to differ from the architecture's.
-    """
-    torch, transformers, tokenizers = lib("torch"), lib("transformers"), lib("tokenizers")
-    torch.manual_seed(0)
-    config_class, model_class, configure = ARCHITECTURES[architecture]
-    configuration = getattr(transformers, config_class)(**{**configure(sizes), **config})
-    model = getattr(transformers, model_class)(configuration).eval()
-    with torch.no_grad():  # the padding row is zero, and a zero row has no quantization scale
-        rows = model.get_input_embeddings().weight
-        rows[0] = rows[7]
-    model.save_pretrained(folder)
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
-    words = {word: i for i, word in enumerate([*special.values(), *(f"w{i}" for i in range(4, sizes.vocab))])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=special["unk_token"]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-
-
-@dataclass(frozen=True)
-class HuggingFace:
-    """Makes a checkpoint and exports it; `options` are fields of litert-torch's export configuration."""
-
-    architecture: str
-    sizes: Sizes = field(default_factory=Sizes)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    auxiliary: bool = False
-
-    def __call__(self, target: Path) -> None:
-        """Write `target`; with `auxiliary` also the model that makes masks and RoPE tables, beside it."""
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        hf = "litert_torch.generative.export_hf"
-        steps, run = lib(f"{hf}.core.export_lib"), lib(f"{hf}.export").run_export_tasks
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            folder = Path(scratch)
-            save_checkpoint(self.architecture, self.sizes, folder / "hf")
-            config = lib(f"{hf}.core.exportable_module_config").ExportableModuleConfig(
-                model=str(folder / "hf"), output_dir=scratch, work_dir=scratch, **self._options()
-            )
-            tasks = [steps.export_text_prefill_decode_model]
-            run(tasks + [steps.export_auxiliary_model] * self.auxiliary, config)
-            shutil.move(folder / "model.tflite", target)
-            if self.auxiliary:
-                shutil.move(folder / "auxiliary.tflite", target.with_suffix(".auxiliary.tflite"))
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "prefill_lengths": [self.sizes.prefill],
-            "cache_length": self.sizes.cache,
-            "split_cache": True,
-            "bundle_litert_lm": False,
-            "keep_temporary_files": True,
-            "quantization_recipe": "",
-            **self.options,
-        }
-
 
 _K1, _K2, _KN, _N8, _DEEP = Sizes(kv_heads=1), Sizes(), Sizes(kv_heads=4), Sizes(heads=8), Sizes(layers=4)
 _BLOCKS = Sizes(head_size=24, hidden=96, ffn=160)
@@ -233,6 +46,7 @@ _EMBEDDED = {**_ONE, "externalize_embedder": True}
 _LAYOUT = {"k_ts_idx": 3, "v_ts_idx": 2}
 _LENGTHS = {"prefill_lengths": [14, 6], "cache_lengths": [44, 52]}
 _GPU = {**_ONE, "apply_gpu_composites": True}
+_PICTURES = {"task": "image_text_to_text", "export_vision_encoder": False}
 _ONLY_SDPA = {
     "use_rope_composite": False, "use_swiglu_composite": False, "use_qkv_norm_rope_composite": False,
     "fuse_qkv": False, "fuse_gate_up": False, "enable_gpu_dynamic_cache": False, "use_bool_mask": False,
@@ -294,6 +108,16 @@ _HUGGING_FACE: list[tuple[str, str, str, Sizes, dict[str, Any]]] = [
     ("smollm3_k2", "layers without RoPE", "smollm3", _K2, {}),
     ("lfm2_one_cache", "convolution layers between", "lfm2", _K2, _ONE),
     ("olmo2_k2", "norms over N*H before the heads are made", "olmo2", _K2, {}),
+    ("gemma3_converter2", "litert-torch's second converter", "gemma3", _K2, {**_ONE, "use_v2": True}),
+    ("qwen3_gpu", "GPU composites, norms and RoPE in one", "qwen3", _K2, _GPU),
+    ("lfm2_gpu", "GPU composites, convolutions among them", "lfm2", _K2, {**_GPU, "use_short_conv_composite": True}),
+    ("qwen3_5_k2", "split cache", "qwen3_5", _K2, {}),
+    ("deepseek_v3_one_cache", "latent attention, latents cached", "deepseek_v3", _K2, _ONE),
+    ("paligemma_one_cache", "the text model", "paligemma", _K2, {**_ONE, **_PICTURES}),
+    ("paligemma_k2", "the text model, split cache", "paligemma", _K2, _PICTURES),
+    ("lfm2_vl_one_cache", "the text model", "lfm2_vl", _K2, {**_ONE, **_PICTURES}),
+    ("gemma4_unified_one_cache", "the text model", "gemma4_unified", _K2, _ONE),
+    ("gemma4_unified_k2", "the text model, split cache", "gemma4_unified", _K2, {}),
 ]  # fmt: skip
 
 

@@ -138,9 +138,9 @@ def test_the_python_of_a_page_runs(
 def _checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "testdata"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    import make_families
+    import checkpoints
 
-    make_families.save_checkpoint("gemma3", make_families.Sizes(kv_heads=1, prefill=16, cache=64), folder)
+    checkpoints.save_checkpoint("gemma3", checkpoints.Sizes(kv_heads=1, prefill=16, cache=64), folder)
 
 
 def test_the_two_commands_of_the_readme_do_all_the_set_up() -> None:

@@ -46,13 +46,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TESTDATA))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        import make_families
+        import checkpoints
 
         # Wide enough that random weights do not say one word for ever.
-        sizes = make_families.Sizes(
+        sizes = checkpoints.Sizes(
             kv_heads=1, head_size=32, hidden=128, ffn=256, vocab=512, prefill=16, cache=64
         )
-        make_families.save_checkpoint("gemma3", sizes, folder / "hf")
+        checkpoints.save_checkpoint("gemma3", sizes, folder / "hf")
         results = export_language_model(
             folder / "hf",
             folder / "out",
