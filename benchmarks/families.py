@@ -89,7 +89,7 @@ def not_exported(log: Path, special: str) -> Row:
     """The row of a family that has a log and no model."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     said = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
-    said = re.sub(r"\S*/tmp\w+/", "", said)
+    said = re.sub(r"/\S+/", "", said)  # folders are those of one machine
     return dict.fromkeys(_COLUMNS, "") | {
         "family": log.stem, "special": special, "left": f"not exported: {said[:200]}"
     }  # fmt: skip

@@ -107,7 +107,7 @@ _GEMMA4 = {
         "num_key_value_heads": 2, "head_dim": 20, "patch_size": 4, "position_embedding_size": 40,
     },
     "audio_config": {
-        "hidden_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4, "output_proj_dims": 56,
+        "hidden_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4, "output_proj_dims": 1536,
         "subsampling_conv_channels": (128, 4),
     },
 }  # fmt: skip

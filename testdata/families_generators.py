@@ -146,7 +146,7 @@ def _codec(place: str) -> Any:
     module.Qwen3TTSTokenizerV2Encoder = SimpleNamespace(_from_config=lambda _: lib("torch").nn.Identity())
     config = lib(f"{place}.tokenizer_v2.configuration_qwen3_tts_tokenizer_v2").Qwen3TTSTokenizerV2Config(
         decoder_config={
-            "codebook_size": 64, "hidden_size": 72, "latent_dim": 72, "num_attention_heads": 4,
+            "codebook_size": 64, "codebook_dim": 32, "hidden_size": 72, "latent_dim": 72, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 20, "intermediate_size": 104, "num_hidden_layers": 2,
             "sliding_window": 26, "decoder_dim": 64, "upsample_rates": (2, 2), "upsampling_ratios": (2, 2),
         },
