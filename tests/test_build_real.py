@@ -136,8 +136,10 @@ def configured(**options: Any) -> dict[str, Any]:
 
 
 def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order() -> None:
-    found = configured(file={"cache_length": 64, "ema_smoothing_factor": 0.2}, settings={"cache_length": 32})
-    assert found["config"]["cache_length"] == 32
+    found = configured(
+        file={"cache_length": 640, "ema_smoothing_factor": 0.2}, settings={"cache_length": 320}
+    )
+    assert found["config"]["cache_length"] == 320
     assert found["config"]["ema_smoothing_factor"] == 0.2
     assert found["config"]["k_ts_idx"] == 3
     assert configured(vendor="mediatek", chip="MT6993")["config"]["k_ts_idx"] == 2
@@ -162,6 +164,7 @@ def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:
         ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
         ({"file": {"cache_lenght": 3}}, "--config: setting 'cache_lenght' does not exist"),
         ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is no int, as 1280 is'),
+        ({"settings": {"cache_length": 64}}, "a prefill of 128 tokens does not fit into a cache of 64: give a longer"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),
         ({"model_type": "gemma3_txt"}, "no language model of the type 'gemma3_txt', which config.json names; did you"),
@@ -192,10 +195,10 @@ def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pyt
     assert not seen[0].single_token_embedder
 
 
-def test_weights_that_a_checkpoint_lacks_are_not_made_up(
+def test_weights_that_do_not_fit_are_said_and_not_made_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers fills them with random numbers, and warns."""
+    """transformers fills what is missing with random numbers, and warns."""
     import transformers
 
     small = {
@@ -215,8 +218,14 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
     job = Job("export", "", config={})
     assert pipeline.export(job, lambda *_: None) == {}
-    told = json.loads((tmp_path / "config.json").read_text())
-    told |= {"num_hidden_layers": 3, "layer_types": [*told["layer_types"], "full_attention"]}
-    (tmp_path / "config.json").write_text(json.dumps(told))
-    with pytest.raises(UsageError, match=r"lacks weights .*model\.layers\.2\.\S+ the first of 13"):
-        pipeline.export(job, lambda *_: None)
+    written = json.loads((tmp_path / "config.json").read_text())
+    for told, sentence in (
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            r"layers\.2\.\S+ is missing, the first of 13;",
+        ),
+        ({"intermediate_size": 32}, r"layers\..+ has another shape, the first of 3;"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(written | told))
+        with pytest.raises(UsageError, match=sentence):
+            pipeline.export(job, lambda *_: None)

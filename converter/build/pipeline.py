@@ -93,7 +93,8 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     """Resolve the settings: the vendor's defaults, a file's, then those of the command line; and what each stage takes.
 
     Raises:
-        UsageError: a setting does not exist or has the wrong type, or no exporter knows the model type.
+        UsageError: a setting does not exist or has the wrong type, the prefill is longer than the cache, or no exporter
+            knows the model type.
     """
     manager, stages = _lib("config_manager"), _lib("stages")
     _check_model_type(job.options["model_type"])
@@ -114,6 +115,11 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     shape = job.options["cache_shape"]
     if shape:
         config.cache_length = shape[config.k_ts_idx]
+    elif max(config.prefill_lengths, default=0) > config.cache_length:
+        raise UsageError(
+            f"a prefill of {max(config.prefill_lengths)} tokens does not fit into a cache of {config.cache_length}: "
+            f"give a longer --cache, or a shorter --prefill"
+        )
     config.print_summary()
     return {"config": config.to_dict(), "settings": _taken(config, stages)}
 
@@ -122,10 +128,10 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     """The checkpoint as a bundle in float.
 
     Raises:
-        UsageError: the checkpoint lacks weights.
+        UsageError: the checkpoint's weights do not fit its configuration.
     """
     config = _config(job)
-    logging.getLogger("transformers").addHandler(_LackingWeights())
+    logging.getLogger("transformers").addHandler(_WeightsThatFit())
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
     _lib("stages").npu_export(config, job.output)
@@ -216,16 +222,18 @@ def _lib(name: str) -> Any:
     return importlib.import_module(f"{_ROOT}.{name}")
 
 
-class _LackingWeights(logging.Handler):
-    """Ends the export where transformers warns that it filled what the checkpoint lacks with random numbers."""
+class _WeightsThatFit(logging.Handler):
+    """Ends the export where transformers reports weights that do not fit; missing ones it makes up."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A warning, of one line for each weight."""
-        lost = re.findall(r"^(\S+) *\|[^|\n]*\bMISSING\b", record.getMessage(), re.MULTILINE)
-        if lost:
+        """A report of one line for each weight."""
+        wrong = re.findall(r"^([^|\n]+?) *\|[^|\n]*\b(MISSING|MISMATCH)\b", record.getMessage(), re.MULTILINE)
+        if wrong:
+            name, status = wrong[0]
             raise UsageError(
-                f"the checkpoint lacks weights that its config.json asks for, {lost[0]} the first of {len(lost)}: "
-                f"compare it with the model that was tuned"
+                f"the checkpoint's weights do not fit its config.json: {name} "
+                f"{'is missing' if status == 'MISSING' else 'has another shape'}, the first of {len(wrong)}; compare "
+                f"both with the model that was tuned"
             )
 
 
