@@ -68,6 +68,11 @@ def test_inputs_that_may_be_left_out_and_operators_nobody_knows_pass(
     load(model_of(name, inputs, outputs, missing=missing))
 
 
+def test_any_input_of_a_subgraph_that_is_run_may_be_left_out() -> None:
+    assert registry.RULES["STABLEHLO_COMPOSITE"].arity.misfit([None, None], []) is None
+    assert registry.RULES["IF"].arity.misfit([None], []) == "leaves out an input that it needs"
+
+
 def test_options_of_another_operator_are_refused() -> None:
     model = load(model_of("ADD", 2, 1))
     next(iter(model.subgraphs[0].operators)).options = new_table("SubOptions")

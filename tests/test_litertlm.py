@@ -1,5 +1,6 @@
 """LiteRT-LM bundles: models are replaced, everything else goes over byte for byte, damaged files are refused."""
 
+import os
 import random
 import re
 import struct
@@ -220,3 +221,12 @@ def test_any_damage_is_either_read_or_refused(file: Path, tmp_path: Path) -> Non
         except EdgeOptError:
             outcomes.add("refused")
     assert outcomes == {"read", "refused"}
+
+
+def test_a_bundle_that_is_changed_while_it_is_copied_is_refused(file: Path, tmp_path: Path) -> None:
+    def touch(*_: int) -> None:
+        os.utime(file, (1, 1))
+
+    with pytest.raises(ModelFormatError, match="was changed while it was in use"):
+        read_bundle(file).write({}, tmp_path / "out.litertlm", progress=touch)
+    assert not (tmp_path / "out.litertlm").exists()

@@ -98,6 +98,12 @@ def test_incorrect_operands_static_but_not_equal() -> None:
         verify_broadcast([(3,), (2,)], (-1,))
 
 
+def test_the_first_operand_with_the_size_is_named() -> None:
+    complaint = r"4 in operand 1 \(axis 1\), 5 in operand 3 \(axis 0\)"
+    with pytest.raises(ShapeError, match=complaint):
+        broadcast((2, 1), (2, 4), (-1,), (5,))
+
+
 def test_incorrect_result_of_another_rank() -> None:
     with pytest.raises(ShapeError, match=r"\[1,3\] does not fit \[3\]: rank 1 expected, rank 2 recorded"):
         verify_broadcast([(3,), (3,)], (1, 3))

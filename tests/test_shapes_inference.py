@@ -218,6 +218,16 @@ def test_branches_that_differ_make_a_dynamic_size() -> None:
     assert report.disagreements == ()
 
 
+def test_a_known_condition_chooses_the_branch() -> None:
+    branches = [reshaping("then", (2, 3), [2, 3], (2, 3)), reshaping("else", (2, 3), [3, 2], (3, 2))]
+    graph = Graph()
+    condition = graph.tensor(T((), "BOOL", np.array(False)))
+    x, y = graph.tensor(T((2, 3)), is_input=True), graph.tensor(T((3, 2)), is_output=True)
+    graph.operator("IF", [condition, x], [y], ("IfOptions", {"thenSubgraphIndex": 1, "elseSubgraphIndex": 2}))
+    model = ir.load(model_bytes([graph, *branches]))
+    assert output_shape(derive(model), model) == (3, 2)
+
+
 def composite_of(index: int) -> tuple[str, dict[str, Any]]:
     attributes = list(flexbuffers.Dumps({}))
     options = {"name": "test", "decompositionSubgraphIndex": index, "compositeAttributes": attributes}
@@ -380,6 +390,15 @@ def test_options_of_another_operator_are_refused() -> None:
     op.code = model.operator_code("SQUEEZE")
     (found,) = infer_shapes(model)
     assert found.reason == "its options are those of another operator: they have no squeeze_dims"
+
+
+def test_operands_of_one_shape_tell_each_other_their_sizes() -> None:
+    graph = Graph()
+    sizes = ((-1, 3, -1), (2, -1, -1))
+    inputs = [graph.tensor(T((2, 3, 1), signature=size), is_input=True) for size in sizes]
+    graph.operator("ATAN2", inputs, [graph.tensor(T((2, 3, 1), signature=(-1, -1, -1)), is_output=True)])
+    model = ir.load(model_bytes([graph]))
+    assert output_shape(derive(model), model) == (2, 3, -1)
 
 
 def test_names_of_different_inputs_are_kept_apart() -> None:

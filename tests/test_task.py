@@ -116,8 +116,9 @@ def test_what_needs_it_is_written_as_zip64(
     for marked in (content[replaced.begin + 18 : replaced.begin + 26], content[at + 20 : at + 28]):
         assert set(marked) == {255}, "the mark that sends readers to zip64's field"
     monkeypatch.undo()
-    read_task(output).write({2: to_tables(from_tables(read_model(SMALL)))}, again)
-    assert contents(again) == {**contents(output), "METADATA": SMALL}, "no field tells the old size"
+    read_task(output).write({0: to_tables(from_tables(read_model(SMALL)))}, again)
+    assert contents(again) == {**contents(output), "TOKENIZER_MODEL": SMALL}, "no field tells the old size"
+    assert struct.pack("<Q", len(TOKENIZER)) not in again.read_bytes()
 
 
 def test_sizes_behind_the_content_are_put_into_the_header(tmp_path: Path) -> None:

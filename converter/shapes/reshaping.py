@@ -115,13 +115,9 @@ def _known_product(dims: Sequence[int]) -> int:
 
 
 def _may_hold(dims: Sequence[int], count: int) -> bool:
-    """Whether the dynamic sizes can be such that there are `count` elements."""
+    """Whether the known sizes leave room for `count` elements, of which -1 says that nobody knows."""
     known = _known_product(dims)
-    if count < 0:
-        return True
-    if min(dims, default=0) >= 0:
-        return known == count
-    return count == 0 if known == 0 else count % known == 0
+    return count < 0 or (count == 0 if known == 0 else count % known == 0)
 
 
 def _target_text(target: Sequence[Element]) -> str:
