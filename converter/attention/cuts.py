@@ -140,7 +140,7 @@ class Cutter:
             return False
         axis = factored[axes[0]]
         if self._form.cut == "unpack":
-            return all(factor.stride for factor in axis)
+            return fx.only_labels(axis)
         return fx.take_outer(axis, fx.piece_count(factored)) is not None
 
     def _moved(self, source: Tensor, moves: Sequence[Labelled]) -> Tensor:

@@ -144,10 +144,11 @@ def repeated(axis: Axis) -> Axis:
 
     It has a head's place to lose only where `axis` is nothing but heads: else every head keeps it, as size 1.
     """
-    return tuple(Factor(1, factor.stride) for factor in axis) if axis and _only_labels(axis) else ()
+    return tuple(Factor(1, factor.stride) for factor in axis) if axis and only_labels(axis) else ()
 
 
-def _only_labels(axis: Iterable[Factor]) -> bool:
+def only_labels(axis: Iterable[Factor]) -> bool:
+    """True where an axis is nothing but digits of the head."""
     return all(factor.stride for factor in axis)
 
 
@@ -179,7 +180,7 @@ def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
 def take_outer(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
     """As `cut_axis`, where the outermost `count` steps are all labelled."""
     cut = cut_axis(axis, count)
-    return cut if cut is not None and _only_labels(cut[0]) else None
+    return cut if cut is not None and only_labels(cut[0]) else None
 
 
 def tells_heads(axis: Iterable[Factor]) -> bool:

@@ -41,10 +41,10 @@ class Block:
 
     `output` is the tensor where the heads stand side by side, with factors `factored`; `others` are more of them, where
     several products of values are never summed. `core` are the operators from the logits products to these, `logits`
-    the former with the factors of their results. `heads_are_rows` is True where a product's rows are nothing but heads
-    (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each
-    of the N heads is a piece of its own; where rows are cut into `tiles`, there are N*tiles pieces, and `query_length`
-    is a tile's.
+    the former with the factors of their results, `products` those of the values. `heads_are_rows` is True where a
+    product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys
+    (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there are
+    N*tiles pieces, and `query_length` is a tile's.
     """
 
     softmax: Operator
@@ -56,6 +56,7 @@ class Block:
     query_length: int
     key_lengths: tuple[int, ...]
     mask: Tensor | None
+    products: Weighings
     logits: dict[Operator, Factored]
     core: frozenset[Operator]
     operands: OperandFactors

@@ -25,7 +25,7 @@ _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
 
 def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator]]:
     """The nearest products on the way up from a SOFTMAX, as they are met, and the operators where other ways end."""
-    return _products_above(_producers(softmax))
+    return _products_above(producers(softmax))
 
 
 def last_computation(tensor: Tensor) -> Operator | None:
@@ -37,12 +37,12 @@ def last_computation(tensor: Tensor) -> Operator | None:
 
 
 def _products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
-    met = list(_walked(starts, lambda operator: _producers(operator) if operator.name in _FOLLOWED else ()))
+    met = list(walked(starts, lambda operator: producers(operator) if operator.name in _FOLLOWED else ()))
     ends = [operator for operator in met if operator.name not in _FOLLOWED and not is_product(operator)]
     return [operator for operator in met if is_product(operator)], ends
 
 
-def _walked(
+def walked(
     starts: Iterable[Operator], beside: Callable[[Operator], Iterable[Operator]]
 ) -> Iterator[Operator]:
     """These operators and those `beside` each, the nearest first; as many as real blocks have."""
@@ -62,10 +62,10 @@ def between_products(softmax: Operator) -> bool:
     Where it holds more than one matrix of rows, one of the two will do, or both through a projection, which may mix
     heads. Other projections and SOFTMAXes end the search.
     """
-    reached = (_meets_product(softmax, _producers), _meets_product(softmax, _readers))
+    reached = (_meets_product(softmax, producers), _meets_product(softmax, _readers))
     if math.prod(softmax.outputs[0].shape[:-2]) == 1:
         return all(reached)
-    mixed = (_meets_product(softmax, beside, projections=1) for beside in (_producers, _readers))
+    mixed = (_meets_product(softmax, beside, projections=1) for beside in (producers, _readers))
     return any(reached) or all(mixed)
 
 
@@ -74,11 +74,11 @@ def products_beside(core: Collection[Operator]) -> list[Operator]:
 
     def above(operator: Operator) -> Iterable[Operator]:
         stops = operator.name in _PROJECTIONS | SOFTMAXES
-        return () if stops else [source for source in _producers(operator) if source not in core]
+        return () if stops else [source for source in producers(operator) if source not in core]
 
     computed = [operator for operator in core if not is_product(operator)]
-    starts = [source for operator in computed for source in _producers(operator) if source not in core]
-    return [op for op in _walked(starts, above) if is_product(op) and math.prod(op.outputs[0].shape[:-2]) > 1]
+    starts = [source for operator in computed for source in producers(operator) if source not in core]
+    return [op for op in walked(starts, above) if is_product(op) and math.prod(op.outputs[0].shape[:-2]) > 1]
 
 
 def multiplies_activations(operator: Operator) -> bool:
@@ -89,7 +89,7 @@ def multiplies_activations(operator: Operator) -> bool:
 def is_residual(product: Operator) -> bool:
     """True where a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
     own = {id(moved_from(tensor, MOVEMENT)[0]) for tensor in product.inputs[:2] if tensor is not None}
-    behind = _walked([product], lambda one: _readers(one) if one is product or one.name in MOVEMENT else ())
+    behind = walked([product], lambda one: _readers(one) if one is product or one.name in MOVEMENT else ())
     sums = [operator for operator in behind if operator.name == "ADD"]
     added = [tensor for operator in sums for tensor in operator.inputs if tensor is not None]
     return any(id(moved_from(tensor, MOVEMENT)[0]) in own for tensor in added)
@@ -112,7 +112,8 @@ def _meets_product(
     return False
 
 
-def _producers(operator: Operator) -> Iterable[Operator]:
+def producers(operator: Operator) -> Iterable[Operator]:
+    """The operators that make what an operator reads."""
     return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
 
 
@@ -139,4 +140,4 @@ def softmax_behind(product: Operator) -> Operator | None:
     def behind(operator: Operator) -> Iterable[Operator]:
         return _readers(operator) if operator is product or operator.name in _FOLLOWED else ()
 
-    return next((operator for operator in _walked([product], behind) if operator.name == "SOFTMAX"), None)
+    return next((operator for operator in walked([product], behind) if operator.name == "SOFTMAX"), None)

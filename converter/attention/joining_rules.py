@@ -71,7 +71,7 @@ class Pack(Rule):
     def operands(self, of: Labelled) -> Operands:
         axis, count = of.axis(len(of.factored)), len(of.operator.inputs)
         own = of.factored[axis]
-        if fx.tells_heads(own) and not all(factor.stride for factor in own):
+        if fx.tells_heads(own) and not fx.only_labels(own):
             raise RefusedError(Refusal("the parts of a PACK are not the heads", of.operator))
         return dict.fromkeys(range(count), (*of.factored[:axis], *of.factored[axis + 1 :]))
 
@@ -180,6 +180,6 @@ def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | 
         return None
     first = fx.take_outer(gathered, outer)
     second = first and fx.cut_axis(first[1], size)
-    if not second or not all(factor.stride for factor in second[1]):
+    if not second or not fx.only_labels(second[1]):
         return None
     return second[0] or fx.repeated(gathered)

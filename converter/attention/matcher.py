@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
-from edge_opt.attention.front import JOINING, MASKING, mask_between, softmax_behind
+from edge_opt.attention.front import JOINING, MASKING, mask_between, producers, softmax_behind, walked
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
 from edge_opt.attention.origins import labelling_by_origin
 from edge_opt.attention.product_axes import labelling_by_products
@@ -102,6 +102,7 @@ class Matcher:
                 for own in logits.values()
             ),
             mask=self._mask(),
+            products=self._products,
             logits=dict(logits),
             core=frozenset(self._labelling.core_operators),
             operands=self._operands,
@@ -270,11 +271,11 @@ class Matcher:
         product, shape, place = self._first, self._first.outputs[0].shape, self._weighing.rows
         if len(self._products) > 1 or math.prod(shape[:-2]) > 1:
             return None
-        pending, seen = [self._softmax.input(0)], 0
-        while pending and seen < DEEPEST:
-            operator, seen = pending.pop().producer, seen + 1
-            if operator is None:
-                continue
+
+        def above(operator: Operator) -> Iterable[Operator]:
+            return producers(operator) if operator.name in ELEMENTWISE | MOVEMENT else ()
+
+        for operator in walked(producers(self._softmax), above):
             count = len(operator.inputs)
             if _only_repeats(operator) and operator.name == "CONCATENATION" and count > 1:
                 axis = int(operator.option("axis"))
@@ -282,8 +283,6 @@ class Matcher:
                     axes = list(fx.plain(shape))
                     axes[place] = (Factor(count, 1), Factor(shape[place] // count))
                     return product.outputs[0], tuple(axes), count
-            elif operator.name in ELEMENTWISE | MOVEMENT:
-                pending += [tensor for tensor in operator.inputs if tensor is not None]
         return None
 
     def _by_origin(self) -> tuple[Tensor, Factored, int] | None:
@@ -362,7 +361,7 @@ def _plain(factors: Iterable[Factor]) -> int:
 
 
 def _rows_are_heads(factored: Factored) -> bool:
-    return any(axis and all(factor.stride for factor in axis) for axis in factored[-2:])
+    return any(axis and fx.only_labels(axis) for axis in factored[-2:])
 
 
 def _heads_apart(product: Factored, weighing: Weighing) -> bool:

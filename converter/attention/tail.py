@@ -63,11 +63,6 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     return operator.name in ELEMENTWISE and all(t.elements == 1 for t in others)
 
 
-def _takes_one(operator: Operator) -> bool:
-    """True where only one element is read, as pieces do that wait for each other."""
-    return operator.name in CUTTING and operator.outputs[0].elements == 1
-
-
 class Tail:
     """The tensors behind the value products that hold all of them, nearest first; `ends` read them and do more."""
 
@@ -91,7 +86,7 @@ class Tail:
                 maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
                 if maps or self._combines(operator):
                     self._enter(operator, frontier)
-                elif whole and not _takes_one(operator):
+                elif whole:
                     self.ends.append(operator)
 
     def _held(self, operator: Operator) -> list[frozenset[Operator]]:

@@ -10,7 +10,6 @@ from edge_opt.attention.factors import Factor
 from edge_opt.attention.found import Block, SingleHead
 from edge_opt.attention.labelling import Labelling
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.tail import value_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +53,7 @@ def _as_block(single: SingleHead) -> Block | Refusal:
         query_length=single.query_length,
         key_lengths=single.key_lengths,
         mask=single.mask,
+        products=single.products,
         logits={},
         core=frozenset(),
         operands=single.operands,
@@ -76,14 +76,11 @@ def _with_rows(block: Block, count: int) -> Iterator[Factored]:
 
 def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
     """The block with other factors, where every piece of them reaches the logits as rows of its own."""
-    products = value_products(block.softmax)
-    if isinstance(products, Refusal):
-        return products
-    labelling = Labelling(products, block.operands)
+    labelling = Labelling(block.products, block.operands)
     if not labelling.core(block.output, factored) or not labelling.logits:
         return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", block.softmax)
     for product, labelled in labelling.products.items():
-        rows = labelled[products[product].rows]
+        rows = labelled[block.products[product].rows]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return Refusal("what is cut are no rows of the value product", product)
     pieces = block.heads * count
