@@ -43,8 +43,8 @@ class Block:
     several products of values are never summed. `core` are the operators from the logits products to these, `logits`
     the former with the factors of their results, `products` those of the values. `heads_are_rows` is True where a
     product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys
-    (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there are
-    N*tiles pieces, and `query_length` is a tile's.
+    (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there
+    are N*tiles pieces, and `query_length` is a tile's.
     """
 
     softmax: Operator
