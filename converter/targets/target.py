@@ -43,7 +43,7 @@ class Target:
         refused_operators: names of operators that it does not take.
         taken_operators: all that it takes, composites left aside; anything else is refused.
         taken_composites: names of composites that it takes, although `composites` says that it opens none.
-        largest_rank: most axes that a tensor may have.
+        largest_rank: most axes that a tensor may have (the compilers of the bundled targets limit single operators).
         largest_joined_rows_bytes: of rows that a CONCATENATION joins and an ADD takes; it gets larger ones wrong.
         int64, floats, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
