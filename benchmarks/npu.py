@@ -28,7 +28,7 @@ from edge_opt.ir import load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
 from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.trials import Job, Memory, carry_out
+from edge_opt.npu.trials import Job, carry_out, key_of, remember, remembered
 from edge_opt.schema import EdgeOptError
 from edge_opt.targets import load_target
 
@@ -114,7 +114,7 @@ def measured(
     path: Path, options: argparse.Namespace, folder: Path, running: ThreadPoolExecutor
 ) -> Iterator[Row]:
     """A row for every entry point of a model."""
-    model, target, memory = load(path), load_target("qualcomm-htp"), Memory(fresh=options.fresh)
+    model, target = load(path), load_target("qualcomm-htp")
     for signature, _ in model.entry_points():
         alone = folder / f"{path.stem}.{signature}.tflite"
         save(cut_entry_point(model, signature), alone)
@@ -124,7 +124,7 @@ def measured(
             job(str(alone), choice, target, options)
             for choice in candidates(model, signature, target, forms=options.forms)
         ]
-        yield Row(path.stem, signature, tuple(outcomes(digest, jobs, memory, running)))
+        yield Row(path.stem, signature, tuple(outcomes(digest, jobs, running, fresh=options.fresh)))
         alone.unlink()
 
 
@@ -138,15 +138,15 @@ def job(exported: str, choice: Choice, target: Target, options: argparse.Namespa
 
 
 def outcomes(
-    digest: str, jobs: Sequence[Job], memory: Memory, running: ThreadPoolExecutor
+    digest: str, jobs: Sequence[Job], running: ThreadPoolExecutor, *, fresh: bool
 ) -> Iterator[Trial]:
     """The outcome of every job, in order; each is remembered when it ends."""
-    keys = {each.choice: memory.key(digest, each) for each in jobs}
-    found = {each.choice: memory.get(keys[each.choice]) for each in jobs}
+    keys = {each.choice: key_of(digest, each) for each in jobs}
+    found = {each.choice: None if fresh else remembered(keys[each.choice]) for each in jobs}
     waiting = {running.submit(carry_out, each, profile): each for each in jobs if found[each.choice] is None}
     for future in as_completed(waiting):
         each, trial = waiting[future], future.result()
-        memory.keep(keys[each.choice], trial)
+        remember(keys[each.choice], trial)
         found[each.choice] = trial
         print(
             f"{Path(each.exported).stem}: {each.choice}, {trial.seconds:.0f} s", file=sys.stderr, flush=True

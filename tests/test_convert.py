@@ -64,6 +64,11 @@ def done(
     return path, convert(path, output, verify="full")
 
 
+def tables(path: Any) -> Any:
+    with read_model(path) as file:
+        return values(file.root)
+
+
 def output_of(result: ConversionResult) -> Path:
     assert result.output is not None
     return Path(result.output)
@@ -220,8 +225,7 @@ def test_a_converted_model_stays_as_it_is_and_says_so(
     assert again.converted == []
     assert {site.reason for site in again.sites} == {"already single-head"}
     assert all(site.settled for site in again.sites)
-    with read_model(output_of(first)) as one, read_model(tmp_path / "again.tflite") as other:
-        assert values(one.root) == values(other.root)
+    assert tables(output_of(first)) == tables(tmp_path / "again.tflite")
 
 
 @demos
@@ -239,8 +243,7 @@ def test_a_model_without_attention_is_written_with_the_same_tables(tmp_path: Pat
     assert result.output == str(tmp_path / "plain.opt.tflite")
     assert result.converted == []
     assert all(site.settled for site in result.sites)
-    with read_model(path) as one, read_model(result.output) as other:
-        assert values(one.root) == values(other.root)
+    assert tables(path) == tables(result.output)
 
 
 def test_a_model_whose_sites_all_fail_is_written_with_the_same_tables(tmp_path: Path) -> None:
@@ -250,8 +253,7 @@ def test_a_model_whose_sites_all_fail_is_written_with_the_same_tables(tmp_path: 
     result = convert(DEMOS[0], tmp_path / "out.tflite", target=str(target))
     assert {site.status for site in result.sites} == {Status.ROLLED_BACK}
     assert {site.reason for site in result.sites} == {"target 'picky' does not take SPLIT"}
-    with read_model(DEMOS[0]) as one, read_model(tmp_path / "out.tflite") as other:
-        assert values(one.root) == values(other.root)
+    assert tables(DEMOS[0]) == tables(tmp_path / "out.tflite")
 
 
 # What is asked for
@@ -420,8 +422,7 @@ def test_control_dependencies_freeze_the_model_and_are_the_reason(tmp_path: Path
     assert {site.status for site in result.sites} == {Status.SKIPPED}
     assert all("model_control_dependencies" in site.reason for site in result.sites)
     assert result.output is not None
-    with read_model(path) as one, read_model(result.output) as other:
-        assert values(one.root) == values(other.root)
+    assert tables(path) == tables(result.output)
 
 
 def test_a_newer_operator_raises_the_models_minimum_runtime(tmp_path: Path) -> None:
@@ -461,8 +462,7 @@ def test_the_proof_rolls_a_corrupt_rewrite_back(tmp_path: Path, monkeypatch: pyt
     result = convert(DEMOS[0], tmp_path / "out.tflite", signatures=["decode"])
     assert {site.status for site in result.sites} == {Status.ROLLED_BACK}
     assert all("the new region differs" in site.reason for site in result.sites)
-    with read_model(DEMOS[0]) as one, read_model(tmp_path / "out.tflite") as other:
-        assert values(one.root) == values(other.root)
+    assert tables(DEMOS[0]) == tables(tmp_path / "out.tflite")
 
 
 def test_full_verification_finds_what_a_broken_proof_let_through(
@@ -490,4 +490,4 @@ def test_in_memory_and_on_disk_give_the_same_model(done: tuple[Path, ConversionR
     convert(model, verify="none")
     assert to_bytes(model) == output_of(result).read_bytes()
     assert to_text(load(to_bytes(model))) == to_text(model)
-    assert values(to_tables(model)) == values(read_model(to_bytes(model)).root)
+    assert values(to_tables(model)) == tables(to_bytes(model))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from dataclasses import dataclass, fields, replace
@@ -41,16 +40,15 @@ from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.probe import LIBRARY
 from edge_opt.npu.process import _running
 from edge_opt.npu.search import rank
-from edge_opt.npu.trials import Job, Memory
+from edge_opt.npu.trials import Job, key_of
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TRIALS = (
-    3 * 5
-)  # as exported, in three forms, and one of them cut at the norm in the other way, with three levels
+# As exported, in three forms, and one of them cut at the norm in the other way; with three levels.
+TRIALS = 5 * 3
 Captured = pytest.CaptureFixture[str]
 
 
@@ -336,7 +334,7 @@ def test_what_took_too_long_is_tried_again() -> None:
 
 
 def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> None:
-    memory, target = Memory(), load_target("qualcomm-htp")
+    target = load_target("qualcomm-htp")
     job = Job("m", Choice(), {}, target, "SM0", ("--a",), None, 1.0)
     others = (
         replace(job, choice=Choice("split")),
@@ -344,16 +342,14 @@ def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> Non
         replace(job, chip="SM1"),
         replace(job, target=replace(target, largest_joined_rows_bytes=1)),
     )
-    assert len({memory.key("digest", one) for one in (job, *others)} | {memory.key("other", job)}) == 6
+    assert len({key_of("digest", one) for one in (job, *others)} | {key_of("other", job)}) == 6
 
 
 def test_other_libraries_make_another_trial_and_another_place_for_the_same_ones_does_not(
     tmp_path: Path,
 ) -> None:
     def key(sdk: Path | None) -> str:
-        return Memory().key(
-            "digest", Job("m", Choice(), {}, load_target("qualcomm-htp"), "SM0", (), sdk, 1.0)
-        )
+        return key_of("digest", Job("m", Choice(), {}, load_target("qualcomm-htp"), "SM0", (), sdk, 1.0))
 
     for place, content in {"one": b"1", "same": b"1", "new": b"2"}.items():
         (tmp_path / place).mkdir()
@@ -464,14 +460,8 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
 
 def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Path) -> None:
     small = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
-    found = tune(
-        DEMO,
-        small,
-        compiler=FakeCompiler({(4, "O1"): figures(100)}),
-        comparer=FakeEmulator(),
-        signature="prefill_8",
-        blocks=1,
-    )
+    asked = {"compiler": FakeCompiler({(4, "O1"): figures(100)}), "comparer": FakeEmulator(), "blocks": 1}
+    found = tune(DEMO, small, signature="prefill_8", **asked)
     target = written(found, tmp_path)
     assert target.form == "split-above", "what fits keeps its form"
     assert target.long_context == {"form": "split"}
@@ -526,28 +516,15 @@ def test_the_command_prints_one_table_and_writes_the_target(
         "edge_opt.cli.tune.tune", lambda *a, **o: tune(*a, **o, compiler=compiler, comparer=FakeEmulator())
     )
     file = tmp_path / "mine.toml"
-    result = run(capsys, "tune", str(DEMO), "--blocks", "1", "--signature", "decode", "-o", str(file))
+    command = ("tune", DEMO, "--blocks", "1", "--signature", "decode", "-o", file)
+    result = run(capsys, *command)
     assert result.code == 0
     assert "one layer of decode, best first" in result.out
     assert "0.150" in result.out
     assert "left out, split, O1: no O1 for 4" in result.out
     assert load_target(str(file)).splits("decode")
-    again = run(capsys, "tune", str(DEMO), "--blocks", "1", "--signature", "decode", "-o", str(file))
-    assert again.code == 2
-    found = run(
-        capsys,
-        "tune",
-        str(DEMO),
-        "--blocks",
-        "1",
-        "--signature",
-        "decode",
-        "-o",
-        str(file),
-        "--force",
-        "--json",
-    )
-    data = json.loads(found.out)
+    assert run(capsys, *command).code == 2
+    data = run(capsys, *command, "--force", "--json").json
     assert data["winner"]["form"] == "split"
     assert len(data["trials"]) == TRIALS
 

@@ -121,18 +121,13 @@ def convert(
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
         proving = stack.enter_context(ExitStack())
-        # Started first: the runtime's import overlaps with reading the model.
-        prover = (
-            None
-            if verify == "none"
-            else proving.enter_context(
-                RegionProver(
-                    model=path_of(source) or "", time_limit=proof_seconds, exhaustive=verify == "exhaustive"
-                )
+        prover = None
+        if verify != "none":
+            name, exhaustive = path_of(source) or "", verify == "exhaustive"
+            prover = proving.enter_context(
+                RegionProver(model=name, time_limit=proof_seconds, exhaustive=exhaustive)
             )
-        )
-        if prover is not None:
-            prover.start()
+            prover.start()  # first: the runtime's import overlaps with reading the model
         container = open_container(source, sections)
         destination = None if dry_run else destination_of(source, output, overwrite=overwrite)
         model = container.parts[0].model

@@ -22,7 +22,7 @@ from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.process import end_all
 from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
 from edge_opt.npu.sdk import find_sdk
-from edge_opt.npu.trials import Job, Memory, Trial, carry_out
+from edge_opt.npu.trials import Job, Trial, carry_out, key_of, remember, remembered
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
@@ -144,7 +144,7 @@ def tune(
         running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
         chip = chip or COMPILERS[facts.name]
         search = _Search(facts, layers, exported, sdk, chip, seconds, running, progress, compiler, comparer)
-        return search.run(os.fspath(path), Memory(fresh=fresh))
+        return search.run(os.fspath(path), fresh=fresh)
 
 
 @contextmanager
@@ -185,11 +185,11 @@ class _Search:
     left_out: dict[str, str] = field(default_factory=dict)
     silence: str = ""
 
-    def run(self, path: str, memory: Memory) -> Tuning:
+    def run(self, path: str, *, fresh: bool) -> Tuning:
         """The levels, the trials, the winner's numbers."""
         levels = self._levels()
         wanted = [(choice, level) for choice in self._choices() for level in levels]
-        trials = self._trials(wanted, memory)
+        trials = self._trials(wanted, fresh=fresh)
         ranked, checked = self._checked(sorted(trials, key=rank))
         told = [trial for trial in ranked if trial.figures is not None]
         return Tuning(
@@ -256,15 +256,15 @@ class _Search:
             "seconds": self.seconds,
         }
 
-    def _trials(self, wanted: Sequence[tuple[Choice, Mapping[str, str]]], memory: Memory) -> list[Trial]:
+    def _trials(self, wanted: Sequence[tuple[Choice, Mapping[str, str]]], *, fresh: bool) -> list[Trial]:
         with self.exported.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         found: list[Trial] = []
         waiting: dict[Future[Trial], str] = {}
         for choice, level in wanted:
             job = self._job(choice, level)
-            key = memory.key(digest, job)
-            known = memory.get(key)
+            key = key_of(digest, job)
+            known = None if fresh else remembered(key)
             if known is not None:
                 found.append(replace(known, choice=choice, level=level))
             else:
@@ -272,7 +272,7 @@ class _Search:
         self._tell("compiling", len(found), len(wanted))
         for future in _finished(waiting):
             trial = future.result()
-            memory.keep(waiting[future], trial)
+            remember(waiting[future], trial)
             found.append(trial)
             self._tell("compiling", len(found), len(wanted))
         # In the order in which they were asked for, not in which they ended: trials that rank alike keep it.

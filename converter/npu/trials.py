@@ -99,51 +99,40 @@ def carry_out(job: Job, compiler: Compile) -> Trial:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Outcomes of trials in the user's cache, so that an interrupted search goes on; `fresh` forgets what it knows."""
+def key_of(digest: str, job: Job) -> str:
+    """What the outcome depends on: the bytes of the model and the compiler, the form, the target and the flags."""
+    told = {
+        "model": digest,
+        "choice": str(job.choice),
+        "target": job.target.to_dict(),
+        "chip": job.chip,
+        "flags": job.flags,
+        "libraries": libraries_digest(job.sdk),
+        "versions": [version("ai-edge-litert"), version("edge-opt")],
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
-    fresh: bool = False
 
-    def key(self, digest: str, job: Job) -> str:
-        """What the outcome depends on: the bytes of the model and the compiler, the form, the target and the flags."""
-        told = {
-            "model": digest,
-            "choice": str(job.choice),
-            "target": job.target.to_dict(),
-            "chip": job.chip,
-            "flags": job.flags,
-            "libraries": libraries_digest(job.sdk),
-            "versions": [version("ai-edge-litert"), version("edge-opt")],
-        }
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+def remembered(key: str) -> Trial | None:
+    """A trial that an earlier search carried out; None where there is none, or it cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
+        told |= {"figures": _figures(told["figures"]), "notes": tuple(told["notes"])}
+        return Trial(Choice(), {}, **told)
+    return None
 
-    def get(self, key: str) -> Trial | None:
-        """A trial that was carried out before; None where there is none, or it cannot be read."""
-        if self.fresh:
-            return None
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
-            told |= {"figures": _figures(told["figures"]), "notes": tuple(told["notes"])}
-            return Trial(Choice(), {}, **told)
-        return None
 
-    def keep(self, key: str, trial: Trial) -> None:
-        """Remember a trial, unless it would end otherwise another time. What cannot be kept is done again."""
-        if trial.passing:
-            return
-        told = {
-            "seconds": trial.seconds,
-            "failure": trial.failure,
-            "figures": None if trial.figures is None else asdict(trial.figures),
-            "versions": dict(trial.versions),
-            "notes": trial.notes,
-        }
-        with suppress(OSError):
-            path = _folder() / f"{key}.json"
-            scratch = path.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps(told), encoding="utf-8")
-            scratch.replace(path)
+def remember(key: str, trial: Trial) -> None:
+    """For the next search, unless it would end otherwise another time. What cannot be kept is done again."""
+    if trial.passing:
+        return
+    told = {name: getattr(trial, name) for name in ("seconds", "failure", "versions", "notes")}
+    figures = None if trial.figures is None else asdict(trial.figures)
+    with suppress(OSError):
+        path = _folder() / f"{key}.json"
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps({**told, "figures": figures}), encoding="utf-8")
+        scratch.replace(path)
 
 
 def _folder() -> Path:
