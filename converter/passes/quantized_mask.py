@@ -49,6 +49,8 @@ class QuantizedMaskToSelect(Pass):
 
 def mask_chain(last: Operator) -> tuple[Operator, ...]:
     """The operators that make an integer mask of a boolean and end at this one; empty where there are none."""
+    if not last.outputs:
+        return ()
     result = last.outputs[0]
     if result.dtype not in (DType.INT8, DType.INT16, DType.UINT8) or not result.is_quantized:
         return ()
