@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,13 +13,14 @@ import tempfile
 import threading
 import time
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_runs import run
-from pretend_stages import Place, Stages
+from pretend_stages import FLOAT, Place, Stages, write
 
 from edge_opt import build as package
 from edge_opt.build import Job, StageFailedError, pipeline
@@ -229,18 +231,29 @@ def test_of_a_compiler_that_fails_the_first_complaint_is_told(
         pipeline.compile_bundle(job, lambda *_: None)
 
 
-def test_prompts_that_are_all_left_out_are_a_sentence(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline leaves out what is longer than the cache, and would fail in the next stage."""
+@pytest.mark.parametrize(
+    ("ranges", "sentence"),
+    [
+        ({}, "every prompt is as long as the cache, 64 tokens, or longer"),
+        ({"decode_kv_cache_k_0": 0}, "no prompt is of a length for prefill_4, so its ranges are not known"),
+        ({"prefill_4_kv_cache_k_0": 0}, ""),
+    ],
+)  # fmt: skip
+def test_prompts_that_leave_an_entry_point_out_are_a_sentence(
+    place: Place, monkeypatch: pytest.MonkeyPatch, ranges: dict[str, int], sentence: str
+) -> None:
+    """The pipeline says nothing, and fails in the next stage."""
 
     def npu_calibrate(_: object, __: str, ___: str, output: str, **____: object) -> None:
-        (Path(output) / "Section3_tf_lite_prefill_decode.tflite.json").write_text('{"model_qsvs": {}}')
+        told = json.dumps({"model_qsvs": ranges})
+        (Path(output) / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)
 
     from_dict = SimpleNamespace(from_dict=lambda told: SimpleNamespace(**told))
     pretend = SimpleNamespace(npu_calibrate=npu_calibrate, NpuPipelineConfig=from_dict)
     monkeypatch.setattr(pipeline, "_lib", lambda _: pretend)
-    inputs = {"model": "m", "prompts": str(place.prompts)}
+    inputs = {"model": str(write(place.folder / "m.litertlm", FLOAT)), "prompts": str(place.prompts)}
     job = Job("calibrate", str(place.folder), inputs, {"cache_length": 64})
-    with pytest.raises(UsageError, match="every prompt is as long as the cache, 64 tokens, or longer"):
+    with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
         pipeline.calibrate(job, lambda *_: None)
 
 

@@ -18,10 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.build.sections import MAIN, keep_sections
+from edge_opt.build.sections import MAIN, keep_sections, model_of
 from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
+from edge_opt.schema.litertlm import read_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -142,7 +143,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for.
 
     Raises:
-        UsageError: no prompt fits into the cache; the pipeline leaves those out.
+        UsageError: no prompt fits into the cache, or none is of the length of one of the prefills.
     """
     task, config = "ALL", _config(job)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,12 +156,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
             calibration_dataset_format="jsonl",
             calibration_eval_task_names=task,
         )
-    ranges = next(Path(job.output).glob(f"*{MAIN}*.json"))
-    if not json.loads(ranges.read_text(encoding="utf-8"))["model_qsvs"]:
-        raise UsageError(
-            f"every prompt is as long as the cache, {config.cache_length} tokens, or longer, and such are left out: "
-            f"give shorter ones, or a longer --cache"
-        )
+    _check_ranges(Path(job.inputs["model"]), Path(job.output), config.cache_length)
     return {}
 
 
@@ -220,6 +216,24 @@ STAGES: Mapping[str, Callable[[Job, Progress], dict[str, Any]]] = {
 
 def _lib(name: str) -> Any:
     return importlib.import_module(f"{_ROOT}.{name}")
+
+
+def _check_ranges(model: Path, ranges: Path, cache: int) -> None:
+    """Whether every entry point ran; a prompt takes the shortest prefill that holds it."""
+    found = json.loads(next(ranges.glob(f"*{MAIN}*.json")).read_text(encoding="utf-8"))["model_qsvs"]
+    if not found:
+        raise UsageError(
+            f"every prompt is as long as the cache, {cache} tokens, or longer, and such are left out: give shorter "
+            f"ones, or a longer --cache"
+        )
+    main = model_of(read_bundle(model), MAIN)
+    keys = [] if main is None else [signature.key for signature in main.signatures]
+    idle = [key for key in keys if not any(name.startswith(f"{key}_") for name in found)]
+    if idle:
+        raise UsageError(
+            f"no prompt is of a length for {', '.join(idle)}, so its ranges are not known: a prompt takes the shortest "
+            f"prefill that holds it; add such prompts, or leave that length out"
+        )
 
 
 class _WeightsThatFit(logging.Handler):
