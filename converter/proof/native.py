@@ -31,8 +31,8 @@ class MissingError(Exception):
     """A backend that is not installed; the text is its name."""
 
 
-def describe(model: ModelContent, *, positional: bool = False) -> tuple[SignatureInfo, ...]:
-    """Every signature of the model; subgraph 0 under the name `main` if it has none, or if `positional`.
+def describe(model: ModelContent) -> tuple[SignatureInfo, ...]:
+    """Every signature of the model; subgraph 0 under the name `main` if it has none.
 
     Nothing is allocated.
 
@@ -43,23 +43,20 @@ def describe(model: ModelContent, *, positional: bool = False) -> tuple[Signatur
         # The reference kernels know fewer operator versions, and nothing is run here.
         interpreter = _open(model, "xnnpack")
         keys = list(interpreter.get_signature_list())
-        if positional or not keys:
-            return (_main(interpreter),)
-        return tuple(_signature(interpreter, key) for key in keys)
+        return tuple(_signature(interpreter, key) for key in keys) or (_main(interpreter),)
 
 
 class Session:
     """A model that stays loaded while its signatures are run again and again; what it keeps is fresh at the first.
 
-    Subgraph 0 is run by position if the model has no signatures or if `positional`.
+    Subgraph 0 is run by position if the model has no signatures.
 
     Raises:
         RefusedError: the runtime cannot read the model.
         MissingError: the backend is not installed.
     """
 
-    def __init__(self, model: ModelContent, kernels: Kernels, *, positional: bool = False) -> None:
-        self._positional = positional
+    def __init__(self, model: ModelContent, kernels: Kernels) -> None:
         self._calls: dict[str | None, Callable[[dict[str, Array]], dict[str, Array]]] = {}
         with _refusals():
             self._interpreter = _open(model, kernels)
@@ -73,9 +70,7 @@ class Session:
         with _refusals():
             if signature not in self._calls:
                 first, runtime = not self._calls, self._interpreter
-                self._calls[signature] = (
-                    _Positional(runtime) if self._positional else _callable(runtime, signature)
-                )
+                self._calls[signature] = _callable(runtime, signature)
                 if first:
                     runtime.reset_all_variables()
             return self._calls[signature](values)
@@ -105,12 +100,12 @@ def _open(model: ModelContent, kernels: Kernels) -> Any:
 
 def _callable(interpreter: Any, signature: str | None) -> Callable[[dict[str, Array]], dict[str, Array]]:
     keys = list(interpreter.get_signature_list())
-    if signature is None and len(keys) == 1:
-        signature = keys[0]
-    if keys and signature not in keys:
-        raise RefusedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
     if not keys:
         return _Positional(interpreter)
+    if signature is None and len(keys) == 1:
+        signature = keys[0]
+    if signature not in keys:
+        raise RefusedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
     runner = interpreter.get_signature_runner(signature)
     return lambda values: dict(runner(**values))
 

@@ -150,10 +150,10 @@ class Worker:
         seconds: float | None = None,
         where: str = "",
     ) -> Outcome:
-        """Runs two small models on the same random inputs, by position in subgraph 0; only figures come back.
+        """Runs two small models on the same random inputs, by position; only figures come back.
 
         Args:
-            before: the region as it was.
+            before: the region as it was, without signatures.
             after: the region rewritten: the same inputs and outputs in the same order.
             request: on what.
             seconds: other than the worker's time limit.

@@ -21,7 +21,7 @@ from types import ModuleType
 from edge_opt.proof import inputs, loop, pair
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame, read_frame
-from edge_opt.proof.tensors import MAIN, Kernels
+from edge_opt.proof.tensors import Kernels
 
 _PARENT_CHECK_SECONDS = 0.5
 _GRACE_SECONDS = 5
@@ -92,12 +92,12 @@ def _prove(native: ModuleType, header: Header, arrays: Arrays) -> _Answer:
     described = []
     for version, model in models.items():
         with _within(version, native):
-            described += native.describe(model, positional=True)
+            described += native.describe(model)
 
     def run(version: str, kernels: Kernels, inputs: Arrays) -> list[Array]:
         with _within(version, native):
-            session = native.Session(models[version], kernels, positional=True)
-            return list(session.run(MAIN, inputs).values())
+            session = native.Session(models[version], kernels)
+            return list(session.run(None, inputs).values())
 
     first, second = described
     found = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)
