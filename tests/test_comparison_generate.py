@@ -194,6 +194,12 @@ def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str])
     assert state(folder) == before
 
 
-def test_nothing_to_generate_is_refused(folder: Path, worker: Worker) -> None:
-    with pytest.raises(EdgeOptError, match="expected 1 to"):
-        generated(folder / "unsplit.tflite", folder / "unsplit.tflite", worker, count=0)
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "expected 1 to 100000"), (100_001, "expected 1 to"), (100_000, "do not fit into a cache")],
+)
+def test_too_little_or_too_much_to_generate_is_refused(
+    count: int, said: str, folder: Path, worker: Worker
+) -> None:
+    with pytest.raises(EdgeOptError, match=said):
+        generated(folder / "unsplit.tflite", folder / "unsplit.tflite", worker, count=count)
