@@ -74,6 +74,12 @@ LOOKUPS = {
     "gather_nd": ("[4,2]", "[9,30,2]", "%y: float32[4,2] = GATHER_ND(%t, %i)", 9),
     "embedding": ("[4]", "[60,2]", _PLAIN, 60),
     "one_hot": ("[4]", "[1]", "%y: float32[4,40] = ONE_HOT(%i, int32(40), float32(1.0), float32(0.0))", 40),
+    "one_hot, of a depth that is computed": (
+        "[4]",
+        "[1]",
+        "%d: int32[] = ABS(int32(40))\n  %y: float32[4,40] = ONE_HOT(%i, %d, float32(1.0), float32(0.0))",
+        0,
+    ),
     "the smaller of two": ("[4]", "[60,2]", f"{_PLAIN.replace('y', 'a', 1)}\n  {_SMALLER}", 20),
     "negative ones wrapped": ("[4]", "[60,2]", _WRAPPED, 60),
     "what is looked up in": ("[4]", "[1]", "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}", 0),

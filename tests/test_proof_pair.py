@@ -45,6 +45,7 @@ def test_a_difference_is_measured(worker: Worker) -> None:
     assert not proof.bitwise_on("reference")
     assert not proof.bitwise_on("xnnpack")
     assert 1e-6 < proof.worst(lambda d: d.max_rel) < 1e-2
+    assert 0 < proof.seconds < 600
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_opt.ir import DType
+from edge_opt.ir import DType, Tensor
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.lengths import choose_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from edge_opt.ir import Model, Operator, Tensor
+    from edge_opt.ir import Model, Operator
     from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 # Operators whose results have the numbers of these operands, as they are: an index stays one. None: of all operands.
@@ -66,12 +66,12 @@ def keeps_state(model: Model) -> bool:
 
 def _entries(model: Model, tensor: Tensor) -> int:
     """Entries of the smallest table that the tensor's numbers index; 0 where they index none."""
-    pending, seen, sizes = [tensor], set[int](), set[int]()
+    pending, seen, sizes = [tensor], set[Tensor](), set[int]()
     while pending:
         current = pending.pop()
-        if id(current) in seen:
+        if current in seen:
             continue
-        seen.add(id(current))
+        seen.add(current)
         for operator in current.consumers:
             for place in (at for at, given in enumerate(operator.inputs) if given is current):
                 sizes.add(_indexed(operator, place))

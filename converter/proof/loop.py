@@ -74,8 +74,7 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     for place in range(loop.count):
         give = partial(basic_input, tokens=current, start=filled + place, valid=1)
         board.carry_out(loop.decode, give, invoke)
-        found = board.values[loop.logits][0]
-        rows = found.reshape(len(prompt), -1, found.shape[-1])[:, -1]
+        rows = board.values[loop.logits][0].reshape(len(prompt), -1)
         current = rows.argmax(axis=-1)[:, np.newaxis]
         logits.append(rows)
         tokens.append(current[:, 0].tolist())

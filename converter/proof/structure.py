@@ -33,7 +33,7 @@ class Structure:
         right here is right there. Numbers that are equal here and differ there may have been mixed up unseen, though,
         and a scale of another layer, or one that is off by a step, is in no place here: such a region is not covered.
         """
-        if self.bare != other.bare or len(self.origins) != len(other.origins):
+        if self.bare != other.bare:
             return False
         stands_for: dict[Hashable, Hashable] = {}
         for own, others in zip(self.origins, other.origins, strict=True):
