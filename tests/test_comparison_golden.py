@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,22 @@ def test_a_description_that_makes_no_sense_is_one_typed_error(recorded: Path, ed
     rewrite(recorded, edit)
     with pytest.raises(GoldenError):
         golden.check(models.projection(WEIGHT), recorded)
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"), [("_MAX_FILE", "too large"), ("_MAX_UNPACKED", "unpacks to too much")]
+)
+def test_a_file_beyond_its_bounds_is_not_read(
+    bound: str, said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(recorded) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    size = recorded.stat().st_size if bound == "_MAX_FILE" else unpacked
+    monkeypatch.setattr(golden, bound, size)
+    golden._read(recorded)
+    monkeypatch.setattr(golden, bound, size - 2)
+    with pytest.raises(GoldenError, match=said):
+        golden._read(recorded)
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
