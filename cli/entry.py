@@ -125,10 +125,11 @@ def _failed(error: Exception, *, as_json: bool) -> int:
 
 
 def _usage_sentence(error: Any) -> str:
-    message: str = error.format_message()
     context: Any = getattr(error, "ctx", None)
+    names_it = getattr(error, "param", None) is not None or not error.message
+    message: str = error.format_message() if names_it else error.message
     if hasattr(error, "possibilities"):
-        message = error.message + _meant(error.option_name, context.command)
+        message += _meant(error.option_name, context.command)
     message = " ".join(message.split()).rstrip(".").replace(". Did you mean", ", did you mean")
     return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"
 

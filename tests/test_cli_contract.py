@@ -150,6 +150,7 @@ def test_usage_errors_are_one_sentence_and_exit_2(
 ) -> None:
     said = run(capsys, *arguments).failed_in_one_sentence(2)
     assert sentence in said
+    assert "Invalid value: " not in said, "of options that do not go together, no single one is wrong"
     assert "--help`" in said
 
 
