@@ -221,7 +221,7 @@ def _known(table: Path) -> dict[tuple[str, str], Row]:
 
 def _record(row: Row, table: Path) -> None:
     """Put a row into the table as it is now: several runs may fill one."""
-    with table.with_suffix(".lock").open("w") as lock:
+    with Path(__file__).open(encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         rows = _known(table)
         rows[row["family"], row["types"]] = row
