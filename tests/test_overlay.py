@@ -38,6 +38,12 @@ def test_every_operator_of_a_block_says_what_becomes_of_it() -> None:
     blocks = {text: count for text, count in texts(before()).items() if text.startswith("converted")}
     assert len(blocks) == 5
     assert all(f": {count} operators become" in text for text, count in blocks.items())
+    made = {
+        text: int(text.rsplit(" ", 1)[1]) for text in texts({"": before()["prefill_8"]}) if text in blocks
+    }
+    assert sum(made.values()) - sum(blocks[text] for text in made) == 186 - 122, (
+        "as the whole signature grows"
+    )
     names = Counter(operator(DEMO, "prefill_8", place).name for place in before()["prefill_8"]["results"])
     assert (names["SOFTMAX"], names["BATCH_MATMUL"], names["FULLY_CONNECTED"]) == (2, 8, 0)
 

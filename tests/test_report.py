@@ -137,6 +137,11 @@ def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> N
     assert sum("BATCH_MATMUL" in line for line in said["example"]["after"]) == 16
 
 
+def test_what_did_not_change_is_said_once() -> None:
+    done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
+    assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in render(conversion_report(done), ".md")
+
+
 def test_markdown_has_a_row_for_each_signature_and_site() -> None:
     lines = render(report(), ".md").splitlines()
     assert "| prefill_8 | 122 -> 186 | 2 of 2 | 5.00 KiB -> 2.50 KiB |" in lines
