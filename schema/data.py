@@ -66,7 +66,7 @@ class Source:
         wrong = _no_model(Path(path), status)
         if wrong is not None:
             source.close()
-            raise ModelFormatError(f"{path} is {wrong}")
+            raise ModelFormatError(wrong)
         return source
 
     def section(self, begin: int, size: int) -> "Source":
@@ -222,14 +222,14 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _no_model(path: Path, status: os.stat_result) -> str | None:
-    """What an opened file is that can be no model, and what to do."""
+    """Why an opened file can be no model, and what to do; None where it can."""
     if stat.S_ISREG(status.st_mode):
-        return None if status.st_size else "empty: it is no model, export or download it again"
+        return None if status.st_size else f"{path} is empty: it is no model, export or download it again"
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
     if stat.S_ISDIR(status.st_mode) and (path / "config.json").exists():
-        return f"{kind}, not a file: `edge-opt build` makes a model of a checkpoint"
-    return f"{kind}, not a file: give a .tflite model"
+        return f"{path} is {kind}, not a file: `edge-opt build` makes a model of a checkpoint"
+    return f"{path} is {kind}, not a file: give a .tflite model"
 
 
 def _cannot_open(path: Path, error: OSError | ValueError) -> str:

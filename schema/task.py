@@ -94,9 +94,10 @@ class TaskBundle(Bundle):
             for at in range(member.data, member.end, _CHUNK)
         )
         if found != member.info.CRC:
-            sums = f"the checksum {found:08x} and {member.info.CRC:08x} is recorded"
-            remedy = "the file is damaged, export or download it again"
-            raise _fail(self.source, f"member '{member.name}' has {sums}: {remedy}")
+            sums = (
+                f"member '{member.name}' has the checksum {found:08x} and {member.info.CRC:08x} is recorded"
+            )
+            raise _fail(self.source, f"{sums}: the file is damaged, export or download it again")
 
     def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
         """Members keep their order in the file, and move by whole pages."""
