@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 
+from edge_opt.attention.block import Block, find_blocks
 from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Status
@@ -178,6 +179,21 @@ def test_heads_that_others_read_end_the_block_and_nothing_is_computed_twice() ->
     (join,) = [op for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
     assert join.outputs[0].name == "o"
     assert join.option("axis") == 1
+
+
+def test_what_takes_the_heads_apart_ends_the_block_also_where_only_one_of_them_is_read() -> None:
+    model = parse("""
+    subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
+      %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+      %a: float32[1,6,5], %b: float32[1,6,5], %c: float32[1,6,5], %d: float32[1,6,5] = UNPACK(%o) {num: 4, axis: 1}
+      %r: float32[1,30] = RESHAPE(%a, int32{1, 30})
+      return %r
+    }""")
+    (block,) = find_blocks(model.subgraphs[0])
+    assert isinstance(block, Block)
+    assert (block.heads, block.output.name) == (4, "o")
 
 
 def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads_stay() -> None:
