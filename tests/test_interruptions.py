@@ -138,8 +138,8 @@ import terminal_signals
 terminal_signals.restore()
 import proof_models
 from edge_opt.cli import main
-from edge_opt.proof import regions, runner
-regions.to_bytes = lambda _: proof_models.endless()
+from edge_opt.proof import examination, runner
+examination.to_bytes = lambda _: proof_models.endless()
 ready = runner.ChildProcess.wait_until_ready
 def announced(process):
     ready(process)
