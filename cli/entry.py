@@ -10,13 +10,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.app import app
+from edge_opt.cli.suggestion import nearest
 
 if TYPE_CHECKING:
     from edge_opt.cli.declare import Action
@@ -27,7 +27,6 @@ EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 TRACEBACK = "EDGE_OPT_TRACEBACK"
-_ALIKE = 0.75
 
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -128,19 +127,10 @@ def _usage_sentence(error: Any) -> str:
     context: Any = getattr(error, "ctx", None)
     names_it = getattr(error, "param", None) is not None or not error.message
     message: str = error.format_message() if names_it else error.message
-    if hasattr(error, "possibilities"):
-        message += _meant(error.option_name, context.command)
+    if hasattr(error, "possibilities") and (meant := nearest(error.option_name, context.command)):
+        message += f", did you mean {meant}?"
     message = " ".join(message.split()).rstrip(".").replace(". Did you mean", ", did you mean")
     return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"
-
-
-def _meant(unknown: str, command: Any) -> str:
-    """The option of a like name, here or in the library: `--overwrite` is `--force`."""
-    options = [param for param in command.params if param.param_type_name == "option"]
-    known = {f"--{param.name.replace('_', '-')}": param.opts[-1] for param in options}
-    known |= {name: name for param in options for name in param.opts}
-    near = get_close_matches(unknown, known, 1, _ALIKE)
-    return f", did you mean {known[near[0]]}?" if near else ""
 
 
 def _bug_sentence(error: Exception) -> str:
