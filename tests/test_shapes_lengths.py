@@ -130,3 +130,15 @@ def test_open_sizes_are_those_that_another_choice_has_otherwise() -> None:
 )
 def test_there_is_no_choice_where(text: str) -> None:
     assert choose_lengths(parse(text)) == ()
+
+
+def test_a_recorded_signature_counts_also_where_the_shape_has_fewer_axes() -> None:
+    model = parse("""
+        subgraph main (%x: float32[6,4]) {
+          %y: float32[6,4] = ABS(%x)
+          return %y
+        }
+        """)
+    (x,) = model.subgraphs[0].inputs
+    x.shape_signature = (2, 4, -1)
+    assert [choice.shapes[x] for choice in choose_lengths(model)] == [(2, 4, 11), (2, 4, 13), (2, 4, 1)]

@@ -141,7 +141,7 @@ class _Choice:
         return self.primes.choice(which, max(self.groups.values()) + 1)
 
     def report(self, sizes: Sequence[int]) -> ShapeReport:
-        inputs = {tensor: list(tensor.shape) for tensor, _ in self.groups}
+        inputs = {tensor: list(tensor.shape_signature or ()) for tensor, _ in self.groups}
         for (tensor, axis), group in self.groups.items():
             inputs[tensor][axis] = sizes[group]
         return derive(self.model, resize=inputs)
