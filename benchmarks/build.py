@@ -7,8 +7,6 @@ with it. Exit status 1 where the prefill is estimated to take more than 0.53 of 
 edge-opt (for the default shape). Needs the extra `build` and Qualcomm's libraries, no network, some 12 GiB.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

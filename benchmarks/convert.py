@@ -10,8 +10,6 @@ has them (ai-edge-litert, litert-converter). Memory is that of all processes of 
 the extras `torch` and `quantizer`, 20 GiB and some minutes. Exit status 1 where a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ of processor time, which another process on the machine does not lengthen. Both 
 that whatever else the machine does hits both alike; inputs are random and the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from statistics import median

@@ -7,8 +7,6 @@ For each module testdata/exports_*.py an environment is made in FOLDER, and in i
 there already stay. benchmarks/families.py measures them.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -14,8 +14,6 @@ with the exporter's last words, from the log that make_families.py left. The run
 blocks of a row do not say the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import fcntl

@@ -8,33 +8,28 @@ structure for one that it knows. What the proof at size misses is run in full on
 that catches it. Tiles have a quarter of the rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from collections.abc import Iterator
 
 from fault_graphs import Edit, Size, attention
 from faults import FAULTS, PROOF, Fault
 from pass_runs import rewrites_of
 
+from edge_opt.ir import Model
 from edge_opt.ir.text import parse
 from edge_opt.passes import Demand
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.ir import Model
-    from edge_opt.passes.rewrite import Rewrite
 
 PASS = MhaToSha.name
 ROWS, FULL, MISSED, NOTHING = "on rows", "in full", "MISSED", "no number changes"

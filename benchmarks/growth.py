@@ -9,8 +9,6 @@ this process, the least of the rounds: read, match, split and derive shapes, wri
 twice the layers take at most 2.1 times as long, 10,000 operators (not with --open) under 2 s.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

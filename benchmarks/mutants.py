@@ -238,11 +238,9 @@ def _statements(tree: ast.AST) -> Iterator[range]:
 
 
 def _inert(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    """Positions in annotations and decorators, and in what only a type checker reads."""
+    """Positions in annotations and decorators."""
+    named = ("annotation", "returns", "decorator_list")
     for node in ast.walk(tree):
-        named = ["annotation", "returns", "decorator_list"]
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            named.append("body")
         for value in (value for name in named for value in _as_list(getattr(node, name, None))):
             for inner in ast.walk(value):
                 if isinstance(inner, ast.expr):

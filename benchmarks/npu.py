@@ -11,33 +11,26 @@ remembered (`--fresh` forgets it), so a run that was stopped goes on. Nothing is
 Exit status 1 where anything takes longer than as exported, or than its bar.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.conversion import convert
-from edge_opt.ir import load, save
+from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
 from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.layers import cut_entry_point, largest_attention
 from edge_opt.npu.trials import Job, carry_out, key_of, remember, remembered
 from edge_opt.schema import EdgeOptError
-from edge_opt.targets import load_target
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Sequence
-
-    from edge_opt.ir import Model
-    from edge_opt.targets import Target
+from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.
 EXPORTERS_FLAGS = ("--qualcomm_optimization_level=O3", "--qualcomm_enable_weight_sharing=true")

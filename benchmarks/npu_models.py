@@ -10,8 +10,6 @@ is removed when it is done. The vocabulary is small: its share is the same befor
 `quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -20,15 +18,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import save
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 8192, 512

@@ -8,8 +8,6 @@ bar is half of that run beyond 1.25 x `cp` + 2 s, and 1 GiB over the interpreter
 missed or a block is left.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs a program and watches the memory of it and of all its descendants together; Linux only."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -6,8 +6,6 @@ Times are exclusive: what a stage calls and is listed itself counts there. The p
 the model is read, so `prove` is only what the conversion waits for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -15,12 +13,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 # Stage -> what does it: (module, object in it).
 STAGES = {
@@ -37,7 +33,7 @@ STAGES = {
     ],
     "check them before they run": [("edge_opt.proof.runner", "check_model")],
     "prove: wait for the runtime": [("edge_opt.proof.runner", "Worker.prove")],
-    "tables from the graph": [("edge_opt.ir.write", "to_tables")],
+    "tables from the graph": [("edge_opt.ir.model", "to_tables")],
     "flatbuffer from the tables": [("edge_opt.schema.writer", "place_model")],
     "copy the weights": [("edge_opt.schema.writer", "write_placed")],
     "flush to the disk": [("edge_opt.schema.atomic", "_finish")],

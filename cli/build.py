@@ -4,15 +4,13 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.build import BuildResult, StageReport, build
 from edge_opt.cli import output
+from edge_opt.cli.app import Build
 from edge_opt.cli.progress import Progress, bar
 from edge_opt.ir.words import size
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Build
 
 _MINUTE = 60.0
 

@@ -1,17 +1,14 @@
 """`edge-opt compare`: prints how far two models' outputs are apart."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
+from edge_opt.cli.app import Compare
 from edge_opt.cli.progress import bar
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
 from edge_opt.ir.words import shortened
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Compare
-    from edge_opt.npu import NpuComparison
+from edge_opt.npu import NpuComparison
 
 _OPERATORS_SHOWN = 16  # at either end of a region
 

@@ -1,15 +1,11 @@
 """`edge-opt compare --on npu`: prints how far two models are apart as a Hexagon NPU computes them."""
 
-from typing import TYPE_CHECKING
-
 from edge_opt.cli import output
+from edge_opt.cli.app import Compare
 from edge_opt.cli.compare import show_verdict
 from edge_opt.cli.progress import bar
 from edge_opt.ir.words import many
 from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Compare
 
 
 def run(asked: "Compare") -> int:

@@ -2,21 +2,18 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from edge_opt.cli import output, streams
+from edge_opt.cli.app import Convert
 from edge_opt.cli.progress import bar
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion import convert as convert_model
-from edge_opt.conversion.verdicts import entry_points
+from edge_opt.conversion.container import Sections
+from edge_opt.conversion.result import entry_points
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.ir.words import size
 from edge_opt.report import check_report_path, write_report
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Convert
-    from edge_opt.conversion.container import Sections
-
 
 _OURS = ("source", "output", "report", "as_json", "quiet")
 

@@ -3,10 +3,10 @@
 import tempfile
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt.cli import compare, output
 from edge_opt.cli import convert as converting
+from edge_opt.cli.app import Demo
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion import default_output
@@ -14,9 +14,6 @@ from edge_opt.inspection import example_rewrite
 from edge_opt.ir import load
 from edge_opt.schema.atomic import resolve_target, write_whole
 from edge_opt.schema.errors import OutputError
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Demo
 
 MODELS = {
     "demo_gemma3.tflite": "float32",

@@ -10,16 +10,14 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.app import app
+from edge_opt.cli.declare import Action
 from edge_opt.cli.suggestion import nearest
-
-if TYPE_CHECKING:
-    from edge_opt.cli.declare import Action
 
 PROGRAM = "edge-opt"
 EXIT_USAGE = 2

@@ -1,16 +1,12 @@
 """`edge-opt explain`: prints the verdict on every site."""
 
-from typing import TYPE_CHECKING
-
 from edge_opt.cli import output
+from edge_opt.cli.app import Explain
 from edge_opt.cli.inspect import describe
 from edge_opt.inspection import Explanation
 from edge_opt.inspection import explain as explain_model
 from edge_opt.ir.words import shortened
 from edge_opt.passes import Status
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Explain
 
 
 def run(asked: "Explain") -> int:

@@ -1,14 +1,10 @@
 """`edge-opt golden`: records a model's outputs, and checks them."""
 
-from typing import TYPE_CHECKING
-
 from edge_opt.cli import output
+from edge_opt.cli.app import Check, Record
 from edge_opt.cli.compare import show
 from edge_opt.comparison import golden
 from edge_opt.ir.words import size
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Check, Record
 
 
 def record(asked: "Record") -> int:

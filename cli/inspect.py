@@ -2,16 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt.cli import output, streams
+from edge_opt.cli.app import Inspect
 from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
 from edge_opt.inspection.overlay import node_data, write_node_data
 from edge_opt.ir.words import many, shortened, size
 from edge_opt.schema.atomic import resolve_target
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Inspect
 
 _OPERATORS_NAMED = 12
 

@@ -1,13 +1,9 @@
 """`edge-opt passes` and `edge-opt targets`: what there is, read off the code."""
 
-from typing import TYPE_CHECKING
-
 from edge_opt.cli import output
+from edge_opt.cli.app import Passes, Targets
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Passes, Targets
 
 
 def passes(_: "Passes") -> int:

@@ -3,15 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
+from edge_opt.cli.app import Profile as ProfileCommand
 from edge_opt.ir.words import size
 from edge_opt.npu import Profile, SpillFigures, profile
 from edge_opt.npu.figures import Figures
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Profile as ProfileCommand
 
 
 def run(asked: "ProfileCommand") -> int:

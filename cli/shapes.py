@@ -1,14 +1,10 @@
 """`edge-opt shapes`: prints where derived shapes disagree with a file, and which operators have a rule."""
 
-from typing import TYPE_CHECKING
-
 from edge_opt.cli import output
+from edge_opt.cli.app import Shapes
 from edge_opt.conversion.container import open_container
 from edge_opt.ir.words import many
 from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Shapes
 
 
 def run(asked: "Shapes") -> int:

@@ -1,16 +1,13 @@
 """`edge-opt tune`: prints what the compiler makes of one block in every form, and writes the best down."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt.cli import output
+from edge_opt.cli.app import Tune
 from edge_opt.cli.profile import columns
 from edge_opt.cli.progress import bar
 from edge_opt.npu import Trial, Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
-
-if TYPE_CHECKING:
-    from edge_opt.cli.app import Tune
 
 
 def run(asked: "Tune") -> int:

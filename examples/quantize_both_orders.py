@@ -9,8 +9,6 @@ quantized_then_split.tflite. Needs the extra `quantizer`, and `torch` for the NP
 Inputs are made up here, for calibration and for judging from different seeds: put your own data into `inputs_of`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -12,10 +12,9 @@ import numpy as np
 
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import ModelFormatError
-from edge_opt.schema.meaning import STORED_AFTER
 from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
-from edge_opt.schema.tables import UNIONS
+from edge_opt.schema.tables import STORED_AFTER, UNIONS
 
 IDENTIFIER: Final = b"TFL3"
 

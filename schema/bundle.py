@@ -1,16 +1,10 @@
 """Bundles of either kind, LiteRT-LM's and MediaPipe's. It knows neither's format."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import os
 
 from edge_opt.schema.litertlm import is_bundle, read_bundle
+from edge_opt.schema.sections import Bundle
 from edge_opt.schema.task import is_task, read_task
-
-if TYPE_CHECKING:
-    import os
-
-    from edge_opt.schema.sections import Bundle
 
 
 def open_bundle(path: str | os.PathLike[str]) -> Bundle | None:

@@ -7,26 +7,21 @@ whenever they are made.
 Source of the format: the PyPI package litert-lm-builder (litertlm_core, litertlm_header_schema_py_generated).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
+import os
 import struct
 import uuid
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.sections import Bundle, Place
+from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import write_bytes
 from edge_opt.schema.writer import place_model
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from edge_opt.schema.table import Table
 
 MAGIC: Final = b"LITERTLM"
 ALIGNMENT: Final = 16 << 10

@@ -15,10 +15,9 @@ import numpy as np
 
 from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.errors import ModelFormatError, UsageError
-from edge_opt.schema.meaning import MEANINGS
 from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
-from edge_opt.schema.tables import TABLES, UNIONS
+from edge_opt.schema.tables import ENUMS, STORED_AFTER, TABLES, UNIONS
 from edge_opt.schema.window import Window
 
 IDENTIFIER: Final = b"TFL3"
@@ -45,6 +44,9 @@ _PADDING: Final = 64
 _PAGE_COST: Final = 8
 
 _NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
+
+_OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
+_TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
 
 _u16_u16 = struct.Struct("<HH").unpack_from
 _i32 = struct.Struct("<i").unpack_from
@@ -237,7 +239,7 @@ class Reader:
             values[reference.name] = read(reference, target)
         for union, at in shape.unions:
             self._union(union, position + at, values)
-        meaning = MEANINGS.get(spec.name)
+        meaning = _MEANINGS.get(spec.name)
         if meaning is not None:
             meaning(self, table, position)
         return table
@@ -416,3 +418,66 @@ def _what_else(start: bytes) -> str:
     if start == b"version ":
         return "it is a Git LFS pointer, fetch the file with `git lfs pull`"
     return f"bytes 4 to 8 are {start[4:8]!r} instead of {IDENTIFIER!r}, give a .tflite file"
+
+
+def _stored_after(reader: Reader, table: Table, position: int) -> None:
+    """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
+
+    As in the runtime's InterpreterBuilder, an offset of 0 or 1 says that there are none (exporters write 1
+    as a placeholder).
+    """
+    inside, offset, size = STORED_AFTER[table.spec.name]
+    start = table.fields.get(offset, 0)
+    if start <= 1:
+        return
+    field = table.spec.by_name[offset]
+    if inside in table.fields:
+        reader.fail(field, f"gives a second place for the bytes of {inside}", position)
+    table.fields[inside] = reader.external(field, start, table.fields.get(size, 0), position)
+    table.fields.pop(offset)
+    table.fields.pop(size, None)
+
+
+def _operator(reader: Reader, table: Table, position: int) -> None:
+    _stored_after(reader, table, position)
+    _unions(reader, table, position)
+
+
+def _operator_code(reader: Reader, table: Table, position: int) -> None:
+    # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
+    code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+    if code not in _OPERATORS:
+        message = f"operator code {code} is unknown"
+        reader.fail_newer(table.spec.name, "builtin_code", message, position)
+
+
+def _tensor(reader: Reader, table: Table, position: int) -> None:
+    code = table.get("type")
+    if code not in _TENSOR_TYPES:
+        reader.fail_newer(table.spec.name, "type", f"tensor type {code} is unknown", position)
+
+
+def _unions(reader: Reader, table: Table, position: int) -> None:
+    for name in _UNION_FIELDS[table.spec.name]:
+        code = table.fields.get(f"{name}_type", 0)
+        if code == 0 or name in table.fields:
+            continue
+        field = table.spec.by_name[name]
+        if code not in UNIONS[field.element]:
+            message = f"{field.element} has no member {code}"
+            reader.fail_newer(field.table, name, message, position)
+        reader.fail(field, f"has the type {UNIONS[field.element][code]} but no value", position)
+
+
+_UNION_FIELDS: Final = {
+    spec.name: tuple(field.name for field in spec.fields if field.kind == "union") for spec in TABLES.values()
+}
+
+_MEANINGS: Final[dict[str, Callable[[Reader, Table, int], None]]] = {
+    **{name: _unions for name, unions in _UNION_FIELDS.items() if unions},
+    "Buffer": _stored_after,
+    "Operator": _operator,
+    "OperatorCode": _operator_code,
+    "Tensor": _tensor,
+    "VariantSubType": _tensor,
+}

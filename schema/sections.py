@@ -1,22 +1,17 @@
 """Files made of sections, some of them models: how one is written with other models. It knows no format."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.schema.data import Source
+from edge_opt.schema.placement import Placement
+from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import copy_range
 from edge_opt.schema.writer import Progress, counter, write_placed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from edge_opt.schema.data import Source
-    from edge_opt.schema.placement import Placement
-    from edge_opt.schema.table import Table
 
 
 class Section(Protocol):

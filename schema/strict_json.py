@@ -1,7 +1,5 @@
 """Values that every reader of JSON takes: RFC 8259 has no infinity and no NaN."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

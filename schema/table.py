@@ -1,15 +1,13 @@
 """A table in memory: its spec and the fields that are present. It must not know how it is stored."""
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from edge_opt.schema.data import Data
 from edge_opt.schema.spec import SCALAR_CODES, TableSpec
 from edge_opt.schema.tables import TABLES, UNIONS
-
-if TYPE_CHECKING:
-    from edge_opt.schema.data import Data
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()}
 

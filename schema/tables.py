@@ -20,3 +20,9 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 
 TABLES: Final[dict[str, TableSpec]] = table_specs(_CONTENT["tables"], UNIONS)
 """Table -> its fields."""
+
+# Table -> the field that holds bytes, and the two that say where they lie if they lie after the flatbuffer.
+STORED_AFTER: Final = {
+    "Buffer": ("data", "offset", "size"),
+    "Operator": ("custom_options", "large_custom_options_offset", "large_custom_options_size"),
+}

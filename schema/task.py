@@ -7,28 +7,23 @@ Sources: PKWARE's APPNOTE.TXT, 4.3 (records); MediaPipe's model_asset_bundle_uti
 in front of their headers) and llm_bundler.py (their names); LiteRT-LM's zip_utils.cc (what is read).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import IDENTIFIER
 from edge_opt.schema.sections import Bundle, Place
+from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import write_bytes
 from edge_opt.schema.writer import place_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from edge_opt.schema.table import Table
 
 _LOCAL, _END = b"PK\x03\x04", b"PK\x05\x06"
 _LOCAL_SIZE: Final = 30

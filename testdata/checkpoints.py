@@ -4,18 +4,14 @@ Sizes differ from each other wherever the exporter allows it, so that no axis pa
 T=14, S=44, hidden 72, vocabulary 320. This module reads no model.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 @dataclass(frozen=True)

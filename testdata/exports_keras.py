@@ -4,9 +4,8 @@ Needs tensorflow and keras-hub in an environment of their own (benchmarks/export
 N=4, K=2, H=20, T=14 where a family has them. This module converts; it names no expected result.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from families_tensorflow import (
     HEAD_SIZE,
@@ -19,9 +18,6 @@ from families_tensorflow import (
     lib,
     tensorflow_block,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def backbone(name: str, *inputs: tuple[str, Spec], **options: Any) -> Make:

@@ -5,8 +5,6 @@ environment of its own (benchmarks/exports.py makes it). Random weights; N=4, K=
 them. This module converts; it names no expected result.
 """
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import tempfile

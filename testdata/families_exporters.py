@@ -5,23 +5,19 @@ exporter's own step, from a checkpoint of small random weights; processors, whic
 stood in for. This module converts; it names no expected result.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checkpoints import Sizes, export, lib, save_model, tower, with_head_size, with_window
 from families_torch import transformer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    Make = Callable[[Path], None]
-    Shapes = Mapping[str, Sequence[int]]
+Make = Callable[[Path], None]
+Shapes = Mapping[str, Sequence[int]]
 
 _SIZES = Sizes()
 _PROCESSORS = {

@@ -5,22 +5,18 @@ folders of several models, made here with small random weights; sizes that they 
 converts; it names no expected result.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checkpoints import Sizes, lib, with_head_size
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Make = Callable[[Path], None]
+Make = Callable[[Path], None]
 
 _HF = "litert_torch.generative.export_hf"
 _ROPE = [8, 4, 4, 4]  # of a head of 20

@@ -4,8 +4,6 @@ Rows of FAMILIES for make_families.py: name, what is special, and what writes th
 N=4, H=20, T=14, S=44, hidden 72. This module converts; it names no expected result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ layers and vocabulary (18 and 262144 there); of three layers one attends to ever
 "w5", ... Needs the extra `build`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -7,8 +7,6 @@ run with the same exporter and quantizer. Needs the extras `torch` and `quantize
 Gemma3: cache split, embeddings as an input.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

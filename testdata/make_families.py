@@ -9,8 +9,6 @@ from each other wherever the exporter allows it, so that no axis passes for anot
 S=44, hidden 72, vocabulary 320.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -5,21 +5,14 @@
 MODELS is what make_families.py wrote, and quantize_model.py beside it.
 """
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt.inspection import example_rewrite
-from edge_opt.ir import Model, load
+from edge_opt.ir import Model, Operator, Tensor, load
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.text import to_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Operator, Tensor
 
 # pass -> the model that shows it, the entry point, and names for what comes in
 SHOWN = {

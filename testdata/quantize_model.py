@@ -7,20 +7,16 @@ Calibration data is random: the graphs are right, the accuracy means nothing.
 Each MODEL.tflite becomes MODEL.RECIPE.tflite. Needs the extra `quantizer`, and `torch` for the NPU recipes.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,10 +1,9 @@
 """What tests of the attention passes do with a model: convert it, and run it before and after."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.ir import Constants, Model
 from edge_opt.ir.cleanup import Usage, remove_unused
@@ -13,9 +12,6 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
 from edge_opt.proof.native import Session
 from edge_opt.targets import Target
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def convert(

@@ -1,17 +1,10 @@
 """Keys and values of random attention graphs: cached, new, shared, repeated for the query heads."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from attention_numbers import scaled
+from attention_cases import Case
+from attention_numbers import Numbers, scaled
+from graph_builder import GraphBuilder
 
 from edge_opt.ir import DType, Quantization, Tensor
-
-if TYPE_CHECKING:
-    from attention_cases import Case
-    from attention_numbers import Numbers
-    from graph_builder import GraphBuilder
 
 Segment = tuple[Tensor, Tensor]
 

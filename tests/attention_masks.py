@@ -1,19 +1,13 @@
 """Masks of random attention graphs: where they come from, and how they reach the logits."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from attention_cases import Case
+from attention_numbers import Numbers
+from graph_builder import GraphBuilder
 
-from edge_opt.ir import DType
-
-if TYPE_CHECKING:
-    from attention_cases import Case
-    from attention_numbers import Numbers
-    from graph_builder import GraphBuilder
-
-    from edge_opt.ir import Tensor
+from edge_opt.ir import DType, Tensor
 
 MASKS = (
     "shared", "batched", "absent", "concat", "tile", "broadcast", "per head", "rank 2", "padding", "select",

@@ -1,16 +1,12 @@
 """Element types of random attention graphs, and quantization parameters that fit together."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from attention_cases import Case
+from graph_builder import GraphBuilder
 
 from edge_opt.ir import DType, Quantization, Tensor
-
-if TYPE_CHECKING:
-    from attention_cases import Case
-    from graph_builder import GraphBuilder
 
 NUMBERS = ("float32", "float32", "float16", "dequantized", "int8", "int16")
 

@@ -1,7 +1,5 @@
 """A headless Chromium over its debugging pipe: what a page looks like, asks of the network and complains of."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json
@@ -10,10 +8,8 @@ import shutil
 import signal
 import tempfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Self
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _ARGUMENTS = (

@@ -1,7 +1,5 @@
 """Runs of the command line and the models that tests give it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -9,14 +7,13 @@ import sys
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from edge_opt.cli import main
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
-
-if TYPE_CHECKING:
-    import pytest
 
 DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
 QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))

@@ -6,11 +6,11 @@ import atexit
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
 
 import generation_models as models
 from bundles import bundle, model_part
@@ -20,9 +20,6 @@ import edge_opt
 from edge_opt.comparison.golden import record
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

@@ -4,23 +4,17 @@ Sizes are chosen so that as many mistakes as possible still fit: as many queries
 head is wide.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
+from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.versions import required_version
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Model
-    from edge_opt.passes.rewrite import Rewrite
 
 
 @dataclass(frozen=True)

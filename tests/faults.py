@@ -1,18 +1,13 @@
 """Ways to corrupt a rewrite, and what must catch each; `fault_page` makes docs/faults.md of them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from fault_graphs import PARAMETERS, Edit, number
 
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.schema.table import new_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FRAME, SHAPES, PROOF, GRAPH, VERSION = (
     "frame rule",

@@ -1,16 +1,11 @@
 """Tiny language models that really generate: one layer, one head, and a next token that depends on all before it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS, WIDTH, ROWS, CACHE = 128, 8, 4, 16
 

@@ -1,7 +1,5 @@
 """Random factored shapes, and which elements of a tensor a head has."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

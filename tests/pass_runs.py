@@ -1,21 +1,14 @@
 """Runs passes on graphs given as text, for tests: with the real prover, a made-up one, or none."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, SiteReport, run_pass
 from edge_opt.passes.contract import Site
-from edge_opt.targets import load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.targets import Target
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.targets import Target, load_target
 
 
 class Says:

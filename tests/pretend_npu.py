@@ -1,16 +1,11 @@
 """A stand-in for LiteRT's ahead-of-time tool: says what a test wants, or computes on the CPU what an emulator would."""
 
-from __future__ import annotations
-
 import stat
 import sys
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+import pytest
 
 TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
 FIGURES = "spill_bytes=0\nfill_bytes=0\nwrite_total_bytes=16\nread_total_bytes=40\nfinalize_runlist: in_runlist=3, x\n"

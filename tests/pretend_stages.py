@@ -1,24 +1,18 @@
 """The stages of a build as small plain functions: bundles of three sections instead of language models."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bundles import GENERIC, bundle, model_part
 
-from edge_opt.build import Carried, build
+from edge_opt.build import BuildResult, Carried, Job, build
 from edge_opt.build.processes import Processes
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from edge_opt.build import BuildResult, Job
 
 FLOAT = """
 signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y)

@@ -1,7 +1,5 @@
 """Qualcomm's libraries, for the tests that need them; the others never see them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -5,8 +5,9 @@ Models are built with the generated bindings, not with edge_opt's writer, so tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flatbuffers
 import numpy as np
@@ -18,9 +19,6 @@ from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Call, Constant
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.inference import called_subgraphs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 Shape = tuple[int, ...]
 

@@ -17,8 +17,8 @@ import edge_opt
 from edge_opt.attention.block import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load
+from edge_opt.ir.model import to_bytes
 from edge_opt.ir.text_parser import parse
-from edge_opt.ir.write import to_bytes
 from edge_opt.schema import EdgeOptError, ModelFormatError, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import read_bundle
 

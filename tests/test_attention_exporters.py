@@ -3,8 +3,6 @@
 Each graph is what onnx2tf, Keras or TensorFlow wrote of a real model, cut down to the block.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The arithmetic of factored shapes: whatever is done to a shape, every head keeps its own elements."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

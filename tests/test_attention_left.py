@@ -1,8 +1,6 @@
 """Attention that stays is told of, wherever it is and whatever it looks like: nobody is told that there is none."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from cli_runs import run, written
@@ -13,9 +11,6 @@ from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
 from edge_opt.passes.left import attention_left
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ATTENTION = """
   %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}

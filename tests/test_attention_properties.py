@@ -1,12 +1,11 @@
 """Every way of writing attention is found, split by head, and computes the same bits afterwards."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
-from attention_cases import Case, cases
+from attention_cases import Case
 from attention_checks import assert_same_bits, convert, interface, random_inputs
+from attention_choices import cases
 from attention_graphs import Attention, build
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What is not a multi-head attention, or cannot be followed: left as it is, with the reason."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

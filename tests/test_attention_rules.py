@@ -1,25 +1,24 @@
 """Each rule on its own: one operator, split by head, gives every head its part of what the operator gives at once."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from attention_checks import random_inputs
 from hypothesis import given, settings
 from labelled_shapes import labelled_shapes
+from numpy.typing import NDArray
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly, HeadBuilder
+from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.cuts import Cutter
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import FORMS
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rule import HeadBuilder, Labelled
 from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor, to_bytes
 from edge_opt.ir.region import reads
@@ -28,10 +27,7 @@ from edge_opt.passes.rewrite import shape_violation
 from edge_opt.proof.native import Session
 from edge_opt.schema.table import new_table
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Transpositions that a matrix product does itself go; the others stay."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_opt.attention.transposes import cancel_transposes

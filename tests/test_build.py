@@ -3,14 +3,13 @@
 The stages are small functions here; those marked slow run the real ones.
 """
 
-from __future__ import annotations
-
 import errno
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from bundles import bundle, model_part
@@ -36,9 +35,6 @@ from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import ModelFormatError, OutputError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 

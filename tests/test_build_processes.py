@@ -1,7 +1,5 @@
 """How a stage of `edge-opt build` is carried out in a process of its own, and what the command says of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`edge-opt build` with every stage real: litert-torch's on a freshly made checkpoint, Qualcomm's compiler, ours."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

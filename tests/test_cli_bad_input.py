@@ -1,7 +1,5 @@
 """Bad input and outputs that cannot be written: an exit code, one sentence, nothing written, the input untouched."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

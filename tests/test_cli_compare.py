@@ -1,15 +1,10 @@
 """`compare`, `golden` and `shapes`: exit 1 where something differs, and what is said of it."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 OTHER = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")

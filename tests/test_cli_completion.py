@@ -1,7 +1,5 @@
 """What a shell offers at the tabulator key: commands, options, and the names that an option knows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

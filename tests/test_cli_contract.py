@@ -1,14 +1,13 @@
 """What holds for every command: help, exit codes, one JSON object, one sentence for an error, quiet when piped."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess
 import sys
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, get_args
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
@@ -22,9 +21,6 @@ from edge_opt.ir import save
 from edge_opt.ir.text import parse
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 

@@ -1,9 +1,8 @@
 """`edge-opt convert` on real exports: what is written, what is printed, what the options do."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 from edge_opt.ir import load
 from edge_opt.schema import Table, read_model
 from edge_opt.schema.data import Data
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'

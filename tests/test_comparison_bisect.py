@@ -1,9 +1,9 @@
 """On a difference, `compare` says where it begins, and shows what computes it in both models."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +13,11 @@ from edge_opt import convert, load
 from edge_opt.comparison import bisect
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
-from edge_opt.ir import Constants, save
+from edge_opt.comparison.findings import FirstDifference
+from edge_opt.ir import Constants, Model, Operator, save
 from edge_opt.ir.text import parse
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.runner import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from edge_opt.comparison.findings import FirstDifference
-    from edge_opt.ir import Model, Operator
 
 CHAIN = """
 signature main = #0 (x=%x) -> (y=%y)

@@ -1,10 +1,10 @@
 """`compare` reads caches that a prefill filled, not noise; what the models of `generation_models` compute by hand."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import generation_models as models
 import numpy as np
@@ -20,10 +20,6 @@ from edge_opt.proof.inputs import InputPlan, Stored, array_of
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import TensorInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """What a comparison says of what it found: sentences, verdicts, and data for programs. Nothing is run."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from edge_opt.comparison.shelf import keep
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.tensors import TensorInfo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def info(

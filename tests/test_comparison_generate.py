@@ -1,8 +1,8 @@
 """`compare --generate`: two models generate text through prefill, decode and caches; the tokens must be the same."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import generation_models as models
 import numpy as np
@@ -12,15 +12,10 @@ from cli_runs import DEMO, run, state
 from generation_models import ROWS, export
 
 from edge_opt import EdgeOptError, compare, load
+from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.proof.errors import RuntimeRefused
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from edge_opt.comparison.findings import GenerationComparison
 
 
 @pytest.fixture(scope="module")

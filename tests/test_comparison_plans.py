@@ -1,8 +1,7 @@
 """What a comparison is going to call, and with which inputs: from signatures alone, nothing is run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +10,9 @@ from edge_opt.comparison.compare import choose
 from edge_opt.comparison.filling import FilledCaches, _can_fill
 from edge_opt.comparison.generate import _plan, _Planner
 from edge_opt.proof.inputs import Stored
+from edge_opt.proof.loop import Loop
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from edge_opt.proof.loop import Loop
 
 
 def tensor(

@@ -1,10 +1,9 @@
 """`convert --verify full`: how equal the whole models must be follows from what the rewrites demanded of regions."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from bundles import bundle, model_part
@@ -16,18 +15,13 @@ from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection.reporting import conversion_report
-from edge_opt.ir import Operator, Quantization, Tensor, save
+from edge_opt.ir import Model, Operator, Quantization, Tensor, save
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status, mha_to_sha
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.regions import RegionProver
 from edge_opt.report.writing import render
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from edge_opt.ir import Model
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """`edge-opt demo` shows the main job on bundled models, and leaves nothing where nobody asked for it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,14 +1,12 @@
 """What the pages tell readers to run, works as written there; names and messages that they mention exist."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -17,9 +15,6 @@ from doc_pages import PAGES, PROGRAMS, ROOT, Block, Command, blocks, inline_comm
 
 from edge_opt.cli.entry import app
 from edge_opt.ir import load, save
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][

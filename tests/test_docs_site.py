@@ -1,7 +1,5 @@
 """The documentation site: what is generated is complete, nothing is loaded from the network, and it fits a phone."""
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import os
@@ -9,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import page_commands
 import page_messages
@@ -21,9 +19,6 @@ from doc_pages import ROOT
 from edge_opt import EdgeOptError
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCS = ROOT / "docs"
 WORKFLOW = ROOT / "examples" / "github-actions.yml"

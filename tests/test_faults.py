@@ -1,9 +1,7 @@
 """The prover is tested by lying to it: a corrupted rewrite is stopped before anything is written, and found again."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fault_page
 import pytest
@@ -17,15 +15,11 @@ from edge_opt.ir import Constants, Model, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Pass, Status
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.targets import Target, load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.proof.regions import RegionProver
 
 CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]
 TILES = Target("tiles", "", rows_per_tile=2)

@@ -1,16 +1,11 @@
 """Imports run one way: cli -> converter -> schema, and inside converter as the table says."""
 
-from __future__ import annotations
-
 import ast
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edge_opt"}
@@ -82,16 +77,12 @@ def layer_of_module(name: str) -> str:
     return "top"
 
 
-def imported(path: Path, *, typing: bool = True) -> Iterator[tuple[int, str]]:
-    """Every module that a file imports, wherever in it, also by `import_module` with a name written out.
-
-    Without `typing`, not what only a type checker imports.
-    """
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, wherever in it, also by `import_module` with a name written out."""
     todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while todo:
         node = todo.pop()
-        if typing or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            todo += ast.iter_child_nodes(node)
+        todo += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -125,7 +116,7 @@ def test_imports_run_one_way(layer: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {
-        name: {wanted for _, wanted in imported(path, typing=False) if wanted in MODULES} - {name}
+        name: {wanted for _, wanted in imported(path) if wanted in MODULES} - {name}
         for name, path in MODULES.items()
     }
     try:

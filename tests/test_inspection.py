@@ -1,8 +1,6 @@
 """What `inspect` and `explain` say of a model, as library calls and on the command line."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
@@ -10,9 +8,6 @@ from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
 from edge_opt import convert, load
 from edge_opt.inspection import example_rewrite, explain, inspect
 from edge_opt.ir import to_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 

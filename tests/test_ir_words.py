@@ -1,7 +1,5 @@
 """What is shown of the names that exporters give."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_opt.ir.words import shortened

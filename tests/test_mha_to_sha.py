@@ -1,7 +1,5 @@
 """The reference page's graphs, before and after, as text that can be held against the page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

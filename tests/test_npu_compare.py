@@ -1,11 +1,10 @@
 """compare --on npu: both models run as the NPU computes them; a compiler or emulator that fails is a verdict."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
@@ -20,9 +19,6 @@ from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import UsageError
 from edge_opt.testing import assert_equivalent
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FINALIZED = ("interface\tknown\t2.40.0\t5.51.0", "finalized\tg\t0")
 RUNNING = "running\tg"

@@ -1,11 +1,11 @@
 """edge-opt as a stage of litert-torch's NPU pipeline: what is kept, what is said, and what the compiler is told."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from bundles import GENERIC, bundle, model_part
@@ -19,10 +19,6 @@ from edge_opt.npu import CompilerMissingError
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SHARED = "--qualcomm_enable_weight_sharing=true"
 TEXT = (GENERIC, {"name": "metadata"}, b"tokens")

@@ -1,7 +1,5 @@
 """The probe: built once with the machine's C compiler, trusted with known libraries only, and read line by line."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -3,16 +3,14 @@
 The logs here are composed from the format, not copied; the slow tests run the real compilers where they are installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import stat
 import sys
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
 import pytest
 from bundles import TFLITE_MODEL, bundle
@@ -34,9 +32,6 @@ from edge_opt.npu.figures import read_floor
 from edge_opt.npu.hexagon_log import first_complaint, library_version, read_log
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TWO_ERRORS = """\
 INFO: [a.cc:1] Partitioned subgraph<0>, selected 7 ops, from a total of 9 ops. resulted in 2 partitions.

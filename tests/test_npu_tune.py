@@ -1,13 +1,12 @@
 """tune: one block of the real model in every form, ranked by what a compiler says of it; the best becomes a target."""
 
-from __future__ import annotations
-
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cli_runs import DEMO, QUANTIZED, run
@@ -43,9 +42,6 @@ from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Job, key_of
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # As exported, in three forms, and one of them cut at the norm in the other way; with three levels.
 TRIALS = 5 * 3

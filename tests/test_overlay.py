@@ -1,20 +1,16 @@
 """`inspect --node-data`: the overlay that ai-edge-model-explorer reads."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, run, state, written
 
 from edge_opt import load
 from edge_opt.inspection.overlay import node_data
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 

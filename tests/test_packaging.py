@@ -1,7 +1,5 @@
 """The wheel holds what runs and nothing else, installs without a compiler, and the source distribution is complete."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -10,13 +8,10 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from doc_pages import ROOT, blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IGNORED = (".git", ".venv*", "dist", "site", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 FOLDERS = {"converter": "edge_opt", "schema": "edge_opt/schema", "cli": "edge_opt/cli"}

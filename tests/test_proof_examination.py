@@ -1,14 +1,12 @@
 """How a region is examined: what is asked of a worker and in which order. The worker only says what it is told to."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from edge_opt.ir.text import parse
-from edge_opt.passes import Demand
+from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof import examination
 from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
@@ -18,9 +16,6 @@ from edge_opt.proof.metrics import Difference
 from edge_opt.proof.pair import Outcome, OutputProof, ProofRequest
 from edge_opt.proof.rows import multiply_adds, peak_bytes
 from edge_opt.schema.errors import ModelFormatError
-
-if TYPE_CHECKING:
-    from edge_opt.passes import Proof
 
 PRODUCT = """
 subgraph main (%x: float32[1,64,8], %w: float32[1,8,8]) {

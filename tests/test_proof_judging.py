@@ -1,7 +1,5 @@
 """What figures mean: given what two versions of a region came to, whether that will do, and in which words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loop that generates: which numbers each call gets, and what goes from one call into the next. No model is run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

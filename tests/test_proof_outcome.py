@@ -1,10 +1,9 @@
 """What is compared, and how it is counted: two versions that are plain functions in place of models."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,7 @@ from edge_opt.proof.pair import Cut, Outcome, OutputProof, ProofRequest, prove, 
 from edge_opt.proof.plain import from_plain
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Version = Callable[..., Any]
+Version = Callable[..., Any]
 
 
 def tensor(name: str, *shape: int, dtype: str = "float32") -> TensorInfo:

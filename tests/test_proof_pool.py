@@ -1,10 +1,9 @@
 """Who gets the next piece of work, what is remembered of files, and what is ended at closing. No runtime is started."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from edge_opt.ir.text import parse
 from edge_opt.proof import pool, source
 from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.source import check_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Worker:

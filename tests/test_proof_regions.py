@@ -1,10 +1,9 @@
 """What of a region is run: in full, or on rows once its structure is proved; and what is no proof though all agrees."""
 
-from __future__ import annotations
-
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import proof_models
@@ -14,11 +13,13 @@ from faults import FAULTS, PROOF, Fault
 from pass_runs import rewrites_of, run
 from toy_passes import replacing
 
-from edge_opt.conversion import convert, verdicts
+from edge_opt.conversion import convert
+from edge_opt.conversion import result as words
 from edge_opt.ir import Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.text import parse
-from edge_opt.passes import Demand, Status
+from edge_opt.passes import Demand, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
 from edge_opt.proof.examination import Question, Region
 from edge_opt.proof.pair import ProofRequest
@@ -27,12 +28,6 @@ from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.passes import Proof, SiteReport
-    from edge_opt.passes.rewrite import Rewrite
 
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
 TILES = Target("tiles", "", rows_per_tile=16)
@@ -375,26 +370,26 @@ def test_a_step_on_the_reference_kernels_is_a_difference(prover: RegionProver) -
 def test_only_kernels_that_ran_are_named() -> None:
     """The reference kernels multiply no float16."""
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
-    assert verdicts.verdicts(result)[0] == "2 of 2 sites converted, each proved bit for bit on XNNPACK."
-    assert [verdicts.extent(site.proof.ran) for site in result.converted if site.proof] == [
+    assert words.verdicts(result)[0] == "2 of 2 sites converted, each proved bit for bit on XNNPACK."
+    assert [words.extent(site.proof.ran) for site in result.converted if site.proof] == [
         "in full on XNNPACK"
     ] * 2
 
 
 def test_rows_are_told_in_sentences_and_data() -> None:
     ran = (Ran("xnnpack"), Ran("reference", (0, 31, 32), 64))
-    assert verdicts.extent(ran) == "in full on XNNPACK, rows 0, 31, 32 of 64 on the reference kernels"
+    assert words.extent(ran) == "in full on XNNPACK, rows 0, 31, 32 of 64 on the reference kernels"
     assert [each.to_dict() for each in ran] == [
         {"kernels": "xnnpack", "rows": None, "of": None},
         {"kernels": "reference", "rows": [0, 31, 32], "of": 64},
     ]
     many = Ran("reference", tuple(range(40)), 64)
-    assert verdicts.extent((many,)).endswith(", 15 and 24 more of 64 on the reference kernels")
+    assert words.extent((many,)).endswith(", 15 and 24 more of 64 on the reference kernels")
 
 
 @pytest.mark.usefixtures("large")
 def test_the_console_says_that_rows_stood_for_all() -> None:
     result = convert(to_bytes(parse(attention("int16", SIZE))))
-    assert verdicts.verdicts(result)[1].startswith("  2 large sites: 1 in full on one kernel set, the others")
+    assert words.verdicts(result)[1].startswith("  2 large sites: 1 in full on one kernel set, the others")
     whole = convert(to_bytes(parse(attention("int16", SIZE))), verify="exhaustive")
-    assert not any("large site" in line for line in verdicts.verdicts(whole))
+    assert not any("large site" in line for line in words.verdicts(whole))

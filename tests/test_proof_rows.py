@@ -1,32 +1,25 @@
 """A region on some of its rows gives what the whole region gives in those rows, and it misses no head and no tile."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from fault_graphs import PARAMETERS, Size, attention
+from numpy.typing import NDArray
 from pass_runs import rewrites_of
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.text import parse
-from edge_opt.passes.rewrite import shape_violation
+from edge_opt.passes.rewrite import Rewrite, shape_violation
 from edge_opt.proof import noise
 from edge_opt.proof.pair import take
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.targets import Target, load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from edge_opt.passes.rewrite import Rewrite
 
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
 TILES = Target("tiles", "", rows_per_tile=16)

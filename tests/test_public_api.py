@@ -1,7 +1,5 @@
 """`import edge_opt` is cheap, and every public name is there, the same for people and for type checkers."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

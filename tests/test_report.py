@@ -1,7 +1,5 @@
 """Reports: the same content in every format, nothing of a model's names taken for markup, no file lost to one."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,20 +1,13 @@
 """The HTML report in a real browser: at phone and desktop width, light and dark."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from browser import Browser, find_browser
 from test_report import hostile, report
 
-from edge_opt.report import write_report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from edge_opt.report import Report
+from edge_opt.report import Report, write_report
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,7 +1,5 @@
 """Broadcasting, as the `Broadcastable` trait has it: the page's examples by name, then properties."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

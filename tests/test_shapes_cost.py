@@ -1,20 +1,16 @@
 """What a derivation costs: linear in the operators, and no weight is read."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 from shapes_referee import Graph, T, const, model_bytes
 
 from edge_opt import ir
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import derive
-
-if TYPE_CHECKING:
-    import pytest
 
 LAYER_OPERATORS = 10
 

@@ -1,7 +1,5 @@
 """The coverage table: complete, sourced, and the documentation page is what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edge_opt.attention.rules import RULES

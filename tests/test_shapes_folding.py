@@ -1,7 +1,5 @@
 """Folding: each operator against the values that the interpreter computes, then unknown and named elements."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

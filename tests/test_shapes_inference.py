@@ -1,7 +1,5 @@
 """Whole graphs: values folded along the way, subgraphs entered, names kept, and what a file lies about."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

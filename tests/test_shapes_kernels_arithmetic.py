@@ -1,7 +1,5 @@
 """Elementwise, reducing and multiplying operators: each rule against the interpreter, on models of one operator."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Scatters, segments, generators, variables and data-dependent operators: each rule against the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 from shapes_referee import Shape, T, check, const, derived_shapes, one_operator, runtime_shapes
 

@@ -1,7 +1,5 @@
 """StableHLO operators: those that the interpreter has a kernel for, against it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

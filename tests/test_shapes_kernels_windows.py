@@ -1,7 +1,5 @@
 """Pools, convolutions and recurrent cells: each rule against the interpreter, on models of one operator."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """MatMul, as OpenVINO's MatMul-1 has it: the page's examples by name, then numpy and OpenVINO as referees."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,21 +1,16 @@
 """The referee on whole models: every derived shape equals what the interpreter allocates, 100 % of the tensors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from shapes_referee import Shape, compare_all
 
 from edge_opt import ir
 from edge_opt.shapes import derive, infer_shapes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 BUNDLED = sorted((ROOT / "testdata").glob("*.tflite"))

@@ -1,7 +1,5 @@
 """Whatever a graph says, a derivation ends with a report: nothing but `ShapeError` is ever raised inside."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

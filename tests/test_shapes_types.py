@@ -1,7 +1,5 @@
 """Types and quantization of results: what the kernels fix, and what the interpreter says to the contrary."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

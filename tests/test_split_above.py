@@ -1,8 +1,6 @@
 """The form `split-above`: queries are cut as far up as every head can be computed on its own, norms included."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
@@ -15,13 +13,8 @@ from edge_opt.ir.text import parse, subgraph_text, to_text
 from edge_opt.passes import Context, Demand, Status, run_pass
 from edge_opt.passes.contract import Proof
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.rewrite import shape_violation
+from edge_opt.passes.rewrite import Rewrite, shape_violation
 from edge_opt.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.passes.rewrite import Rewrite
 
 NORMED = """\
 signature main = #0 (x=%x, k=%k, v=%v) -> (out=%out)

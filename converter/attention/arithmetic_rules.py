@@ -1,17 +1,11 @@
 """Rules of operators that compute: element by element, matrix products, along rows. They move nothing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Axis
 from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import HeadBuilder as Builder
 from edge_opt.attention.rule import Labelled, Operands, Pieces, Rule, constant_integers, on_axes
-
-if TYPE_CHECKING:
-    from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.attention.factors import Axis
-    from edge_opt.ir import Shape, Tensor
+from edge_opt.ir import Shape, Tensor
 
 
 class Elementwise(Rule):

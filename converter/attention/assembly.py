@@ -1,21 +1,12 @@
 """The new operators of one rewrite, made one after the other and attached to no graph yet."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
-from edge_opt.attention import factors as fx
 from edge_opt.attention.transposes import cancel_transposes
-from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
 from edge_opt.schema.table import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge_opt.attention.rule import Labelled
-    from edge_opt.ir import Constants, Model, Quantization, Shape
 
 
 class Assembly:
@@ -123,56 +114,3 @@ def piece_name(piece: int, pieces: int, tiles: int) -> str:
     if of_tile > 1 or not names:
         names.append(f"head_{piece % of_tile}")
     return "/".join(names)
-
-
-def name_of_piece(of: Labelled, head: int, pieces: int, tiles: int = 1) -> str:
-    """As `piece_name`, but `group_1` where several heads see the same piece, and `shared` where all do."""
-    count = fx.piece_count(of.factored)
-    if count == pieces:
-        return piece_name(head, pieces, tiles)
-    return f"group_{fx.mixed_index(fx.labels(of.factored), head)}" if count > 1 else "shared"
-
-
-class HeadBuilder:
-    """What the rules see of the assembly, for one head."""
-
-    def __init__(self, assembly: Assembly, suffix: str, *, keep_axes: bool) -> None:
-        """`suffix`: what the names of this head's tensors end in."""
-        self.keep_axes = keep_axes
-        self._assembly = assembly
-        self._suffix = suffix
-
-    def clone(
-        self,
-        of: Labelled,
-        inputs: Mapping[int, Tensor],
-        shape: Shape,
-        options: Mapping[str, object] | None = None,
-    ) -> Tensor:
-        """The operator for this head."""
-        return self.clone_all(of, inputs, [shape], options)[0]
-
-    def clone_all(
-        self,
-        of: Labelled,
-        inputs: Mapping[int, Tensor],
-        shapes: Sequence[Shape],
-        options: Mapping[str, object] | None = None,
-    ) -> tuple[Tensor, ...]:
-        """The operator for this head, all its results."""
-        table = of.operator.options
-        if options and table is not None:
-            table = Table(table.spec, dict(table.fields))
-            for name, value in options.items():
-                table.set(name, value)
-        read = [inputs.get(i, tensor) for i, tensor in enumerate(of.operator.inputs)]
-        names = [f"{output.name}/{self._suffix}" for output in of.operator.outputs]
-        return self._assembly.again(of.operator, read, names, shapes, table)
-
-    def integers(self, name: str, values: object) -> Tensor:
-        """An int32 constant."""
-        return self._assembly.integers(name, values)
-
-    def reshape(self, of: Labelled, source: Tensor, shape: Shape) -> Tensor:
-        """`source` as `shape`, or itself."""
-        return self._assembly.reshaped(source, shape, f"{of.tensor.name}/{self._suffix}")

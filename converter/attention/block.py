@@ -4,10 +4,8 @@ From a SOFTMAX forward to its value products and to the tensor where the heads a
 the head label to the logits products.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
 from edge_opt.attention.front import (
@@ -23,11 +21,7 @@ from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import is_product
 from edge_opt.attention.tail import OPAQUE, value_products
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.ir import Operator, Subgraph
+from edge_opt.ir import Operator, Subgraph
 
 __all__ = ["Block", "Match", "NotABlock", "SingleHead", "find_blocks"]
 

@@ -1,22 +1,16 @@
 """The rule of composites: the label goes through the operators of the body, and every head gets a smaller body."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly, HeadBuilder
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.refusal import Refusal, RefusedError
-from edge_opt.attention.rule import Labelled, Operands, Pieces, Rule
+from edge_opt.attention.rule import HeadBuilder, Labelled, Operands, Pieces, Rule
 from edge_opt.attention.rules import RULES
-from edge_opt.ir import Constants, Subgraph, same_type, topological
+from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, same_type, topological
 from edge_opt.ir.extract import renamed, repeated
-
-if TYPE_CHECKING:
-    from edge_opt.attention.factors import Factored
-    from edge_opt.ir import Model, Operator, Tensor
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
 BODY = "decomposition_subgraph_index"

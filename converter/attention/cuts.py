@@ -1,29 +1,20 @@
 """Where a tensor that comes into a block is cut into the heads' pieces, and the operators that cut it."""
 
-from __future__ import annotations
-
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import HeadBuilder, name_of_piece
-from edge_opt.attention.labelling import DEEPEST
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.factors import Axis, Factored
+from edge_opt.attention.form import Form
+from edge_opt.attention.labelling import DEEPEST, OperandFactors
 from edge_opt.attention.movement_rules import keeps_order
-from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rule import HeadBuilder, Labelled, name_of_piece
 from edge_opt.attention.rules import MOVEMENT, RULES
-from edge_opt.ir import DType, Operator, Quantization, Tensor
+from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.schema.table import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    from edge_opt.attention.assembly import Assembly
-    from edge_opt.attention.factors import Axis, Factored
-    from edge_opt.attention.form import Form
-    from edge_opt.attention.labelling import OperandFactors
-    from edge_opt.ir import Subgraph
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
 SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})

@@ -1,13 +1,10 @@
 """Rules of operators that take a part of a tensor, or put something around it: a labelled axis must stay whole."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import HeadBuilder as Builder
 from edge_opt.attention.rule import (
     Labelled,
     Operands,
@@ -18,10 +15,7 @@ from edge_opt.attention.rule import (
     shared_axes,
     whole_on,
 )
-
-if TYPE_CHECKING:
-    from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.ir import Operator, Tensor
+from edge_opt.ir import Operator, Tensor
 
 
 class Slice(Rule):

@@ -5,15 +5,11 @@ An axis is a product of factors, outermost first. `[1, K, G*T, S]` with heads n 
 head n, so a factor can be cut in two at any point and each part still knows which digit of the head it is.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from edge_opt.ir.graph import Shape
+from edge_opt.ir.graph import Shape
 
 
 class Factor(NamedTuple):

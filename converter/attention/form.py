@@ -1,7 +1,5 @@
 """Which of the equivalent single-head graphs is built: how and where heads are cut, and how they are joined."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

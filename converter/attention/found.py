@@ -1,38 +1,11 @@
 """What is found of a SOFTMAX: an attention block with several heads, with one, or none. Values, no searching."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from edge_opt.attention.factors import Factored
-    from edge_opt.attention.labelling import OperandFactors
-    from edge_opt.attention.refusal import Refusal
-    from edge_opt.ir import Operator, Tensor
-
-
-class Weighing(NamedTuple):
-    """A value product: which operand holds the probabilities, and the head size.
-
-    `P V` is `[.., T, H]`, `V^T P^T` is `[.., H, T]`.
-    """
-
-    operand: int
-    head_size: int
-
-    @property
-    def rows(self) -> int:
-        """The axis of the queries in its result, counted from the back."""
-        return self.operand - 2
-
-    @property
-    def columns(self) -> int:
-        """The axis of the head size."""
-        return -1 - self.operand
-
-
-Weighings: TypeAlias = "dict[Operator, Weighing]"
+from edge_opt.attention.factors import Factored
+from edge_opt.attention.labelling import OperandFactors, Weighings
+from edge_opt.attention.refusal import Refusal
+from edge_opt.ir import Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,13 @@
 """What leads to a SOFTMAX: the products of queries and keys, and the mask. Follows operators, knows no heads."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY, is_product
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.region import moved_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from edge_opt.ir import Operator, Tensor
 
 JOINING = frozenset({"CONCATENATION", "PACK"})
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})

@@ -1,12 +1,12 @@
 """Rules of operators that make one tensor of several, or repeat one: where they do so for the heads, they vanish."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Axis
 from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import HeadBuilder as Builder
 from edge_opt.attention.rule import (
     Labelled,
     Operands,
@@ -17,13 +17,7 @@ from edge_opt.attention.rule import (
     shared_axes,
     whole_on,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.attention.factors import Axis
-    from edge_opt.ir import Tensor
+from edge_opt.ir import Tensor
 
 
 class Concatenation(Rule):

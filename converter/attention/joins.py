@@ -1,18 +1,13 @@
 """Puts the heads' results side by side again: PACK or CONCATENATION, and one RESHAPE if need be."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.cuts import SPLIT_TYPES
-
-if TYPE_CHECKING:
-    from edge_opt.attention.assembly import Assembly
-    from edge_opt.attention.factors import Factor, Factored
-    from edge_opt.attention.form import Form
-    from edge_opt.ir import Shape, Tensor
+from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.form import Form
+from edge_opt.ir import Shape, Tensor
 
 Run = tuple[int, list["Factor"]]
 """Elements of a head in front of some labelled factors that stand side by side, and these factors."""

@@ -1,26 +1,42 @@
 """Carries the head label backwards through a graph, operator by operator, and remembers what it met."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factored
 from edge_opt.attention.refusal import Refusal, RefusedError
-from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rule import Labelled, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product, rule_of
+from edge_opt.ir import Operator, Tensor
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import constants_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from edge_opt.attention.factors import Factored
-    from edge_opt.attention.found import Weighings
-    from edge_opt.attention.rule import Operands, Rule
-    from edge_opt.ir import Operator, Tensor
-
 DEEPEST = 60
 """Operators that a label is followed through at most; real blocks have under thirty."""
+
+
+class Weighing(NamedTuple):
+    """A value product: which operand holds the probabilities, and the head size.
+
+    `P V` is `[.., T, H]`, `V^T P^T` is `[.., H, T]`.
+    """
+
+    operand: int
+    head_size: int
+
+    @property
+    def rows(self) -> int:
+        """The axis of the queries in its result, counted from the back."""
+        return self.operand - 2
+
+    @property
+    def columns(self) -> int:
+        """The axis of the head size."""
+        return -1 - self.operand
+
+
+Weighings: TypeAlias = dict[Operator, Weighing]
 
 
 class OperandFactors:

@@ -1,14 +1,7 @@
 """How large one head's logits are on an NPU. Bytes from shapes; no graph is changed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from edge_opt.attention.found import Block
-
-if TYPE_CHECKING:
-    from edge_opt.attention.found import SingleHead
-    from edge_opt.ir import Tensor
+from edge_opt.attention.found import Block, SingleHead
+from edge_opt.ir import Tensor
 
 _HALF = 2
 

@@ -1,27 +1,20 @@
 """Matches one attention block: where its heads stand side by side, and from there back to the logits products."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
 from edge_opt.attention.front import JOINING, MASKING, mask_between, producers, softmax_behind, walked
-from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighing, Weighings
 from edge_opt.attention.origins import labelling_by_origin
 from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
 from edge_opt.attention.tail import Tail
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.shapes.call import constants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from edge_opt.attention.found import Weighing, Weighings
-    from edge_opt.ir import Operator, Subgraph, Tensor
 
 _SUMS = frozenset({"SUM", "MEAN"})
 

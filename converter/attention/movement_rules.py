@@ -1,17 +1,11 @@
 """Rules of operators that rearrange one tensor: RESHAPE and its kin, TRANSPOSE. They neither join nor cut."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Axis
 from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.attention.rule import HeadBuilder as Builder
 from edge_opt.attention.rule import Labelled, Operands, Pieces, Rule, constant_integers
-
-if TYPE_CHECKING:
-    from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.attention.factors import Axis
-    from edge_opt.ir import Tensor
+from edge_opt.ir import Tensor
 
 
 class Regroup(Rule):

@@ -3,21 +3,14 @@
 Heads come from where queries have them beside the head size: `[.., N*H]`, or `[.., T, N, H]`.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
-from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighings
 from edge_opt.attention.rules import MOVEMENT, UNARY, is_turned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_opt.attention.found import Weighings
-    from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir import Operator, Shape, Tensor
 
 
 def labelling_by_origin(

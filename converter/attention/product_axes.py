@@ -4,23 +4,16 @@ A matrix product treats every index of its batch axes by itself, so each of them
 that are the model's own batch.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors
+from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighings
 from edge_opt.attention.refusal import Refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from edge_opt.attention.found import Weighings
-    from edge_opt.ir import Tensor
+from edge_opt.ir import Tensor
 
 
 @dataclass(frozen=True, slots=True)

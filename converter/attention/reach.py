@@ -1,17 +1,10 @@
 """How far above an attention its heads can be told apart: upwards, operator by operator, through what only it reads."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from edge_opt.attention import factors as fx
-from edge_opt.attention.labelling import output_index
-
-if TYPE_CHECKING:
-    from edge_opt.attention.factors import Factored
-    from edge_opt.attention.found import Block
-    from edge_opt.attention.labelling import OperandFactors
-    from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.attention.factors import Factored
+from edge_opt.attention.found import Block
+from edge_opt.attention.labelling import OperandFactors, output_index
+from edge_opt.ir import Operator, Subgraph, Tensor
 
 
 def above_the_core(subgraph: Subgraph, block: Block, operands: OperandFactors) -> set[int]:

@@ -1,14 +1,9 @@
 """Why an attention block stays as it is: a value, which only the rules of operators raise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.words import shortened
-
-if TYPE_CHECKING:
-    from edge_opt.ir import Operator, Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)

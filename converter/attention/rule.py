@@ -3,26 +3,22 @@
 A rule says where the operands carry the label, given where the result does, and what is left for a single head.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly, piece_name
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.refusal import Refusal, RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from edge_opt.attention.assembly import HeadBuilder as Builder
-    from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.schema.table import Table
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
 
-Pieces: TypeAlias = "Callable[[int], Tensor]"
+Pieces: TypeAlias = Callable[[int], Tensor]
 """Gives one head's part of an operand, which is made when it is asked for."""
 
 
@@ -52,6 +48,59 @@ class Labelled:
         return fx.piece_shape(self.factored, keep=keep)
 
 
+def name_of_piece(of: Labelled, head: int, pieces: int, tiles: int = 1) -> str:
+    """As `piece_name`, but `group_1` where several heads see the same piece, and `shared` where all do."""
+    count = fx.piece_count(of.factored)
+    if count == pieces:
+        return piece_name(head, pieces, tiles)
+    return f"group_{fx.mixed_index(fx.labels(of.factored), head)}" if count > 1 else "shared"
+
+
+class HeadBuilder:
+    """What the rules see of the assembly, for one head."""
+
+    def __init__(self, assembly: Assembly, suffix: str, *, keep_axes: bool) -> None:
+        """`suffix`: what the names of this head's tensors end in."""
+        self.keep_axes = keep_axes
+        self._assembly = assembly
+        self._suffix = suffix
+
+    def clone(
+        self,
+        of: Labelled,
+        inputs: Mapping[int, Tensor],
+        shape: Shape,
+        options: Mapping[str, object] | None = None,
+    ) -> Tensor:
+        """The operator for this head."""
+        return self.clone_all(of, inputs, [shape], options)[0]
+
+    def clone_all(
+        self,
+        of: Labelled,
+        inputs: Mapping[int, Tensor],
+        shapes: Sequence[Shape],
+        options: Mapping[str, object] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The operator for this head, all its results."""
+        table = of.operator.options
+        if options and table is not None:
+            table = Table(table.spec, dict(table.fields))
+            for name, value in options.items():
+                table.set(name, value)
+        read = [inputs.get(i, tensor) for i, tensor in enumerate(of.operator.inputs)]
+        names = [f"{output.name}/{self._suffix}" for output in of.operator.outputs]
+        return self._assembly.again(of.operator, read, names, shapes, table)
+
+    def integers(self, name: str, values: object) -> Tensor:
+        """An int32 constant."""
+        return self._assembly.integers(name, values)
+
+    def reshape(self, of: Labelled, source: Tensor, shape: Shape) -> Tensor:
+        """`source` as `shape`, or itself."""
+        return self._assembly.reshaped(source, shape, f"{of.tensor.name}/{self._suffix}")
+
+
 class Rule(ABC):
     """How the head label passes through an operator whose shapes fit, which is looked at before."""
 
@@ -71,12 +120,12 @@ class Rule(ABC):
         """Of an operator that vanishes, the operand that the result is a RESHAPE of."""
         return 0
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+    def made(self, build: HeadBuilder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         """The operator for one head, its result perhaps still to be reshaped."""
         read = {index: pieces(index) for index in self.operands(of)}
         return build.clone(of, read, of.piece_shape(keep=build.keep_axes))
 
-    def emit(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+    def emit(self, build: HeadBuilder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
         """The result for one head."""
         gone = self.vanishes(of, keep=build.keep_axes)
         made = pieces(self.left(of, head)) if gone else self.made(build, of, head, pieces)
@@ -99,11 +148,13 @@ def whole_on(of: Labelled, source: Tensor, changed: Collection[int], refusal: st
     return tuple(plain[axis] if axis in changed else own for axis, own in enumerate(of.factored))
 
 
-def shared_axes(build: Builder, *shapes: Factored) -> tuple[int, ...]:
+def shared_axes(build: HeadBuilder, *shapes: Factored) -> tuple[int, ...]:
     """Axes that a head's piece of any of these has; they have the same rank."""
     return tuple(sorted({axis for own in shapes for axis in fx.piece_axes(own, keep=build.keep_axes)}))
 
 
-def on_axes(build: Builder, of: Labelled, piece: Tensor, factored: Factored, axes: Sequence[int]) -> Tensor:
+def on_axes(
+    build: HeadBuilder, of: Labelled, piece: Tensor, factored: Factored, axes: Sequence[int]
+) -> Tensor:
     """A piece with exactly these axes, of which it may lack some that have size 1."""
     return build.reshape(of, piece, fx.piece_shape_on(factored, axes))

@@ -1,8 +1,6 @@
 """The table of rules: which one holds for which operator. Nothing here knows what attention looks like."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from edge_opt.attention.arithmetic_rules import (
     AlongLastAxis,
@@ -15,12 +13,8 @@ from edge_opt.attention.arithmetic_rules import (
 from edge_opt.attention.cutting_rules import Pad, Slice, Split, Unpack
 from edge_opt.attention.joining_rules import Broadcast, Concatenation, Gather, Pack
 from edge_opt.attention.movement_rules import Regroup, Transpose
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from edge_opt.attention.rule import Rule
-    from edge_opt.ir import Operator, Tensor
+from edge_opt.attention.rule import Rule
+from edge_opt.ir import Operator, Tensor
 
 _BINARY = (
     "ADD SUB MUL DIV MAXIMUM MINIMUM POW SQUARED_DIFFERENCE FLOOR_DIV FLOOR_MOD EQUAL NOT_EQUAL LESS LESS_EQUAL "

@@ -4,31 +4,24 @@ Tensors that carry heads are cut where they come in, what is between is cloned p
 where the old graph had them side by side.
 """
 
-from __future__ import annotations
-
+from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly, HeadBuilder, name_of_piece
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.block import Block
 from edge_opt.attention.composite_rules import with_composites
 from edge_opt.attention.cuts import Cut, Cutter, levels
+from edge_opt.attention.factors import Factored
+from edge_opt.attention.form import Form
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import DEEPEST, output_index
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.reach import above_the_core
-from edge_opt.attention.rule import Labelled
+from edge_opt.attention.rule import HeadBuilder, Labelled, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
-from edge_opt.ir import Operator, Tensor, topological
+from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
 from edge_opt.ir.region import still_needed
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
-    from edge_opt.attention.block import Block
-    from edge_opt.attention.factors import Factored
-    from edge_opt.attention.form import Form
-    from edge_opt.ir import Constants, Model, Subgraph
 
 _OPERATOR = 4
 _RESHAPE = 1

@@ -1,17 +1,9 @@
 """What is behind a SOFTMAX: the value products, and what becomes of them until something else than a rearrangement."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from edge_opt.attention.found import Weighing
-from edge_opt.attention.labelling import DEEPEST
+from edge_opt.attention.labelling import DEEPEST, Weighing, Weighings
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, UNARY, data_input, is_product
-
-if TYPE_CHECKING:
-    from edge_opt.attention.found import Weighings
-    from edge_opt.ir import Operator, Tensor
+from edge_opt.ir import Operator, Tensor
 
 _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}

@@ -1,20 +1,13 @@
 """Smaller pieces than heads: query rows as one more digit of a head's number."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Factor
+from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block, SingleHead
 from edge_opt.attention.labelling import Labelling
 from edge_opt.attention.refusal import Refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.attention.factors import Factored
 
 
 def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:

@@ -1,16 +1,11 @@
 """Transpositions that a matrix product can do itself. Rewrites a list of detached operators, no graph."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Container, Sequence
 
 from edge_opt.ir import Operator, Tensor
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.call import constants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
 
 
 def cancel_transposes(operators: Sequence[Operator], wanted: Container[int]) -> list[Operator]:

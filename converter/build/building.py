@@ -1,21 +1,22 @@
 """Builds a bundle: one stage after the other, each skipped where the work folder has its result."""
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.build.checkpoint import read_json
 from edge_opt.build.errors import BuildCheckError, StageFailedError
-from edge_opt.build.jobs import MODEL, Job
+from edge_opt.build.jobs import MODEL, Job, Progress
 from edge_opt.build.processes import Processes
 from edge_opt.build.sections import faults
 from edge_opt.build.source import Given, Kind, check_prompts, look_at
 from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
 from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of
+from edge_opt.conversion import Verify
+from edge_opt.conversion.container import Sections
 from edge_opt.npu.errors import CompilerMissingError
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
@@ -23,14 +24,7 @@ from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.schema.strict_json import strict
 from edge_opt.schema.transfer import copy_range
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from edge_opt.build.jobs import Progress
-    from edge_opt.conversion import Verify
-    from edge_opt.conversion.container import Sections
-
-    StagePath = str | os.PathLike[str]
+StagePath = str | os.PathLike[str]
 
 
 _SUFFIX = Path(MODEL).suffix

@@ -1,14 +1,10 @@
 """Looks at a Hugging Face folder: whether all that the exporter reads is there and whole, before it takes minutes."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 _WEIGHTS = (".safetensors", ".bin")

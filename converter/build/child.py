@@ -4,8 +4,6 @@ Prints what the tools print, and lines `stage done/total` of progress; its answe
 its parent, nor do the processes that it started.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

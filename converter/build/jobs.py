@@ -1,15 +1,11 @@
 """What a stage is told and what it answers, as plain values: another process carries it out."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""

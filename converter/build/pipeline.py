@@ -3,8 +3,6 @@
 Loaded in a stage's own process; only `check_versions` is for ours. Everything else of the build sees plain values.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -13,21 +11,18 @@ import logging
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edge_opt.build.jobs import Job, Progress
 from edge_opt.build.sections import MAIN, keep_sections, model_of
 from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.litertlm import read_bundle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from edge_opt.build.jobs import Job, Progress
 
 SUPPORTED = "0.10"
 """The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""

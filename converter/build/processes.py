@@ -1,7 +1,5 @@
 """The real toolchain: each stage in a process of its own, so that its memory, its noise and its crashes end with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,16 +10,13 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.build.errors import StageFailedError
-from edge_opt.build.jobs import Carried
+from edge_opt.build.jobs import Carried, Job, Progress
 from edge_opt.build.pipeline import check_versions
 from edge_opt.npu.sdk import library_folders
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
-
-if TYPE_CHECKING:
-    from edge_opt.build.jobs import Job, Progress
 
 _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)

@@ -1,17 +1,11 @@
 """The sections of a bundle on its way through the stages: what is in them, and that none gets lost."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from edge_opt.ir import Model, from_tables
+from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMBundle, LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from edge_opt.schema.data import Source
 
 MAIN = "prefill_decode"
 _CALL = "DISPATCH_OP"

@@ -3,24 +3,19 @@
 Looks at files only, so that what cannot work is said before anything heavy is loaded.
 """
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from edge_opt.build.checkpoint import check_checkpoint
 from edge_opt.build.sections import MAIN, is_compiled, model_of
+from edge_opt.ir import Model
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from edge_opt.ir import Model
 
 _MATMULS = ("BATCH_MATMUL", "FULLY_CONNECTED")
 # Where litert-torch's calibration looks for the text of a prompt.

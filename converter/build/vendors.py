@@ -1,7 +1,5 @@
 """Chips by name: whose they are, which target is theirs, and where their compiler's libraries are."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from dataclasses import dataclass

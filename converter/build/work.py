@@ -3,23 +3,19 @@
 A result gets its folder when it is complete, and is taken again only where its content is still what was written.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from edge_opt.schema.errors import OutputError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from types import TracebackType
 
 _MARK = "edge-opt-build"
 _TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"

@@ -7,31 +7,26 @@ tensors that they share, a logarithmic number of times; only one of them is load
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.graph_facts import keeps_state
-from edge_opt.ir import Model, Signature, load
+from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor, load
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.text import operator_text
+from edge_opt.proof.inputs import InputPlan
+from edge_opt.proof.protocol import Array
+from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import Source
-from edge_opt.proof.tensors import MAIN, SignatureInfo, TensorInfo
+from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
+from edge_opt.schema.data import Data
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
-
-    from edge_opt.ir import Operator, Subgraph, Tensor
-    from edge_opt.proof.inputs import InputPlan
-    from edge_opt.proof.protocol import Array
-    from edge_opt.proof.runner import Worker
-    from edge_opt.proof.tensors import Kernels
-    from edge_opt.schema.data import Data
-
-    Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
-    Plans = Sequence[Sequence[InputPlan]]
+Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
+Plans = Sequence[Sequence[InputPlan]]
 
 _PROBES = 12
 _PROBED_BYTES = 192 << 20

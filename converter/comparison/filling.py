@@ -4,11 +4,10 @@ The prefill is the reference model's own, run on realistic inputs, one chunk of 
 position where the signature begins. Both models that are compared get what came out.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -18,13 +17,8 @@ from edge_opt.proof.caches import cache_length, caches_of, growing_axis, longest
 from edge_opt.proof.errors import RuntimeFailed
 from edge_opt.proof.inputs import InputPlan, Stored, plan
 from edge_opt.proof.loop import Chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from edge_opt.proof.runner import Runnable, Worker
-    from edge_opt.proof.tensors import SignatureInfo
+from edge_opt.proof.runner import Runnable, Worker
+from edge_opt.proof.tensors import SignatureInfo
 
 _MOST_CALLS = 4  # twice what a comparison itself runs of the prefill, once in each model
 

@@ -7,17 +7,14 @@ where there is no noise, the distance to a NaN) is null.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.proof.metrics import Difference, measure, merge
+from edge_opt.proof.protocol import Array
+from edge_opt.proof.tensors import TensorInfo
 from edge_opt.schema.strict_json import strict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge_opt.proof.protocol import Array
-    from edge_opt.proof.tensors import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ Plans the loop from what the models' signatures say; it is carried out in the wo
 its embedder and auxiliary model, where the export has them apart.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,14 +15,10 @@ from edge_opt.proof import noise
 from edge_opt.proof.caches import cache_length, caches_of, longest_prefill, new_tokens
 from edge_opt.proof.loop import Call, Loop, is_basic
 from edge_opt.proof.roles import role_of
+from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import Source
+from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge_opt.proof.runner import Worker
-    from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
 _MOST_TOKENS = 100_000
 

@@ -1,19 +1,12 @@
 """What a model's graph says and the runtime does not: which tables an input indexes, and whether state is kept."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from edge_opt.ir import DType, Tensor
+from edge_opt.ir import DType, Model, Operator, Tensor
 from edge_opt.ir.references import subgraph_indices
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.lengths import choose_lengths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from edge_opt.ir import Model, Operator
-    from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 # Operators whose results have the numbers of these operands, as they are: an index stays one. None: of all operands.
 _FIRST, _ALL = (0,), None

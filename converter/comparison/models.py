@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from edge_opt.ir import Model, from_tables
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.reader import read_model
-
-if TYPE_CHECKING:
-    from edge_opt.schema.sections import Bundle
+from edge_opt.schema.sections import Bundle
 
 EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
 _SECTIONS = {EMBEDDER: "embedder", AUXILIARY: "aux", MAIN: "prefill_decode"}

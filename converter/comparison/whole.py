@@ -12,24 +12,17 @@ of the network, and outputs get room:
   the range.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.comparison.compare import compare
-from edge_opt.ir import DType
-from edge_opt.passes import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from edge_opt.comparison.findings import OutputComparison, SignatureComparison
-    from edge_opt.ir import Model, Operator, Subgraph
-    from edge_opt.passes import SiteReport
-    from edge_opt.proof.source import ModelLike
+from edge_opt.comparison.findings import OutputComparison, SignatureComparison
+from edge_opt.ir import DType, Model, Operator, Subgraph
+from edge_opt.passes import SiteReport, Status
+from edge_opt.proof.source import ModelLike
 
 _GROWTH = 16
 _STEPS = 24

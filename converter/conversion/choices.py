@@ -1,12 +1,12 @@
 """What the caller asked for, made into passes, facts of the target, entry points and a place to write. Runs nothing."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from edge_opt.attention.form import FORM_NAMES
+from edge_opt.conversion.container import Container, Sections
 from edge_opt.ir import Model
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
@@ -14,14 +14,9 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, unknown
+from edge_opt.targets import Target
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from edge_opt.conversion.container import Container, Sections
-    from edge_opt.targets import Target
-
-    Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"

@@ -1,23 +1,18 @@
 """Files that hold models: a .tflite is one, a .litertlm or .task bundle several. What a conversion reads and writes."""
 
-from __future__ import annotations
-
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import Literal, get_args
 
 from edge_opt.ir import Model, from_tables, load, save, to_tables
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.reader import read_model
+from edge_opt.schema.sections import Bundle
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from edge_opt.schema.sections import Bundle
-
-    Readable = str | os.PathLike[str] | bytes | Model
+Readable = str | os.PathLike[str] | bytes | Model
 
 Sections = Literal["prefill-decode", "all"]
 MAIN_SECTION = "prefill_decode"

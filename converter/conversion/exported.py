@@ -1,14 +1,10 @@
 """Models as litert-torch (formerly ai-edge-torch) holds them, recognised without importing it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class ExportedModel(Protocol):

@@ -1,18 +1,19 @@
-"""What a conversion did, as data; and the errors that carry it."""
+"""What a conversion did, as data and in the sentences of console and reports; and the errors that carry it."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_opt.conversion.verdicts import verdicts
-from edge_opt.passes import MaskedRows, SiteReport, Status
+from edge_opt.comparison.whole import WholeSignature
+from edge_opt.ir import Model
+from edge_opt.ir.words import many, size
+from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
+from edge_opt.passes.contract import Ran
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.schema.strict_json import strict
-
-if TYPE_CHECKING:
-    from edge_opt.comparison.whole import WholeSignature
-    from edge_opt.ir import Model
 
 
 class RequirementError(EdgeOptError):
@@ -132,3 +133,164 @@ def check_requirements(result: ConversionResult, *, require_match: bool, require
             f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}",
             result,
         )
+
+
+_SITES_NAMED = 6
+_NOTES_SHOWN = 4
+_ROWS_SHOWN = 16
+_KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
+
+
+def verdicts(result: ConversionResult) -> list[str]:
+    """What became of the sites: converted and how that was proved, then those left, grouped by reason."""
+    lines = [headline(result)]
+    groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
+    for site in result.sites:
+        if site.status is not Status.CONVERTED and not site.settled:
+            groups[site.status, site.pass_name, site.reason].append(site)
+    for (status, name, reason), sites in groups.items():
+        places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
+        more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
+        lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
+    whole = [f"  {signature.sentence()}" for signature in result.whole]
+    masked = [f"  {text}" for text in masked_rows(result)]
+    return [*lines, *_kept(result), *_extents(result), *masked, *_notes(result), *whole, *compiler(result)]
+
+
+def headline(result: ConversionResult) -> str:
+    """How many sites were converted and how that was proved, or why there was nothing to convert."""
+    attention = [site for site in result.sites if site.heads is not None or not site.settled]
+    if not attention:
+        return "The model holds no attention: there was nothing to split."
+    converted = result.converted
+    if not converted and all(site.settled for site in attention):
+        if any((site.heads or 0) > 1 for site in attention):
+            return f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
+        return "Every attention in the model is single-head already: there was nothing to split."
+    sites = [site for site in attention if not site.settled]
+    return f"{len(converted)} of {many(len(sites), 'site')} converted{_proved(result)}."
+
+
+def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
+    """Each of them before and after, as rows of a table; the first row is its heads."""
+    rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
+    rows += [
+        (
+            found.name,
+            _change(str(found.operators_before), str(found.operators_after)),
+            f"{found.blocks_converted} of {found.blocks}",
+            _change(size(found.largest_tensor_bytes_before), size(found.largest_tensor_bytes_after)),
+        )
+        for found in result.signatures
+    ]
+    return rows
+
+
+def compiler(result: ConversionResult) -> list[str]:
+    """The command that compiles the result; nothing where the compiler's own defaults do."""
+    return [] if result.compile_with is None else [f"Compile it with {result.compile_with}"]
+
+
+def masked_rows(result: ConversionResult) -> list[str]:
+    """What changes in rows that are masked everywhere; nothing where the proofs found no change in them."""
+    return [] if result.masked_rows is None else [f"But {result.masked_rows}"]
+
+
+def proof(site: SiteReport) -> str:
+    """What the proof of a site showed, and what else a user should know of the site."""
+    return "; ".join(text for text in (_proof(site), site.note) if text)
+
+
+def extent(ran: Sequence[Ran]) -> str:
+    """What was run: 'in full on XNNPACK, rows 0, 31, 32 of 64 on the reference kernels'."""
+    groups: dict[tuple[tuple[int, ...], int], list[str]] = {}
+    for part in ran:
+        groups.setdefault((part.rows, part.length), []).append(part.kernels)
+    return ", ".join(
+        f"{f'rows {_listed(rows)} of {length}' if rows else 'in full'} on {_named(names)}"
+        for (rows, length), names in groups.items()
+    )
+
+
+def _kept(result: ConversionResult) -> list[str]:
+    """Multi-head attention that stays on purpose, beside some that was split; the headline says it where all stays."""
+    groups = Counter(
+        (site.signature, site.reason)
+        for site in result.sites
+        if site.settled and site.status is Status.SKIPPED and (site.heads or 0) > 1
+    )
+    return [
+        f"  {signature}, {many(count, 'block')} left as exported: {reason}"
+        for (signature, reason), count in groups.items()
+        if result.converted
+    ]
+
+
+def _notes(result: ConversionResult) -> list[str]:
+    """What a user should know of sites that were converted, said once for all that it is true of."""
+    groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
+    lines = [
+        f"  {many(count, 'site')} of {name}: {note}"
+        for (name, note), count in groups.most_common(_NOTES_SHOWN)
+    ]
+    hidden = len(groups) - len(lines)
+    return [*lines, f"  ... {hidden} more such notes (all with --json)"] if hidden else lines
+
+
+def _change(before: str, after: str) -> str:
+    """'12 -> 34', or just '12' where nothing changed."""
+    return before if before == after else f"{before} -> {after}"
+
+
+def _proved(result: ConversionResult) -> str:
+    proofs = [site.proof for site in result.converted if site.proof is not None]
+    if result.verified == "none" or not result.converted:
+        return ", nothing proved (--verify none)" if result.converted else ""
+    if all(proof.bitwise for proof in proofs):
+        text = f", each proved bit for bit on {_kernels(proofs)}"
+    else:
+        worst = max(proof.max_abs for proof in proofs)
+        text = f", each proved to what its pass demands (largest difference {worst:.3g})"
+    return text + (", and the whole models compared" if result.verified == "full" else "")
+
+
+def _kernels(proofs: Sequence[Proof]) -> str:
+    """'XNNPACK and the reference kernels', with how many sites where not all ran on the same."""
+    groups = Counter(tuple(ran.kernels for ran in proof.ran) for proof in proofs)
+    said = [(_named(names), many(count, "site")) for names, count in groups.most_common()]
+    return said[0][0] if len(said) == 1 else ", ".join(f"{names} ({sites})" for names, sites in said)
+
+
+def _extents(result: ConversionResult) -> list[str]:
+    """What was not run in full; nothing where all was."""
+    proofs = [site.proof for site in result.converted if site.proof]
+    sampled = [proof for proof in proofs if any(ran.rows for ran in proof.ran)]
+    if not sampled:
+        return []
+    first = sum(any(not ran.rows for ran in proof.ran) for proof in sampled)
+    others = "the others, which differ only in numbers, on rows that reach every head and tile"
+    which = "--report says which, --verify exhaustive runs all"
+    return [f"  {many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
+
+
+def _proof(site: SiteReport) -> str:
+    if site.proof is None:
+        return "not run"
+    differs = "equal" if not site.proof.max_abs else f"differs by up to {site.proof.max_abs:.3g}"
+    text = "bit for bit equal" if site.proof.bitwise else differs
+    if site.proof.steps:
+        text += f" ({site.proof.steps} steps)"
+    rows = MaskedRows.of([site])
+    if rows is not None:
+        text += f"; rows masked everywhere {rows.how}"
+    return "; ".join(part for part in (text, extent(site.proof.ran), site.proof.note) if part)
+
+
+def _named(kernels: Sequence[str]) -> str:
+    return " and ".join(_KERNELS.get(name, name) for name in kernels)
+
+
+def _listed(rows: Sequence[int]) -> str:
+    """All of them where they are few, else the first ones and how many more."""
+    shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
+    return shown if len(rows) <= _ROWS_SHOWN else f"{shown} and {len(rows) - _ROWS_SHOWN} more"

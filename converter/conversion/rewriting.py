@@ -1,11 +1,9 @@
 """One model of a container: runs the passes on each entry point and cleans up behind them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from edge_opt.conversion.choices import Progress
+from edge_opt.conversion.container import Container, Part
 from edge_opt.conversion.result import ConversionResult, SignatureSummary
-from edge_opt.ir import Constants
+from edge_opt.ir import Constants, Subgraph
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
 from edge_opt.ir.runtime import raise_runtime_version
 from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
@@ -13,14 +11,9 @@ from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.open_lengths import settled
 from edge_opt.passes.shapes_above import ShapesAbove
+from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from edge_opt.conversion.choices import Progress
-    from edge_opt.conversion.container import Container, Part
-    from edge_opt.ir import Subgraph
-    from edge_opt.proof.regions import RegionProver
-    from edge_opt.targets import Target
+from edge_opt.targets import Target
 
 
 def extract(container: Container, key: str) -> None:

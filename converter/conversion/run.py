@@ -1,18 +1,19 @@
 """The main job: read a model, rewrite it, prove each rewrite, write the result."""
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Unpack, overload
+from pathlib import Path
+from typing import Unpack, overload
 
 from edge_opt.conversion.choices import (
     GENERIC,
     ConvertOptions,
+    Progress,
     Verify,
     asked,
     check_verify,
@@ -31,12 +32,6 @@ from edge_opt.passes import MaskedRows, Pass
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from edge_opt.conversion.choices import Progress
 
 
 @overload

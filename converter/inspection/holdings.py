@@ -3,35 +3,27 @@
 Runs nothing, and changes no model that a caller gave.
 """
 
-from __future__ import annotations
-
+import os
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.conversion.container import open_container
-from edge_opt.ir import Constants, DType
-from edge_opt.passes import PASSES, Context
+from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
-from edge_opt.passes.open_lengths import settled
+from edge_opt.passes.open_lengths import OpenLengths, settled
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
 from edge_opt.schema.strict_json import strict
 from edge_opt.targets import Finding, Target, lint, load_target
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.passes import SiteReport
-    from edge_opt.passes.open_lengths import OpenLengths
-
-    _Named = list[tuple[str, Tensor]]
+_Named = list[tuple[str, Tensor]]
 
 # From a mask back to the input it comes from there are a few reshapes, repetitions and conversions.
 _DEEPEST = 32

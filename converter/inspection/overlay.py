@@ -4,24 +4,17 @@ The format is that of ai-edge-model-explorer's `node_data_builder.ModelNodeData`
 node (the operator's place in it), a text and a colour. Nothing is run or written.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
 from edge_opt.conversion import convert
-from edge_opt.ir import load
-from edge_opt.passes import Status
+from edge_opt.ir import Operator, load
+from edge_opt.passes import SiteReport, Status
 from edge_opt.schema.atomic import write_whole
+from edge_opt.targets import Target
 
-if TYPE_CHECKING:
-    import os
-
-    from edge_opt.ir import Operator
-    from edge_opt.passes import SiteReport
-    from edge_opt.targets import Target
-
-    _Place = tuple[str, int]
+_Place = tuple[str, int]
 
 _COLOURS = {
     Status.CONVERTED: "#bfe5cb",

@@ -1,26 +1,17 @@
 """A conversion's report, made of its result and of the original model; draws one block as it was and as it became."""
 
-from __future__ import annotations
-
+import os
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
-from edge_opt.conversion import GENERIC
-from edge_opt.conversion.container import open_container
+from edge_opt.conversion import GENERIC, ConversionResult
+from edge_opt.conversion.container import Part, Sections, open_container
 from edge_opt.inspection import example_rewrite
 from edge_opt.passes import PASSES
-from edge_opt.report import Report
+from edge_opt.report import Example, Report
 from edge_opt.targets import Target, load_target
+from edge_opt.targets.lint import Finding
 from edge_opt.targets.lint import lint as find_lint
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    from edge_opt.conversion import ConversionResult
-    from edge_opt.conversion.container import Part, Sections
-    from edge_opt.report import Example
-    from edge_opt.targets.lint import Finding
 
 
 def conversion_report(

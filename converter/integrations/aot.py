@@ -11,20 +11,16 @@ plugin=plugin("mine.toml"))`. The vendor's libraries come from LiteRT's SDK pack
 LD_LIBRARY_PATH.
 """
 
-from __future__ import annotations
-
 import importlib
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.conversion import convert
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
 
 
 def plugin(target: str | Target, *, subgraphs_to_compile: Sequence[int] | None = None) -> Any:

@@ -3,8 +3,6 @@
 What its `convert` returns, `edge_opt.convert` takes as it is, and gives back the same kind.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -8,20 +8,21 @@ done = npu_optimize(cfg, "quantized.litertlm", "optimized.litertlm", sdk="qnn")
 stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=done.compile_configs)
 """
 
-from __future__ import annotations
-
 import importlib
 import json
+import os
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from edge_opt.conversion import convert
-from edge_opt.conversion.container import MAIN_SECTION
+from edge_opt.conversion import ConversionResult, Verify, convert
+from edge_opt.conversion.container import MAIN_SECTION, Sections
 from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.figures import Figures, Profile
 from edge_opt.npu.gain import Gain, gain
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.profiling import profile
@@ -30,16 +31,8 @@ from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.targets import Target, load_target
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping
-
-    from edge_opt.conversion import ConversionResult, Verify
-    from edge_opt.conversion.container import Sections
-    from edge_opt.npu.figures import Figures, Profile
-
-    Progress = Callable[[str, int, int], None]
-    _Compiler = Callable[[str | os.PathLike[str]], Profile]
+Progress = Callable[[str, int, int], None]
+_Compiler = Callable[[str | os.PathLike[str]], Profile]
 
 TARGETS = {
     "qualcomm": "qualcomm-htp",

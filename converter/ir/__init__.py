@@ -11,10 +11,9 @@ from edge_opt.ir.graph import (
     same_type,
     topological,
 )
-from edge_opt.ir.model import Constants, Metadata, Model, Signature
+from edge_opt.ir.model import Constants, Metadata, Model, Signature, save, to_bytes, to_tables
 from edge_opt.ir.quantization import Quantization, same_quantization
 from edge_opt.ir.read import from_tables, load
-from edge_opt.ir.write import save, to_bytes, to_tables
 
 __all__ = [
     "Buffer",

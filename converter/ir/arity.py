@@ -3,14 +3,10 @@
 Source: TFLite, each kernel's Prepare, `TF_LITE_ENSURE_EQ(context, NumInputs(node), ...)`.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir.graph import Tensor
+from edge_opt.ir.graph import Tensor
 
 
 class Arity(NamedTuple):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edge_opt.ir import control_edges
 from edge_opt.ir.extract import renumbered
-from edge_opt.ir.graph import Buffer
+from edge_opt.ir.graph import Buffer, Subgraph, Tensor
+from edge_opt.ir.model import Model
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.schema.data import Data
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from edge_opt.ir.graph import Subgraph, Tensor
-    from edge_opt.ir.model import Model
 
 
 @dataclass(frozen=True, slots=True)

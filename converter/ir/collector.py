@@ -1,13 +1,8 @@
 """Keeps Python's cycle collector from looking through a large model again and again while it is worked on."""
 
-from __future__ import annotations
-
 import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
 # that soon go, and are still found among the young ones.

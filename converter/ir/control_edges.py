@@ -5,15 +5,11 @@ each the number of its edges and two operators' places an edge; a number takes s
 that more follow.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from edge_opt.schema.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ENTRY: Final = "model_control_dependencies"
 _VERSION: Final = 1

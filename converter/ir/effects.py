@@ -1,16 +1,10 @@
 """Whether an operator does nothing but compute its outputs from its inputs: what may be merged, moved or dropped."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from edge_opt.ir.dtypes import DType
+from edge_opt.ir.graph import Operator, Subgraph
 from edge_opt.ir.references import subgraph_indices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir.graph import Operator, Subgraph
 
 _HANDLES = frozenset({DType.RESOURCE, DType.VARIANT})
 _UNKNOWN = frozenset({"CUSTOM", "DELEGATE", "STABLEHLO_CUSTOM_CALL"})

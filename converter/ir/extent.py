@@ -3,17 +3,12 @@
 It must not check what is in the vectors; the reader of graphs does that.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Iterable
+from typing import Final, NoReturn
 
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_opt.schema.table import Table
+from edge_opt.schema.table import Table
 
 # Tensors, operators and their indices and sizes; Gemma3-1B with prefill and decode has 50,000. The bound keeps what
 # the reader lets through within a second.

@@ -1,25 +1,17 @@
 """Copies parts of a model: some operators as a model of their own, the subgraphs that they call with them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
+from edge_opt.ir.graph import Buffer, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from edge_opt.ir.graph import Shape
 
 
 def cut_out(

@@ -7,23 +7,19 @@ aside that way, and becomes part of the graph in one step.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_opt.ir.quantization import same_quantization
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.ir.dtypes import DType
+from edge_opt.ir.quantization import Quantization, same_quantization
+from edge_opt.schema.data import Data
+from edge_opt.schema.table import Table
 from edge_opt.schema.tables import ENUMS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from edge_opt.ir.dtypes import DType
-    from edge_opt.ir.quantization import Quantization
-    from edge_opt.schema.data import Data
-    from edge_opt.schema.table import Table
 
 BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
 _OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}

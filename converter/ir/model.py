@@ -1,29 +1,27 @@
-"""A whole model: its subgraphs, signatures, buffers and metadata. What is in a file, `read` and `write` know."""
+"""A whole model: its subgraphs, signatures, buffers and metadata; and how it becomes tables again.
 
-from __future__ import annotations
+What nobody changed keeps its table as it was read; indices are given out anew.
+"""
 
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.ir.dtypes import DType
+from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor
 from edge_opt.ir.operators import options_table
+from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.versions import required_version
-from edge_opt.ir.write import save as write_tables
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import new_table
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Hashable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from edge_opt.ir.dtypes import DType
-    from edge_opt.ir.graph import Shape, Subgraph
-    from edge_opt.ir.quantization import Quantization
-    from edge_opt.schema.reader import ModelFile
-    from edge_opt.schema.table import Table
+from edge_opt.schema.reader import ModelFile
+from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.tables import UNIONS
+from edge_opt.schema.writer import model_bytes, write_model
 
 
 @dataclass(slots=True)
@@ -81,7 +79,7 @@ class Model:
             OutputError: the output cannot be written; nothing is left behind.
             ModelFormatError: the model holds what the format cannot, or its file was changed meanwhile.
         """
-        write_tables(self, path, overwrite=overwrite)
+        save(self, path, overwrite=overwrite)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
         """The model's code for a builtin operator in that version.
@@ -151,3 +149,184 @@ class Constants:
         if buffer is None:
             buffer = self._buffers[raw] = Buffer(Data(raw))
         return Tensor(name, shape, dtype, quantization=quantization, buffer=buffer)
+
+
+_SCHEMA_VERSION = 3
+_PLACEHOLDER = 127
+_OPTION_FIELDS = {"builtin_options": "BuiltinOptions", "builtin_options_2": "BuiltinOptions2"}
+
+
+def save(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a model to a file, whole or not at all; weights go from file to file.
+
+    `check` may look at the finished file before it gets its name, and refuse it by raising.
+
+    Raises:
+        UsageError: the output is the input, or exists and `overwrite` is False.
+        OutputError: the output cannot be written; nothing is left behind.
+    """
+    write_model(to_tables(model), path, overwrite=overwrite, progress=progress, check=check)
+
+
+def to_bytes(model: Model) -> bytes:
+    """The model as the bytes of a .tflite file."""
+    return model_bytes(to_tables(model))
+
+
+def to_tables(model: Model) -> Table:
+    """The root table of a model."""
+    return _ModelWriter(model).write()
+
+
+class _Numbering:
+    """Gives out indices: the listed items keep theirs, and others get the next ones as they are asked for."""
+
+    def __init__(self, listed: Iterable[Any]) -> None:
+        self.items = list(listed)
+        self._index = {id(item): index for index, item in enumerate(self.items)}
+
+    def of(self, item: object) -> int:
+        index = self._index.get(id(item))
+        if index is None:
+            index = self._index[id(item)] = len(self.items)
+            self.items.append(item)
+        return index
+
+
+class _ModelWriter:
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._codes = _Numbering(model.operator_codes)
+        self._buffers = _Numbering(model.buffers)
+        self._subgraphs = _Numbering(model.subgraphs)
+        self._tensors: dict[int, _Numbering] = {}
+
+    def write(self) -> Table:
+        model = self._model
+        root = model.table.copy() if model.table is not None else new_table("Model", version=_SCHEMA_VERSION)
+        _put(root, "subgraphs", [self._subgraph(subgraph) for subgraph in model.subgraphs])
+        _put(root, "signature_defs", [self._signature(signature) for signature in model.signatures])
+        _put(root, "metadata", [self._metadata(entry) for entry in model.metadata])
+        _put_indices(root, "metadata_buffer", [self._buffers.of(buffer) for buffer in model.metadata_buffers])
+        _put(root, "operator_codes", [_operator_code(code) for code in self._codes.items])
+        _put(root, "buffers", [_buffer(buffer) for buffer in self._buffers.items])
+        return root
+
+    def _metadata(self, entry: Any) -> Table:
+        table = entry.table.copy() if entry.table is not None else new_table("Metadata", name=entry.name)
+        return _update(table, "buffer", self._buffers.of(entry.buffer))
+
+    def _subgraph(self, subgraph: Subgraph) -> Table:
+        table = subgraph.table.copy() if subgraph.table is not None else new_table("SubGraph")
+        if subgraph.table is None and subgraph.name:
+            table.set("name", subgraph.name)
+        numbers = self._tensors[id(subgraph)] = _Numbering(subgraph.tensors)
+        operators = [self._operator(operator, numbers) for operator in subgraph.operators]
+        _put_indices(table, "inputs", [numbers.of(tensor) for tensor in subgraph.inputs])
+        _put_indices(table, "outputs", [numbers.of(tensor) for tensor in subgraph.outputs])
+        _put(table, "operators", operators)
+        _put(table, "tensors", [self._tensor(tensor) for tensor in numbers.items])
+        return table
+
+    def _operator(self, operator: Operator, numbers: _Numbering) -> Table:
+        table = operator.table.copy() if operator.table is not None else new_table("Operator")
+        _update(table, "opcode_index", self._codes.of(operator.code))
+        inputs = [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs]
+        _put_indices(table, "inputs", inputs)
+        _put_indices(table, "outputs", [numbers.of(tensor) for tensor in operator.outputs])
+        if operator.intermediates:
+            _put_indices(table, "intermediates", [numbers.of(tensor) for tensor in operator.intermediates])
+        _put_options(table, operator.options)
+        return table
+
+    def _tensor(self, tensor: Tensor) -> Table:
+        table = tensor.table.copy() if tensor.table is not None else new_table("Tensor", has_rank=True)
+        _update(table, "name", tensor.name)
+        _put_indices(table, "shape", tensor.shape)
+        if tensor.shape_signature is None:
+            table.set("shape_signature", None)
+        else:
+            _put_indices(table, "shape_signature", tensor.shape_signature)
+        _update(table, "type", int(tensor.dtype))
+        # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
+        _update(table, "buffer", 0 if tensor.buffer is None else self._buffers.of(tensor.buffer))
+        _update(table, "quantization", None if tensor.quantization is None else tensor.quantization.table)
+        _update(table, "is_variable", tensor.is_variable)
+        return table
+
+    def _signature(self, signature: Signature) -> Table:
+        table = signature.table.copy() if signature.table is not None else new_table("SignatureDef")
+        _update(table, "signature_key", signature.key)
+        _update(table, "subgraph_index", self._subgraphs.of(signature.subgraph))
+        numbers = self._tensors[id(signature.subgraph)]
+        for listed, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+            entries = [
+                new_table("TensorMap", name=name, tensor_index=numbers.of(tensor))
+                for name, tensor in arguments.items()
+            ]
+            if not _same_arguments(table.get(listed), entries):
+                _put(table, listed, entries)
+        return table
+
+
+def _operator_code(code: OperatorCode) -> Table:
+    if code.table is not None:
+        return code.table
+    table = new_table(
+        "OperatorCode",
+        deprecated_builtin_code=min(code.builtin, _PLACEHOLDER),
+        version=code.version,
+        builtin_code=code.builtin,
+    )
+    if code.custom_code is not None:
+        table.set("custom_code", code.custom_code)
+    return table
+
+
+def _buffer(buffer: Buffer) -> Table:
+    if buffer.table is not None:
+        return buffer.table
+    return new_table("Buffer") if buffer.data is None else new_table("Buffer", data=buffer.data)
+
+
+def _put_options(table: Table, options: Table | None) -> None:
+    for place, union in _OPTION_FIELDS.items():
+        if options is not None and options.spec.name in UNIONS[union].values():
+            if table.fields.get(place) is not options:
+                table.set(place, options)
+        elif table.fields.get(place) is not None:
+            table.set(place, None)
+
+
+def _update(table: Table, field: str, value: object) -> Table:
+    """Set a field unless it says so already: "absent" and "present with the default" stay apart."""
+    if table.get(field) != value:
+        table.set(field, value)
+    return table
+
+
+def _put(table: Table, field: str, values: list[Table]) -> None:
+    if values or field in table.fields:
+        table.fields[field] = values
+
+
+def _put_indices(table: Table, field: str, values: Sequence[int]) -> None:
+    present = table.fields.get(field)
+    if present is None and not values:
+        return
+    if present is None or len(present) != len(values) or present.tolist() != list(values):
+        table.fields[field] = np.array(values, np.int32)
+
+
+def _same_arguments(present: list[Table] | None, entries: list[Table]) -> bool:
+    def pairs(tables: list[Table]) -> list[tuple[object, object]]:
+        return [(table.get("name"), table.get("tensor_index")) for table in tables]
+
+    return pairs(present or []) == pairs(entries)

@@ -1,7 +1,5 @@
 """What the schema does not say of operators: which options table each one carries."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from edge_opt.ir.graph import BUILTIN_OPERATORS

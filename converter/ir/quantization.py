@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.schema.table import Table, new_table
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Quantization:

@@ -1,10 +1,10 @@
 """Tables -> IR. Checks what makes a graph a graph (indices, one producer each, execution order); edits nothing."""
 
-from __future__ import annotations
-
 import math
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +19,7 @@ from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.references import check_references
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import ModelFile, read_model
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
-
-    from edge_opt.schema.table import Table
+from edge_opt.schema.table import Table
 
 _MAX_ELEMENTS = 1 << 48
 _MAX_RANK = 32  # of a numpy array, in its older versions

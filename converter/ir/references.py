@@ -1,16 +1,12 @@
 """Which subgraphs an operator's options name, and whether running them could ever end. It changes nothing."""
 
-from __future__ import annotations
-
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from edge_opt.ir.graph import Subgraph
+from edge_opt.ir.model import Model
 from edge_opt.schema.errors import ModelFormatError
-
-if TYPE_CHECKING:
-    from edge_opt.ir.graph import Subgraph
-    from edge_opt.ir.model import Model
-    from edge_opt.schema.table import Table
+from edge_opt.schema.table import Table
 
 # Options table -> the fields that hold subgraph indices (schema.fbs names them by these words only).
 SUBGRAPH_FIELDS: Final[dict[str, tuple[str, ...]]] = {

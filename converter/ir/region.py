@@ -1,13 +1,8 @@
 """Questions about a set of operators as one piece: what it reads, and which of it the rest of the graph needs."""
 
-from __future__ import annotations
+from collections.abc import Collection, Sequence
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from edge_opt.ir.graph import Operator, Subgraph, Tensor
+from edge_opt.ir.graph import Operator, Subgraph, Tensor
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:

@@ -1,16 +1,11 @@
 """Keeps the metadata entry `min_runtime_version` true: a rewrite may add operators that need a newer runtime."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 from edge_opt.ir.graph import Buffer
+from edge_opt.ir.model import Model
 from edge_opt.ir.versions import runtime_version
 from edge_opt.schema.data import Data
-
-if TYPE_CHECKING:
-    from edge_opt.ir.model import Model
 
 _ENTRY = "min_runtime_version"
 

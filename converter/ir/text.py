@@ -16,23 +16,18 @@ double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator w
 `variable %state: float32[4]`, or `unset` for one that is no state. A `#` that no digit follows begins a comment.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from edge_opt.ir.graph import Operator, Subgraph, Tensor
+from edge_opt.ir.model import Model
+from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.text_parser import TextFormError, parse
 from edge_opt.schema.table import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from edge_opt.ir.graph import Operator, Subgraph, Tensor
-    from edge_opt.ir.model import Model
-    from edge_opt.ir.quantization import Quantization
 
 __all__ = ["TextFormError", "operator_text", "parse", "subgraph_text", "to_text"]
 

@@ -1,13 +1,13 @@
 """Reads the text form of models (see `text`, which writes it). Every refusal names the line."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
@@ -17,11 +17,6 @@ from edge_opt.ir.quantization import Quantization
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.schema.table import Table, new_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from numpy.typing import NDArray
 
 _Item = TypeVar("_Item")
 _INTEGER = re.compile(r"-?\d+\Z")

@@ -5,14 +5,8 @@ Source: `tflite/tools/versioning/op_version.cc` and `runtime_version.cc` of the 
 runtime doesn't check the version, other readers do.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from edge_opt.ir.dtypes import DType
-
-if TYPE_CHECKING:
-    from edge_opt.ir.graph import Operator
+from edge_opt.ir.graph import Operator
 
 # operator -> type of its data operand -> version; other types are version 1.
 _VERSIONS: dict[str, dict[DType, int]] = {

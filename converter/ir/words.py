@@ -1,7 +1,5 @@
 """Names of tensors, counts and sizes as people read them, the same wherever they are printed."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,20 +1,14 @@
 """Which forms are worth trying for an attention, from its shapes. Runs nothing."""
 
-from __future__ import annotations
-
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from edge_opt.attention.block import Block
 from edge_opt.attention.form import FORMS
 from edge_opt.conversion import convert
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from edge_opt.attention.block import Block
-    from edge_opt.targets import Target
+from edge_opt.targets import Target
 
 _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)

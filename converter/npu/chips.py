@@ -1,7 +1,5 @@
 """Hexagon NPUs by the chip that they are in: version, on-chip memory, and whether its time can be estimated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

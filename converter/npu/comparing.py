@@ -4,14 +4,14 @@ The inputs are those of `edge_opt.compare`: caches filled by the prefill, masks 
 measured against the first model on the CPU.
 """
 
-from __future__ import annotations
-
 import math
+import os
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.filling import FilledCaches
@@ -21,25 +21,18 @@ from edge_opt.ir import Model, load, save
 from edge_opt.npu.emulator import Emulated, emulate
 from edge_opt.npu.hexagon import DEFAULT_CHIP
 from edge_opt.npu.layers import cut_entry_point, layer_ends
-from edge_opt.npu.sdk import find_sdk
-from edge_opt.proof.inputs import array_of, pair
+from edge_opt.npu.sdk import Sdk, find_sdk
+from edge_opt.proof.inputs import InputPlan, array_of, pair
 from edge_opt.proof.metrics import Difference, measure
+from edge_opt.proof.protocol import Array
 from edge_opt.proof.runner import Worker
+from edge_opt.proof.source import ModelLike, Source
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.strict_json import strict
 from edge_opt.targets import load_target
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
-    from edge_opt.npu.sdk import Sdk
-    from edge_opt.proof.inputs import InputPlan
-    from edge_opt.proof.protocol import Array
-    from edge_opt.proof.source import ModelLike, Source
-    from edge_opt.proof.tensors import SignatureInfo, TensorInfo
-
-    Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 LEAST_DB = 20.0
 """Signal to noise against the CPU that a compiled model must keep, in dB."""

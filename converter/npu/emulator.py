@@ -3,27 +3,20 @@
 The compiler and the emulator are somebody else's and may crash: that is an answer, not an error.
 """
 
-from __future__ import annotations
-
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_opt.ir import Subgraph, Tensor
 from edge_opt.npu.errors import CompilerFailedError
-from edge_opt.npu.hexagon import run_compiler
+from edge_opt.npu.hexagon import CompilerRun, run_compiler
 from edge_opt.npu.hexagon_log import first_complaint, read_log
 from edge_opt.npu.process import ended
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge_opt.ir import Subgraph, Tensor
-    from edge_opt.npu.hexagon import CompilerRun
-    from edge_opt.npu.sdk import Sdk
-    from edge_opt.proof.protocol import Array
+from edge_opt.npu.sdk import Sdk
+from edge_opt.proof.protocol import Array
 
 # Without it the plugin wants memory that only a device shares with its NPU.
 _RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"

@@ -1,27 +1,20 @@
 """Compiles a model for Arm Ethos-U with Vela, one entry point at a time: Vela reads no signatures."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from edge_opt.ir import load, save
+from edge_opt.ir import Model, load, save
 from edge_opt.ir.cleanup import keep_signature
 from edge_opt.npu import process
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.figures import Compilation, VelaFigures, read_floor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Model
 
 DEFAULT_CHIP = "ethos-u85-512"
 _COUNT = re.compile(r"^(CPU|NPU) operators = (\d+)", re.MULTILINE)

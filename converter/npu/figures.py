@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_opt.ir import DType
+from edge_opt.ir import DType, Subgraph, Tensor
 from edge_opt.schema.strict_json import strict
-
-if TYPE_CHECKING:
-    from edge_opt.ir import Subgraph, Tensor
 
 
 @dataclass(frozen=True, slots=True)

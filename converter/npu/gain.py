@@ -1,7 +1,5 @@
 """Says of each entry point whether it is better as converted or as exported, by a compiler's figures. Runs nothing."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 

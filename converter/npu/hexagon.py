@@ -3,10 +3,9 @@
 Nothing is kept but the figures.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -14,24 +13,16 @@ from importlib.metadata import version
 from itertools import islice
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edge_opt.ir import Model
 from edge_opt.npu import process
-from edge_opt.npu.chips import CHIPS, estimate_for, estimate_note
+from edge_opt.npu.chips import CHIPS, Chip, estimate_for, estimate_note
 from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
 from edge_opt.npu.hexagon_log import Compiled, first_complaint, library_version, read_log
-from edge_opt.npu.probe import KNOWN_INTERFACES, LIBRARY, Heard, read_heard
-from edge_opt.npu.sdk import find_sdk, library_folders
+from edge_opt.npu.probe import KNOWN_INTERFACES, LIBRARY, Graph, Heard, read_heard
+from edge_opt.npu.sdk import Sdk, find_sdk, library_folders
 from edge_opt.schema.errors import UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge_opt.ir import Model
-    from edge_opt.npu.chips import Chip
-    from edge_opt.npu.probe import Graph
-    from edge_opt.npu.sdk import Sdk
 
 DEFAULT_CHIP = "SM8750"
 _VTCM_FLAG = "qualcomm_vtcm_size"

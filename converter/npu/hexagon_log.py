@@ -4,8 +4,6 @@ The tool writes to standard error, the libraries to standard output. Both are bu
 taken apart too: in one pipe they cut each other's lines.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,22 +3,15 @@
 Edits nothing.
 """
 
-from __future__ import annotations
-
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.logits import logits_bytes
-from edge_opt.ir import Model, Signature
+from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import reads
 from edge_opt.schema.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from edge_opt.ir import Operator, Subgraph, Tensor
 
 _JOINING = frozenset({"CONCATENATION", "PACK", "RESHAPE", "SQUEEZE", "TRANSPOSE", "QUANTIZE"})
 

@@ -1,7 +1,5 @@
 """Builds the probe that listens to QNN's HTP library (`probe.c` says how), and reads what it writes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,15 +1,10 @@
 """A vendor's compiler as a process: it has so many seconds, and does not outlive whoever waits for it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from edge_opt.npu.errors import CompilerTimeoutError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _running: set[subprocess.Popen[str]] = set()
 

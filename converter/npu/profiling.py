@@ -1,13 +1,11 @@
 """Chooses the compiler for a target, runs it on a model, and gives back the figures."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
@@ -15,9 +13,6 @@ from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import Profile
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 LEVELS: dict[str, tuple[dict[str, str], ...]] = {
     "qualcomm-htp": tuple({"qualcomm_optimization_level": level} for level in ("O1", "O2", "O3")),

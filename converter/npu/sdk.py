@@ -3,8 +3,6 @@
 The libraries are never copied or bundled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import dataclass

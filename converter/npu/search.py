@@ -1,40 +1,32 @@
 """Compiles a signature in every form and with every usable level of the compiler, and ranks what comes out by time."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu.candidates import Choice, choices
-from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.figures import SpillFigures
 from edge_opt.npu.hexagon import judged_by
-from edge_opt.npu.layers import cut_layers
+from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.process import end_all
 from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
 from edge_opt.npu.sdk import find_sdk
-from edge_opt.npu.trials import Job, Trial, carry_out, key_of, remember, remembered
+from edge_opt.npu.trials import Compile, Job, Trial, carry_out, key_of, remember, remembered
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from edge_opt.npu.comparing import NpuComparison
-    from edge_opt.npu.layers import Layers
-    from edge_opt.npu.trials import Compile
-
-    Progress = Callable[[str, int, int], None]
-    Compare = Callable[..., NpuComparison]
+Progress = Callable[[str, int, int], None]
+Compare = Callable[..., NpuComparison]
 
 _HEXAGON = "qualcomm-htp"
 _CHECKED_LAYERS = 2

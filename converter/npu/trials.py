@@ -1,32 +1,26 @@
 """One form, compiled in one way: how it is carried out, also in another process, and how its outcome is remembered."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt.npu.candidates import Choice
 from edge_opt.npu.errors import CompilerFailedError, CompilerTimeoutError
-from edge_opt.npu.figures import SpillFigures, VelaFigures
+from edge_opt.npu.figures import Figures, Profile, SpillFigures, VelaFigures
 from edge_opt.npu.probe import cache_folder
 from edge_opt.npu.sdk import libraries_digest
 from edge_opt.proof.plain import from_plain
+from edge_opt.targets import Target
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from edge_opt.npu.figures import Figures, Profile
-    from edge_opt.targets import Target
-
-    Compile = Callable[..., Profile]
+Compile = Callable[..., Profile]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,16 @@
 """Writes the winner of a tuning down as a target file, which `--target` takes; never over a file without being told."""
 
-from __future__ import annotations
-
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edge_opt.npu.search import Tuning
 from edge_opt.schema.atomic import write_whole
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from edge_opt.npu.search import Tuning
 
 
 def tuned_target(tuning: Tuning) -> Target:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import control_edges
+from edge_opt.ir import Constants, Model, Operator, Subgraph, control_edges
 from edge_opt.ir.cleanup import remove_uncalled
 from edge_opt.passes.frame import Frame, frame_violation
+from edge_opt.passes.open_lengths import OpenLengths
 from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
 from edge_opt.passes.share import share_equal
 from edge_opt.schema.errors import EdgeOptError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from edge_opt.ir import Constants, Model, Operator, Subgraph
-    from edge_opt.passes.open_lengths import OpenLengths
-    from edge_opt.targets import Target
+from edge_opt.targets import Target
 
 
 class Status(StrEnum):

@@ -1,17 +1,11 @@
 """The frame rule: what a rewrite must leave alone, checked on the graph; nothing is run here and nothing changed."""
 
-from __future__ import annotations
+from collections.abc import Hashable, Iterable
 
-from typing import TYPE_CHECKING
-
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.region import reads
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.rewrite import Rewrite
 
 
 def frame_violation(rewrite: Rewrite) -> str | None:

@@ -1,23 +1,17 @@
 """A composite -> the operators of its body, so that what is in it can be rewritten (or read by a compiler)."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edge_opt.attention.front import multiplies_activations
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import same_type
+from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
 from edge_opt.ir.extent import MAX_EXTENT
 from edge_opt.ir.extract import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets.target import COMPOSITE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
 
 
 class InlineComposites(Pass):

@@ -1,20 +1,14 @@
 """Attention that no pass has looked at, so that nobody takes a model for one without: told of, not touched."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterator, Sequence
 
 from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.passes.contract import SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.targets.target import COMPOSITE
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    from edge_opt.ir import Model, Operator, Subgraph
 
 
 def attention_left(

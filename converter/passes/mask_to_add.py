@@ -1,25 +1,19 @@
 """A softmax masked by SELECT -> by ADD: the mask becomes a tensor that is added, made once and shared by all heads."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
-from edge_opt.ir import DType, Operator, Quantization, Tensor
+from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import moved_from, still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import MaskInput, Rewrite
 from edge_opt.passes.spreads import code_limits, is_integer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from edge_opt.ir import Subgraph
 
 UNDERFLOW = 104.0
 """exp(-104) = 6.8e-46 rounds to 0 in float32, whose smallest denormal is 1.4e-45."""

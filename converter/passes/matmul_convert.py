@@ -1,10 +1,9 @@
 """BATCH_MATMUL -> QUANTIZE becomes one BATCH_MATMUL that writes the QUANTIZE's quantization itself."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Operator, Quantization
@@ -12,9 +11,6 @@ from edge_opt.ir.versions import operator_version
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite, Saturation
 from edge_opt.passes.spreads import code_limits, nearest_code, product_spreads, real_range
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _INTEGERS = frozenset({DType.INT8, DType.INT16})
 

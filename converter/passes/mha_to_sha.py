@@ -1,25 +1,19 @@
 """Multi-head attention -> one single-head attention per head, joined at the end."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
-from edge_opt.attention.form import form_for
+from edge_opt.attention.form import Form, form_for
 from edge_opt.attention.front import PRODUCTS, products_beside
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir.words import shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.tile_rows import in_pieces, tiled_block
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_opt.attention.form import Form
-    from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.targets import Target
+from edge_opt.targets import Target
 
 ROUNDED = Demand("relative", 1e-6)
 """Of a block with FULLY_CONNECTED products."""

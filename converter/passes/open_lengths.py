@@ -6,26 +6,19 @@ all lengths: a size that follows from them becomes -1, or the end of its axis. P
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import DType, Operator
+from edge_opt.ir import Constants, DType, Model, Operator, Shape, Tensor
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.table import Table
 from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.call import constants_of
-from edge_opt.shapes.lengths import choose_lengths, open_sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.ir import Constants, Model, Shape, Tensor
-    from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.shapes.call import Array
-    from edge_opt.shapes.lengths import Lengths
+from edge_opt.shapes.call import Array, constants_of
+from edge_opt.shapes.lengths import Lengths, choose_lengths, open_sizes
 
 _OPEN = -1
 _SIZES = {"RESHAPE": 1, "SLICE": 2, "STRIDED_SLICE": 2}

@@ -1,11 +1,11 @@
 """A mask computed in integers from a boolean -> one SELECT_V2 between the only two values that it can have."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import DType, Operator, Tensor
@@ -13,11 +13,6 @@ from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import nearest_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
 
 _CHAIN = ("LOGICAL_NOT", "CAST", "QUANTIZE", "MUL")
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])

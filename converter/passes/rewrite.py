@@ -1,28 +1,22 @@
 """One rewrite of one region: what it replaces, whether it keeps to its frame, and how it becomes part of the graph."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors
+from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.ir.region import reads
 from edge_opt.ir.versions import required_version
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Fact, constants_of, recorded_shape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
-    from edge_opt.shapes.dimension import Shape
-    from edge_opt.shapes.lengths import Lengths
+from edge_opt.shapes.dimension import Shape
+from edge_opt.shapes.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,20 @@ An exporter that leaves lengths open makes masks, and targets of RESHAPEs, from 
 probabilities. SHAPE reads such a tensor whole, but its result follows from lengths that tensors further up have.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import MOVEMENT, is_product, rule_of
-from edge_opt.ir import topological
+from edge_opt.ir import Operator, Tensor, topological
 from edge_opt.passes.contract import Context, Demand, Pass, Site
+from edge_opt.passes.open_lengths import OpenLengths
 from edge_opt.passes.rewrite import Rewrite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from edge_opt.ir import Operator, Tensor
-    from edge_opt.passes.open_lengths import OpenLengths
 
 
 class ShapesAbove(Pass):

@@ -1,15 +1,9 @@
 """Merges operators that rewrites added twice: each site builds what it needs, equal results are kept once."""
 
-from __future__ import annotations
+from collections.abc import Collection, Hashable
 
-from typing import TYPE_CHECKING
-
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.effects import is_pure
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable
-
-    from edge_opt.ir import Operator, Subgraph, Tensor
 
 
 def share_equal(graph: Subgraph, added: Collection[Operator]) -> None:

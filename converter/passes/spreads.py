@@ -4,17 +4,12 @@ A quantized tensor's random numbers fill its range, and a mask's range is that o
 hundreds, every softmax picks one key, and most of what happens before it could be wrong without a code changing.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from edge_opt.ir import Operator, Tensor
+from edge_opt.ir import Operator, Tensor
 
 LOGIT_DEVIATION = 2.0
 """Of masked logits: probabilities then differ, and none is lost in rounding."""

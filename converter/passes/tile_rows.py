@@ -1,11 +1,10 @@
 """An attention -> several, each for some of the query rows, so that logits and mask fit on the chip."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from edge_opt.attention.block import SingleHead, find_blocks
+from edge_opt.attention.block import Block, SingleHead, find_blocks
 from edge_opt.attention.form import Form
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
@@ -13,12 +12,7 @@ from edge_opt.attention.tiles import row_tiles
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_opt.attention.block import Block
-    from edge_opt.targets import Target
+from edge_opt.targets import Target
 
 _FORM = Form(cut="split", position="near", sink=False)
 

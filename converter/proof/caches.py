@@ -1,15 +1,9 @@
 """Caches of keys and values: which inputs they are, how long, which output is their new part, what fills them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from edge_opt.proof.roles import role_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 
 def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from edge_opt.ir import to_bytes
+from edge_opt.ir import Model, to_bytes
 from edge_opt.passes.contract import Demand, Proof, Ran
 from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.proof.judging import UntoldError, all_of, failed, judge, undecided
-from edge_opt.proof.rows import multiply_adds, sample
+from edge_opt.proof.pair import ProofRequest
+from edge_opt.proof.rows import Rows, multiply_adds, sample
+from edge_opt.proof.runner import Worker
+from edge_opt.proof.tensors import Kernels
 from edge_opt.schema.errors import ModelFormatError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
-
-    from edge_opt.ir import Model
-    from edge_opt.proof.pair import ProofRequest
-    from edge_opt.proof.rows import Rows
-    from edge_opt.proof.runner import Worker
-    from edge_opt.proof.tensors import Kernels
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _IN_FULL = (

@@ -1,18 +1,12 @@
 """What the figures of a run mean: whether the demand is met, and in which words that is told. Runs nothing."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edge_opt.passes.contract import Demand, Proof, Ran
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.proof.metrics import Difference
-    from edge_opt.proof.pair import Outcome, OutputProof
+from edge_opt.proof.metrics import Difference
+from edge_opt.proof.pair import Outcome, OutputProof
 
 _ROUNDING = 1e-6
 

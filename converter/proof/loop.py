@@ -4,8 +4,6 @@ Knows nothing of how a model is run, and must not load the runtime: the worker c
 keeps open, the parent only plans it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

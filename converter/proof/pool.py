@@ -4,18 +4,13 @@ What asks for a worker of its own gets one as long as there are; what does not s
 can be prepared while another runs. A worker itself does one thing at a time.
 """
 
-from __future__ import annotations
-
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 from edge_opt.proof.runner import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
 
 Result = TypeVar("Result")
 _STEP = 0.1  # seconds

@@ -5,31 +5,27 @@ Which of several regions is run in full follows from the order in which they are
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from edge_opt.ir import Model
+from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.effects import is_pure
 from edge_opt.ir.extract import cut_out
+from edge_opt.passes.contract import Demand, Proof
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.judging import all_of
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
+from edge_opt.proof.runner import Worker
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.shapes.lengths import Lengths
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
-
-    from edge_opt.ir import Operator, Tensor
-    from edge_opt.passes.contract import Demand, Proof
-    from edge_opt.passes.rewrite import Rewrite
-    from edge_opt.proof.runner import Worker
-
-    _Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
+_Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB

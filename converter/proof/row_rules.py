@@ -3,25 +3,19 @@
 Nothing here knows of attention. `Step` says in what an operator on less differs from the one on everything.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.attention.rules import ELEMENTWISE
+from edge_opt.ir import Operator, Shape
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from edge_opt.ir import Operator, Shape
-
-    Indices = NDArray[np.int64]
-    Box = tuple[Indices | None, ...]
-    """Which indices along each axis, ascending; None where all."""
+Indices = NDArray[np.int64]
+Box = tuple[Indices | None, ...]
+"""Which indices along each axis, ascending; None where all."""
 
 _CUTTING = {"CONCATENATION", "SPLIT", "SPLIT_V", "SLICE", "STRIDED_SLICE"}
 

@@ -7,28 +7,22 @@ versions of a region that read different rows ask for different elements of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.attention.composite_rules import BODY, COMPOSITE
-from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.versions import required_version
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take
-from edge_opt.proof.row_rules import RULES, NotReducibleError, Step, cuts, sizes, slim, union
+from edge_opt.proof.row_rules import RULES, Box, Indices, NotReducibleError, Step, cuts, sizes, slim, union
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from edge_opt.ir import Shape
-    from edge_opt.proof.row_rules import Box, Indices
 
 _RANDOM_ROWS = 4
 _FEWEST = 32

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
-from edge_opt.ir import to_bytes
+from edge_opt.ir import Model, Tensor, to_bytes
 from edge_opt.ir.extract import cut_out
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from edge_opt.ir import Model, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,14 @@
 """A region's operators as a picture (SVG): boxes in layers, data flowing down. Laid out by igraph (Sugiyama)."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from edge_opt.ir import Operator, Tensor
 from edge_opt.report.folding import longest_repeat
 from edge_opt.report.words import escape
 from edge_opt.targets.target import composite_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from edge_opt.ir import Operator, Tensor
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
 

@@ -1,23 +1,17 @@
 """The content of a report, the same for every format; a table is a list of rows, its heads first."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_opt.conversion.verdicts import compiler, headline
+from edge_opt.conversion import ConversionResult
+from edge_opt.conversion.result import compiler, headline
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.text import operator_text
-from edge_opt.passes import Status
+from edge_opt.passes import SiteReport, Status
 from edge_opt.report.folding import folded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from edge_opt.conversion import ConversionResult
-    from edge_opt.ir import Operator, Tensor
-    from edge_opt.passes import SiteReport
 
 NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
 _LONGEST_EXAMPLE = 120

@@ -1,15 +1,10 @@
 """Finds what repeats itself in a list of operators, so that one of many equal heads is shown."""
 
-from __future__ import annotations
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.text import operator_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from edge_opt.ir import Operator, Tensor
 
 
 class Stretch(NamedTuple):

@@ -1,18 +1,11 @@
 """A report as Markdown, for a pull request or a wiki."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from edge_opt.conversion.verdicts import entry_points, masked_rows, proof
+from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.report import words
-from edge_opt.report.document import NO_LINT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from edge_opt.report.document import Example, Report
+from edge_opt.report.document import NO_LINT, Example, Report
 
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _TAGS = {"&": "&amp;", "<": "&lt;"}

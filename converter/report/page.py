@@ -1,23 +1,15 @@
 """A report as one HTML page: no network, no script, light and dark, readable on a phone."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from typing import TYPE_CHECKING
-
-from edge_opt.conversion.verdicts import entry_points, masked_rows, proof
+from edge_opt.conversion.result import entry_points, masked_rows, proof
+from edge_opt.ir import Operator
 from edge_opt.ir.words import many, shortened
-from edge_opt.passes import Status
+from edge_opt.passes import SiteReport, Status
 from edge_opt.report.diagram import can_draw, draw
-from edge_opt.report.document import NO_LINT
+from edge_opt.report.document import NO_LINT, Example, Report
 from edge_opt.report.style import STYLE
 from edge_opt.report.words import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Operator
-    from edge_opt.passes import SiteReport
-    from edge_opt.report.document import Example, Report
 
 _MOST_DRAWN = 160
 _NO_SITES = "<p>No pass found a place where it could apply.</p>"

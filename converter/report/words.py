@@ -1,7 +1,5 @@
 """Text of a model, which may hold anything, made fit for a page."""
 
-from __future__ import annotations
-
 import html
 import re
 

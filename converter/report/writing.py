@@ -1,20 +1,14 @@
 """A report written down, in the format that the file's ending names."""
 
-from __future__ import annotations
-
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edge_opt.report.document import Report
 from edge_opt.schema.atomic import resolve_target, write_whole
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.strict_json import strict
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable
-
-    from edge_opt.report.document import Report
 
 FORMATS = (".json", ".md", ".html")
 

@@ -1,23 +1,17 @@
 """Arithmetic on values of which some elements are unknown or dynamic dimensions; it knows no operator's shape rule."""
 
-from __future__ import annotations
-
 import operator
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from edge_opt.shapes.broadcast import infer_dimension
-from edge_opt.shapes.dimension import Dim, as_dimension, is_negative, is_number
+from edge_opt.shapes.call import Array
+from edge_opt.shapes.dimension import Dim, Element, as_dimension, is_negative, is_number
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from edge_opt.shapes.call import Array
-    from edge_opt.shapes.dimension import Element
-
-    Binary: TypeAlias = Callable[[Any, Any], Any]
+Binary: TypeAlias = Callable[[Any, Any], Any]
 
 _INTEGERS = "iub"
 

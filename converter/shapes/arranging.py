@@ -1,11 +1,9 @@
 """Rules of operators that move, join, cut or repeat whole axes, and keep the elements as they are."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
+    Element,
     add_sizes,
     as_dimension,
     divide_size,
@@ -17,10 +15,6 @@ from edge_opt.shapes.dimension import (
 )
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
-    from edge_opt.shapes.dimension import Element
 
 _MAX_RANK = 8  # of TRANSPOSE and REVERSE_V2
 

@@ -3,9 +3,7 @@
 The rules are those of the `Broadcastable` trait of MLIR; nothing here knows an operator or a model.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from edge_opt.shapes.dimension import (
     DYNAMIC,
@@ -16,9 +14,6 @@ from edge_opt.shapes.dimension import (
     shape_text,
 )
 from edge_opt.shapes.errors import ShapeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 def broadcast(*shapes: Iterable[int] | None) -> Shape | None:

@@ -1,12 +1,11 @@
 """What a rule sees of the operator it is asked about: shapes, options and known values; it knows no rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
+from edge_opt.ir import Operator, Tensor
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
@@ -19,9 +18,6 @@ from edge_opt.shapes.dimension import (
     shape_text,
 )
 from edge_opt.shapes.errors import ShapeError, UnknownError
-
-if TYPE_CHECKING:
-    from edge_opt.ir import Operator, Tensor
 
 Array: TypeAlias = NDArray[Any]
 Constant: TypeAlias = Callable[[int], Array | None]

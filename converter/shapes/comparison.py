@@ -1,23 +1,17 @@
 """Compares what is derived with what the file records, and keeps count. It derives nothing."""
 
-from __future__ import annotations
+from typing import TypeAlias
 
-from typing import TYPE_CHECKING, TypeAlias
-
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.shapes.broadcast import misfit
-from edge_opt.shapes.call import recorded_shape
+from edge_opt.shapes.call import Array, recorded_shape
+from edge_opt.shapes.dimension import Shape
 from edge_opt.shapes.dtypes import wrong_types
+from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.quantization import wrong_quantization
-from edge_opt.shapes.report import Disagreement, ShapeReport
+from edge_opt.shapes.report import Disagreement, ShapeReport, Stated
 
-if TYPE_CHECKING:
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.shapes.call import Array
-    from edge_opt.shapes.dimension import Shape
-    from edge_opt.shapes.errors import ShapeError
-    from edge_opt.shapes.report import Stated
-
-    Place: TypeAlias = tuple[Subgraph, int, Operator]
+Place: TypeAlias = tuple[Subgraph, int, Operator]
 
 
 class Findings:

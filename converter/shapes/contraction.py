@@ -1,16 +1,10 @@
 """Rules of matrix products: BATCH_MATMUL and FULLY_CONNECTED, both built on `edge_opt.shapes.matmul`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import DYNAMIC, Shape, element_count, may_be_equal
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.matmul import multiply
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
 
 _LOWEST_RANK, _HIGHEST_RANK = 2, 5
 

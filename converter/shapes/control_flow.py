@@ -1,20 +1,13 @@
 """Rules of operators that run a subgraph with the caller's shapes, or keep a variable."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from edge_opt.shapes.dimension import DYNAMIC, element_count, same_size
+from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.shapes.call import Array, Call, Fact, Results
+from edge_opt.shapes.dimension import DYNAMIC, Shape, element_count, same_size
 from edge_opt.shapes.errors import ShapeError, UnknownError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Model, Operator, Tensor
-    from edge_opt.shapes.call import Array, Call, Fact, Results
-    from edge_opt.shapes.dimension import Shape
 
 _MOST_WIDENINGS = 64
 

@@ -1,7 +1,5 @@
 """Which operators have a rule: the table behind `edge-opt shapes --coverage` and docs/shapes.md."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, get_args
 
 from edge_opt.ir.graph import BUILTIN_OPERATORS

@@ -1,15 +1,11 @@
 """Dimensions and shapes: what -1 and None mean, and the arithmetic that keeps both; it knows no operator."""
 
-from __future__ import annotations
-
 import math
 import operator
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeGuard
+from collections.abc import Iterable, Sequence
+from typing import Self, TypeAlias, TypeGuard
 
 from edge_opt.shapes.errors import ShapeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 Shape: TypeAlias = tuple[int, ...]
 """Sizes from the outermost axis in; -1 (or a `Dim`) is a dynamic one. An unranked tensor's shape is None."""

@@ -1,16 +1,11 @@
 """Types of results, where the kernels fix them; shapes and quantization are no concern here."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
+from edge_opt.ir import Operator
 from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.report import WrongResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.ir import Operator
 
 Source: TypeAlias = int | DType | str | None
 """Where a result's type comes from: input i, a type, the option of that name, or nothing that fixes it."""

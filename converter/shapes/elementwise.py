@@ -1,16 +1,10 @@
 """Rules of operators that work element by element: the input's shape stays, or the operands broadcast."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from edge_opt.shapes.broadcast import broadcast_operands
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import may_be_alike, may_be_equal, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
 
 
 @rule(

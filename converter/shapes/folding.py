@@ -3,25 +3,19 @@
 Elements may stay unknown (None) or be dynamic dimensions (`Dim`); nothing large is ever computed.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from edge_opt.ir import Tensor
 from edge_opt.shapes import arithmetic
+from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
-from edge_opt.shapes.dimension import Dim, element_count, is_number
+from edge_opt.shapes.dimension import Dim, Shape, element_count, is_number
 from edge_opt.shapes.errors import UnknownError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from edge_opt.ir import Tensor
-    from edge_opt.shapes.call import Array, Call, Results
-    from edge_opt.shapes.dimension import Shape
-
-    Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Sequence[Array | None]]
+Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Sequence[Array | None]]
 
 _MOST_ELEMENTS = 1024
 _MAY_ACTIVATE = frozenset({"ADD", "SUB", "MUL", "DIV"})

@@ -1,16 +1,11 @@
 """Rules of operators whose result comes from numbers, not from an operand's axes: ranges, fills, indices."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import DYNAMIC, Dim, is_number
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
 
 _LONGEST_RANGE = 2**31 - 1
 

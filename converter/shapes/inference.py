@@ -3,29 +3,20 @@
 It never asks the interpreter, and never changes the model.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.broadcast import misfit
-from edge_opt.shapes.call import Call, Fact, small_value
-from edge_opt.shapes.comparison import Findings
+from edge_opt.shapes.call import Array, Call, Fact, small_value
+from edge_opt.shapes.comparison import Findings, Place
 from edge_opt.shapes.control_flow import Variables
-from edge_opt.shapes.dimension import Dim, as_shape, shape_text
+from edge_opt.shapes.dimension import Dim, Shape, as_shape, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.folding import fold
+from edge_opt.shapes.report import Disagreement, ShapeReport
 from edge_opt.shapes.rules import RULES, apply
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.shapes.call import Array
-    from edge_opt.shapes.comparison import Place
-    from edge_opt.shapes.dimension import Shape
-    from edge_opt.shapes.report import Disagreement, ShapeReport
 
 _DEEPEST = 64
 """Subgraphs inside subgraphs: more than the reader lets through, fewer than a Python stack holds."""

@@ -7,29 +7,25 @@ where an operator does not take its inputs otherwise. Nothing here changes a mod
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from edge_opt.shapes.call import constants_of
+from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.shapes.call import Array, constants_of
+from edge_opt.shapes.dimension import Shape
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.inference import derive
+from edge_opt.shapes.report import ShapeReport
 from edge_opt.shapes.rules import infer_operator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from edge_opt.ir import Model, Operator, Tensor
-    from edge_opt.shapes.call import Array
-    from edge_opt.shapes.dimension import Shape
-    from edge_opt.shapes.report import ShapeReport
 
 _FIRST = 11
 _ATTEMPTS = 50
 _NEAREST = 6
-_Axis: TypeAlias = "tuple[Tensor, int]"
+_Axis: TypeAlias = tuple[Tensor, int]
 _Pair: TypeAlias = tuple[int, int]
 
 

@@ -3,16 +3,11 @@
 The rules are those of OpenVINO's MatMul-1; nothing here knows a TFLite operator or a model.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from edge_opt.shapes.broadcast import broadcast_operands
 from edge_opt.shapes.dimension import Shape, as_shape, may_be_equal
 from edge_opt.shapes.errors import ShapeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _LABELS = ("operand 0", "operand 1")
 

@@ -1,10 +1,9 @@
 """Rules of operators that pad, resize, or move numbers between space and depth."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
+    Element,
+    Shape,
     add_sizes,
     as_dimension,
     divide_size,
@@ -15,10 +14,6 @@ from edge_opt.shapes.dimension import (
 )
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
-    from edge_opt.shapes.dimension import Element, Shape
 
 _MAX_PAD_RANK = 8
 

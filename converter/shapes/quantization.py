@@ -1,16 +1,11 @@
 """Quantization parameters of results, where the kernels fix them or copy stored numbers as they are."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from edge_opt.ir import Operator, Quantization, Tensor
 from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.report import WrongResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.ir import Operator, Quantization, Tensor
 
 _ROUNDING = 1e-6
 _INTEGERS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.INT4})

@@ -1,15 +1,9 @@
 """Rules of operators that fold an axis, or run along one: sums, extremes and their places, one-hot, segments."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import DYNAMIC, as_dimension, is_negative, is_number, may_be_alike
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
 
 
 @rule("MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM", inputs=2)

@@ -1,7 +1,5 @@
 """The table of rules: which function derives the results of which operator; it contains no rule itself."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias

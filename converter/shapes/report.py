@@ -1,18 +1,13 @@
 """What a derivation found: counts, disagreements and the shapes themselves. Derives nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from edge_opt.shapes.dimension import DYNAMIC, shape_text
+from edge_opt.ir import Operator, Tensor
+from edge_opt.shapes.call import Array
+from edge_opt.shapes.dimension import DYNAMIC, Shape, shape_text
 
-if TYPE_CHECKING:
-    from edge_opt.ir import Operator, Tensor
-    from edge_opt.shapes.call import Array
-    from edge_opt.shapes.dimension import Shape
-
-Stated: TypeAlias = "Shape | str | None"
+Stated: TypeAlias = Shape | str | None
 """A shape, a type or quantization parameters in words, or None where there are none."""
 
 

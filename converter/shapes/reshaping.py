@@ -1,13 +1,13 @@
 """Rules of operators that keep every element in its order and give the tensor other axes."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from edge_opt.ir.dtypes import DType
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
+    Element,
     as_dimension,
     dimension_text,
     element_count,
@@ -18,12 +18,6 @@ from edge_opt.shapes.dimension import (
 )
 from edge_opt.shapes.errors import ShapeError, UnknownError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.shapes.call import Call, Results
-    from edge_opt.shapes.dimension import Element
 
 _STRETCH = -1
 _MAX_SQUEEZE_RANK = 8

@@ -1,9 +1,8 @@
 """All rules, and what one of them says of one operator. It must not walk a graph."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from typing import TYPE_CHECKING
-
+from edge_opt.ir import Operator
 from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the table
     arranging,
     contraction,
@@ -17,17 +16,10 @@ from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the tab
     stablehlo,
     windows,
 )
-from edge_opt.shapes.call import Call
-from edge_opt.shapes.dimension import as_shape
+from edge_opt.shapes.call import Call, Constant, Enter, Results
+from edge_opt.shapes.dimension import Shape, as_shape
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import RULES, apply
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Operator
-    from edge_opt.shapes.call import Constant, Enter, Results
-    from edge_opt.shapes.dimension import Shape
 
 __all__ = ["RULES", "apply", "infer_operator"]
 

@@ -1,12 +1,13 @@
 """Rules of operators that take a part of a tensor, or put one in: slices, gathers, scatters, lookups, updates."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
+    Shape,
     as_dimension,
     is_negative,
     is_number,
@@ -17,12 +18,6 @@ from edge_opt.shapes.dimension import (
 )
 from edge_opt.shapes.errors import ShapeError, UnknownError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.shapes.call import Call, Results
-    from edge_opt.shapes.dimension import Shape
 
 _MOST_STRIDED_INDICES = 31
 

@@ -1,16 +1,11 @@
 """Rules of the StableHLO operators that the runtime has a kernel for; the others keep their recorded shapes."""
 
-from __future__ import annotations
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
-from edge_opt.shapes.dimension import DYNAMIC, shape_text
+from edge_opt.shapes.call import Call, Results
+from edge_opt.shapes.dimension import DYNAMIC, Shape, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from edge_opt.shapes.call import Call, Results
-    from edge_opt.shapes.dimension import Shape
 
 _MAX_WINDOW_RANK = 6
 

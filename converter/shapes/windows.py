@@ -1,19 +1,13 @@
 """Rules of operators that slide a window: pools, convolutions, transposed convolutions."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.contraction import check_bias
-from edge_opt.shapes.dimension import DYNAMIC, may_be_equal, shape_text
+from edge_opt.shapes.dimension import DYNAMIC, Shape, may_be_equal, shape_text
 from edge_opt.shapes.errors import ShapeError
 from edge_opt.shapes.registry import rule
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.shapes.call import Call, Results
-    from edge_opt.shapes.dimension import Shape
 
 _SAME, _VALID = 0, 1
 

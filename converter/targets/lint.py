@@ -1,22 +1,15 @@
 """What of a model a target refuses, or is known to get wrong. Looks only; a rewrite may mend some of it."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from edge_opt.attention.logits import element_bytes
-from edge_opt.ir import DType
-from edge_opt.targets.target import COMPOSITE, composite_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from edge_opt.ir import Model, Operator, Subgraph, Tensor
-    from edge_opt.targets.target import Target
+from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
+from edge_opt.targets.target import COMPOSITE, Target, composite_name
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6

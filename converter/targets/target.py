@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edge_opt.attention.block import Block, SingleHead
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.logits import logits_bytes
+from edge_opt.ir import Operator
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from edge_opt.attention.block import Block, SingleHead
-    from edge_opt.ir import Operator
-
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
 

@@ -4,31 +4,25 @@ A page says `<!-- edge-opt: NAME -->` where a generated part goes. Passes withou
 root of the repository that readers look for are pages too. Nothing of this is committed, and nothing loads the network.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import page_commands
 import page_families
 import page_messages
 import page_passes
 import page_targets
+from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from outputs import Outputs
 from pictures import picture
 
 import edge_opt
 from edge_opt.passes import PASSES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 FROM_ROOT = {

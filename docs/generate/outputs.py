@@ -1,7 +1,5 @@
 """What commands print, run while the site is built, on the bundled tiny Gemma3 as `gemma.tflite`."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

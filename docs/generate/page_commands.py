@@ -1,16 +1,12 @@
 """The page of the command line: every command, argument and option, read off the program itself."""
 
-from __future__ import annotations
-
 import html
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
 from edge_opt.cli.app import app
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROGRAM = "edge-opt"
 

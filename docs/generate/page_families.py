@@ -1,7 +1,5 @@
 """The table of families, as docs/families.csv has it."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,23 +1,18 @@
 """Every message of an error that a user can cause, read off the source; what a run fills in is written as "…"."""
 
-from __future__ import annotations
-
 import ast
 import html
 import importlib
 import pkgutil
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from edge_opt import EdgeOptError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 FILLED = "…"
 REFUSAL = "Refusal"

@@ -1,17 +1,12 @@
 """The pages of the passes: identity and demand from the code, the picture from a run of the pass."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from typing import TYPE_CHECKING
 
 from pictures import picture
 
 from edge_opt.passes import PASSES
-
-if TYPE_CHECKING:
-    from edge_opt.passes.contract import Demand
+from edge_opt.passes.contract import Demand
 
 
 def table() -> str:

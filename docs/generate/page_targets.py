@@ -1,7 +1,5 @@
 """The page of the targets: every fact of every file in converter/targets, what it means, and where it comes from."""
 
-from __future__ import annotations
-
 import html
 import inspect
 import re

@@ -1,27 +1,19 @@
 """What each pass does, drawn: the real pass runs on a small model, and the report's own code lays out both versions."""
 
-from __future__ import annotations
-
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_opt import convert
-from edge_opt.conversion.verdicts import proof as proof_words
+from edge_opt.conversion.result import proof as proof_words
 from edge_opt.inspection import example_rewrite
-from edge_opt.ir import load
+from edge_opt.ir import Model, Operator, load
 from edge_opt.ir.text import operator_text, parse
 from edge_opt.passes import Status
+from edge_opt.report import Example
 from edge_opt.report.diagram import draw
-from edge_opt.targets import load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edge_opt.ir import Model, Operator
-    from edge_opt.report import Example
-    from edge_opt.targets import Target
+from edge_opt.targets import Target, load_target
 
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
 _MOST_LINES = 40
