@@ -1,9 +1,17 @@
 """Shapes, derived again from the inputs: rules per operator, never the interpreter's word."""
 
+from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the table
+    arranging,
+    control_flow,
+    numeric,
+    reshaping,
+    slicing,
+    stablehlo,
+    windows,
+)
 from edge_opt.shapes.broadcast import broadcast, verify_broadcast
 from edge_opt.shapes.coverage import CoverageRow, coverage, coverage_counts, coverage_page
-from edge_opt.shapes.dimension import Dim, Shape
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.dimension import Dim, Shape, ShapeError
 from edge_opt.shapes.inference import derive, infer_shapes
 from edge_opt.shapes.matmul import matmul
 from edge_opt.shapes.report import Disagreement, ShapeReport

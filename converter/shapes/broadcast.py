@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Shape,
+    ShapeError,
     as_shape,
     dimension_text,
     same_size,
     shape_text,
 )
-from edge_opt.shapes.errors import ShapeError
 
 
 def broadcast(*shapes: Iterable[int] | None) -> Shape | None:

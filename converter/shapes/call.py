@@ -10,6 +10,8 @@ from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
     Shape,
+    ShapeError,
+    UnknownError,
     as_dimension,
     element_count,
     is_negative,
@@ -17,7 +19,6 @@ from edge_opt.shapes.dimension import (
     may_be_equal,
     shape_text,
 )
-from edge_opt.shapes.errors import ShapeError, UnknownError
 
 Array: TypeAlias = NDArray[Any]
 Constant: TypeAlias = Callable[[int], Array | None]

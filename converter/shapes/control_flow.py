@@ -5,9 +5,8 @@ from functools import reduce
 
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.shapes.call import Array, Call, Fact, Results
-from edge_opt.shapes.dimension import DYNAMIC, Shape, element_count, same_size
-from edge_opt.shapes.errors import ShapeError, UnknownError
-from edge_opt.shapes.registry import rule
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, UnknownError, element_count, same_size
+from edge_opt.shapes.rules import rule
 
 _MOST_WIDENINGS = 64
 
@@ -37,33 +36,27 @@ def composite_facts(call: Call) -> Sequence[Fact]:
     return _run(call, call.number(name), call.shapes, values)
 
 
-@rule("STABLEHLO_COMPOSITE CALL", inputs=(0, None), outputs=None, gaps=True)
+@rule(
+    "STABLEHLO_COMPOSITE CALL",
+    "TFLite, stablehlo_composite.cc, Prepare; schema.fbs, CallOptions (CALL has no kernel)",
+)
 def composite(call: Call) -> Results:
-    """The results are those of the subgraph (a composite's decomposition), entered with the inputs.
-
-    Source: TFLite, stablehlo_composite.cc, Prepare; schema.fbs, CallOptions (CALL has no kernel).
-    """
+    """The results are those of the subgraph (a composite's decomposition), entered with the inputs."""
     return [fact.shape for fact in composite_facts(call)]
 
 
-@rule("IF", inputs=(1, None), outputs=None, gaps=True)
+@rule("IF", "TFLite, if.cc, Prepare")
 def if_(call: Call) -> Results:
-    """Both branches are entered with the inputs behind the condition; where they differ, -1 or None.
-
-    Source: TFLite, if.cc, Prepare.
-    """
+    """Both branches are entered with the inputs behind the condition; where they differ, -1 or None."""
     results = _branches(call, [call.number(f"{name}_subgraph_index") for name in ("then", "else")])
     if call.is_known(0):
         return results[0 if call.numbers(0).all() else 1]
     return _common(results)
 
 
-@rule("STABLEHLO_CASE", inputs=(1, None), outputs=None, gaps=True)
+@rule("STABLEHLO_CASE", "TFLite, stablehlo_case.cc, Prepare")
 def case(call: Call) -> Results:
-    """Every branch is entered with the inputs behind the index; where they differ, -1 or None.
-
-    Source: TFLite, stablehlo_case.cc, Prepare.
-    """
+    """Every branch is entered with the inputs behind the index; where they differ, -1 or None."""
     branches = [int(index) for index in call.option("branch_subgraph_indices", ())]
     if not branches:
         raise ShapeError("it has no branches")
@@ -81,14 +74,12 @@ def _common(branches: Sequence[Results]) -> Results:
     return [reduce(common_shape, shapes) for shapes in zip(*branches, strict=True)]
 
 
-@rule("WHILE", inputs=(1, None), outputs=None)
+@rule("WHILE", "TFLite, while.cc, Prepare_impl")
 def while_(call: Call) -> Results:
     """The results have the shapes that the loop keeps: a size that the body changes is -1.
 
     Body and condition are entered with the inputs' shapes, then, where the body changes one, with that one
     widened, until nothing changes.
-
-    Source: TFLite, while.cc, Prepare_impl.
     """
     condition, body = (call.number(f"{name}_subgraph_index") for name in ("cond", "body"))
     count = len(call.shapes)
@@ -105,43 +96,35 @@ def while_(call: Call) -> Results:
     raise UnknownError
 
 
-@rule("CALL_ONCE", inputs=0, outputs=0)
+@rule("CALL_ONCE", "TFLite, call_once.cc, Prepare")
 def call_once(call: Call) -> Results:
-    """The subgraph is entered; neither it nor the operator has inputs or results.
-
-    Source: TFLite, call_once.cc, Prepare.
-    """
+    """The subgraph is entered; neither it nor the operator has inputs or results."""
     _run(call, call.number("init_subgraph_index"), [], [])
     return []
 
 
-@rule("VAR_HANDLE", inputs=0)
+@rule("VAR_HANDLE", "TFLite, var_handle.cc, Prepare")
 def var_handle(call: Call) -> Results:
-    """One handle; its recorded shape stays where it holds one element.
-
-    Source: TFLite, var_handle.cc, Prepare.
-    """
+    """One handle; its recorded shape stays where it holds one element."""
     recorded = call.recorded(0)
     return [recorded if recorded is not None and element_count(recorded) == 1 else ()]
 
 
-@rule("READ_VARIABLE", inputs=1, data_dependent=True)
+@rule(
+    "READ_VARIABLE",
+    "TFLite, read_variable.cc, Prepare (it trusts the recorded shape too)",
+    data_dependent=True,
+)
 def read_variable(call: Call) -> Results:
-    """The shape of whatever was assigned last, where the model's assignments tell; else the recorded one.
-
-    Source: TFLite, read_variable.cc, Prepare (it trusts the recorded shape too).
-    """
+    """The shape of whatever was assigned last, where the model's assignments tell; else the recorded one."""
     call.require_single(0)
     assigned = call.assigned(0)
     return [call.recorded(0) if assigned is None else assigned]
 
 
-@rule("ASSIGN_VARIABLE", inputs=2, outputs=0)
+@rule("ASSIGN_VARIABLE", "TFLite, assign_variable.cc, Prepare")
 def assign_variable(call: Call) -> Results:
-    """No result.
-
-    Source: TFLite, assign_variable.cc, Prepare.
-    """
+    """No result."""
     call.require_single(0)
     return []
 

@@ -1,11 +1,35 @@
-"""Dimensions and shapes: what -1 and None mean, and the arithmetic that keeps both; it knows no operator."""
+"""Dimensions and shapes: what -1 and None mean, the arithmetic that keeps both, the errors. It knows no operator."""
+
+from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Self, TypeAlias, TypeGuard
 
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.schema.errors import EdgeOptError
+
+
+class ShapeError(EdgeOptError):
+    """The shapes, types or attributes of an operation cannot go together.
+
+    `detail` is the sentence itself, `where` the place ("subgraph 'decode', operator 34 (BATCH_MATMUL)") or
+    None.
+    """
+
+    def __init__(self, detail: str, where: str | None = None) -> None:
+        super().__init__(f"{where}: {detail}" if where else detail)
+        self.detail = detail
+        self.where = where
+
+    def at(self, where: str) -> ShapeError:
+        """Return the same error with its place; a place that is already known stays."""
+        return self if self.where else ShapeError(self.detail, where)
+
+
+class UnknownError(Exception):
+    """A rule asked for a rank or a number that nobody knows: nothing is derived. It never leaves this package."""
+
 
 Shape: TypeAlias = tuple[int, ...]
 """Sizes from the outermost axis in; -1 (or a `Dim`) is a dynamic one. An unranked tensor's shape is None."""

@@ -12,8 +12,7 @@ from edge_opt.ir import Tensor
 from edge_opt.shapes import arithmetic
 from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
-from edge_opt.shapes.dimension import Dim, Shape, element_count, is_number
-from edge_opt.shapes.errors import UnknownError
+from edge_opt.shapes.dimension import Dim, Shape, UnknownError, element_count, is_number
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Sequence[Array | None]]
 

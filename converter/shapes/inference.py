@@ -10,12 +10,10 @@ from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.broadcast import misfit
 from edge_opt.shapes.call import Array, Call, Fact, small_value
-from edge_opt.shapes.comparison import Findings, Place
 from edge_opt.shapes.control_flow import Variables
-from edge_opt.shapes.dimension import Dim, Shape, as_shape, shape_text
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.dimension import Dim, Shape, ShapeError, as_shape, shape_text
 from edge_opt.shapes.folding import fold
-from edge_opt.shapes.report import Disagreement, ShapeReport
+from edge_opt.shapes.report import Disagreement, Findings, Place, ShapeReport
 from edge_opt.shapes.rules import RULES, apply
 
 _DEEPEST = 64

@@ -16,8 +16,7 @@ import numpy as np
 
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.shapes.call import Array, constants_of
-from edge_opt.shapes.dimension import Shape
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.dimension import Shape, ShapeError
 from edge_opt.shapes.inference import derive
 from edge_opt.shapes.report import ShapeReport
 from edge_opt.shapes.rules import infer_operator

@@ -6,8 +6,7 @@ The rules are those of OpenVINO's MatMul-1; nothing here knows a TFLite operator
 from collections.abc import Iterable, Sequence
 
 from edge_opt.shapes.broadcast import broadcast_operands
-from edge_opt.shapes.dimension import Shape, as_shape, may_be_equal
-from edge_opt.shapes.errors import ShapeError
+from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, may_be_equal
 
 _LABELS = ("operand 0", "operand 1")
 

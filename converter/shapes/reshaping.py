@@ -8,6 +8,8 @@ from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
+    ShapeError,
+    UnknownError,
     as_dimension,
     dimension_text,
     element_count,
@@ -16,21 +18,18 @@ from edge_opt.shapes.dimension import (
     same_size,
     shape_text,
 )
-from edge_opt.shapes.errors import ShapeError, UnknownError
-from edge_opt.shapes.registry import rule
+from edge_opt.shapes.rules import rule
 
 _STRETCH = -1
 _MAX_SQUEEZE_RANK = 8
 
 
-@rule("RESHAPE", inputs=(1, 2))
+@rule("RESHAPE", "TFLite, reshape.cc, GetOutputShape and ResolveOutputShape")
 def reshape(call: Call) -> Results:
     """The result has the shape that input 1 gives, a vector of int32, else the one in the options.
 
     One size may be -1: it takes what is left of the elements. `[0]` in the options stands for a scalar. A dynamic
     dimension that stands alone on both sides keeps its name: `[T,4,8]` to `[-1,32]` is `[T,32]`.
-
-    Source: TFLite, reshape.cc, GetOutputShape and ResolveOutputShape.
     """
     target = _reshape_target(call)
     stretches = [axis for axis, size in enumerate(target) if is_number(size) and size == _STRETCH]
@@ -118,12 +117,9 @@ def _target_text(target: Sequence[Element]) -> str:
     return "[" + ",".join("?" if size is None else str(size) for size in target) + "]"
 
 
-@rule("EXPAND_DIMS", inputs=2)
+@rule("EXPAND_DIMS", "TFLite, expand_dims.cc, ExpandTensorDim")
 def expand_dims(call: Call) -> Results:
-    """An axis of size 1 is put in at the position that input 1 gives, counted from the end where negative.
-
-    Source: TFLite, expand_dims.cc, ExpandTensorDim.
-    """
+    """An axis of size 1 is put in at the position that input 1 gives, counted from the end where negative."""
     shape, axis = call.shape(0), call.scalar(1)
     if not is_number(axis):
         return [(DYNAMIC,) * (len(shape) + 1)]
@@ -131,12 +127,9 @@ def expand_dims(call: Call) -> Results:
     return [(*shape[:position], 1, *shape[position:])]
 
 
-@rule("SQUEEZE", inputs=1)
+@rule("SQUEEZE", "TFLite, squeeze.cc, Prepare")
 def squeeze(call: Call) -> Results:
-    """The axes in `squeeze_dims`, of size 1 each, are dropped; without any, every axis of size 1 is.
-
-    Source: TFLite, squeeze.cc, Prepare.
-    """
+    """The axes in `squeeze_dims`, of size 1 each, are dropped; without any, every axis of size 1 is."""
     shape = call.shape(0, most=_MAX_SQUEEZE_RANK)
     listed = [int(axis) for axis in call.option("squeeze_dims", ())]
     if not listed and min(shape, default=1) < 0:
@@ -152,12 +145,9 @@ def squeeze(call: Call) -> Results:
     return [tuple(dim for axis, dim in enumerate(shape) if axis not in dropped)]
 
 
-@rule("BITCAST", inputs=1)
+@rule("BITCAST", "TFLite, bitcast.cc, CalculateShape")
 def bitcast(call: Call) -> Results:
-    """The bytes stay: a narrower type adds a last axis of the ratio, a wider one takes such an axis away.
-
-    Source: TFLite, bitcast.cc, CalculateShape.
-    """
+    """The bytes stay: a narrower type adds a last axis of the ratio, a wider one takes such an axis away."""
     shape, source = call.shape(0), call.op.inputs[0]
     assert source is not None
     before, after = DType(source.dtype).bits, DType(call.op.outputs[0].dtype).bits

@@ -1,27 +1,60 @@
-"""All rules, and what one of them says of one operator. It must not walk a graph."""
+"""The table of rules: which function derives the results of which operator. It contains no rule itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from edge_opt.ir import Operator
-from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the table
-    arranging,
-    contraction,
-    control_flow,
-    elementwise,
-    generating,
-    padding,
-    reduction,
-    reshaping,
-    slicing,
-    stablehlo,
-    windows,
-)
+from edge_opt.ir.arity import ARITIES
 from edge_opt.shapes.call import Call, Constant, Enter, Results
-from edge_opt.shapes.dimension import Shape, as_shape
-from edge_opt.shapes.errors import ShapeError
-from edge_opt.shapes.registry import RULES, apply
+from edge_opt.shapes.dimension import Shape, ShapeError, UnknownError, as_shape
 
-__all__ = ["RULES", "apply", "infer_operator"]
+Rule: TypeAlias = Callable[[Call], Results]
+
+
+class RuleEntry(NamedTuple):
+    """A rule, where it comes from, and whether sizes follow from the data, so that only a bound (-1) is derived."""
+
+    rule: Rule
+    source: str
+    data_dependent: bool
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What the rule says, the first line of its docstring, and its source."""
+        return (self.rule.__doc__ or "").partition("\n")[0], self.source
+
+
+RULES: dict[str, RuleEntry] = {}
+
+
+def rule(names: str, source: str, *, data_dependent: bool = False) -> Callable[[Rule], Rule]:
+    """Enter a rule for the named operators (the schema's names, one after the other), and say where it comes from."""
+
+    def enter(function: Rule) -> Rule:
+        for name in names.split():
+            assert name not in RULES, f"{name} has two rules"
+            RULES[name] = RuleEntry(function, source, data_dependent)
+        return function
+
+    return enter
+
+
+def apply(entry: RuleEntry, call: Call) -> Results:
+    """Derive the shapes of the results, None for each where too little is known.
+
+    Raises:
+        ShapeError: the inputs cannot go together; the sentence has no place yet.
+    """
+    outputs = call.op.outputs
+    misfit = ARITIES[call.name].misfit(call.op.inputs, outputs)
+    if misfit is not None:
+        raise ShapeError(f"it {misfit}")
+    try:
+        results = entry.rule(call)
+    except UnknownError:
+        return [None] * len(outputs)
+    assert len(results) == len(outputs), f"{call.name}: {len(results)} results"
+    return results
 
 
 def infer_operator(

@@ -8,6 +8,8 @@ from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
     Shape,
+    ShapeError,
+    UnknownError,
     as_dimension,
     is_negative,
     is_number,
@@ -16,18 +18,14 @@ from edge_opt.shapes.dimension import (
     same_size,
     shape_text,
 )
-from edge_opt.shapes.errors import ShapeError, UnknownError
-from edge_opt.shapes.registry import rule
+from edge_opt.shapes.rules import rule
 
 _MOST_STRIDED_INDICES = 31
 
 
-@rule("SLICE", inputs=3)
+@rule("SLICE", "TFLite, slice.cc, CalculateOutputShapeVector")
 def slice_(call: Call) -> Results:
-    """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left.
-
-    Source: TFLite, slice.cc, CalculateOutputShapeVector.
-    """
+    """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left."""
     shape, begin, size = call.shape(0), call.vector(1), call.vector(2)
     for index, known in ((1, begin), (2, size)):
         if len(known) != len(shape):
@@ -73,15 +71,16 @@ class _Window(NamedTuple):
     shrink: bool
 
 
-@rule("STRIDED_SLICE", inputs=4)
+@rule(
+    "STRIDED_SLICE",
+    "TFLite, strided_slice.cc, BuildStridedSliceParams and ResizeOutputTensor; strided_slice_logic.h",
+)
 def strided_slice(call: Call) -> Results:
     """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
 
     `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
     `shrink_axis_mask` takes the single index `begin` and drops the axis. With `offset`, the end counts from
     the begin.
-
-    Source: TFLite, strided_slice.cc, BuildStridedSliceParams and ResizeOutputTensor; strided_slice_logic.h.
     """
     shape, bounds = call.shape(0), [call.vector(index) for index in (1, 2, 3)]
     count = len(bounds[0])
@@ -178,12 +177,9 @@ def _size_of_dynamic(size: int, window: _Window) -> int:
     return size if whole else DYNAMIC
 
 
-@rule("GATHER", inputs=2)
+@rule("GATHER", "TFLite, gather.cc, Prepare")
 def gather(call: Call) -> Results:
-    """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones.
-
-    Source: TFLite, gather.cc, Prepare.
-    """
+    """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
     shape, indices, axis = call.shape(0), call.shape(1), call.axis_of(0)
     batch = call.number("batch_dims")
     batch = batch + len(indices) if batch < 0 else batch
@@ -197,12 +193,9 @@ def gather(call: Call) -> Results:
     return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
 
 
-@rule("GATHER_ND", inputs=2)
+@rule("GATHER_ND", "TFLite, gather_nd.cc, Prepare")
 def gather_nd(call: Call) -> Results:
-    """Each row of the last axis of the indices picks a slice of input 0.
-
-    Source: TFLite, gather_nd.cc, Prepare.
-    """
+    """Each row of the last axis of the indices picks a slice of input 0."""
     shape, indices = (call.shape(index, least=1) for index in (0, 1))
     if indices[-1] < 0:
         raise UnknownError
@@ -213,12 +206,9 @@ def gather_nd(call: Call) -> Results:
     return [(*indices[:-1], *shape[indices[-1] :])]
 
 
-@rule("SCATTER_ND", inputs=3)
+@rule("SCATTER_ND", "TFLite, scatter_nd.cc, CheckShapes and ResizeOutputTensor")
 def scatter_nd(call: Call) -> Results:
-    """The result has the shape that input 2 spells out; each row of the indices places a slice.
-
-    Source: TFLite, scatter_nd.cc, CheckShapes and ResizeOutputTensor.
-    """
+    """The result has the shape that input 2 spells out; each row of the indices places a slice."""
     indices, updates, result = call.shape(0, least=1), call.shape(1, least=1), call.sizes(2)
     outer, depth = indices[:-1], indices[-1]
     if depth < 0:
@@ -232,12 +222,9 @@ def scatter_nd(call: Call) -> Results:
     return [result]
 
 
-@rule("DYNAMIC_UPDATE_SLICE", inputs=3)
+@rule("DYNAMIC_UPDATE_SLICE", "TFLite, dynamic_update_slice.cc, Prepare")
 def dynamic_update_slice(call: Call) -> Results:
-    """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where.
-
-    Source: TFLite, dynamic_update_slice.cc, Prepare.
-    """
+    """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where."""
     shape, update, start = call.shape(0), call.shape(1), call.shape(2, rank=1)
     if not may_be_equal(start[0], len(shape)):
         raise ShapeError(
@@ -253,11 +240,8 @@ def dynamic_update_slice(call: Call) -> Results:
     return [shape]
 
 
-@rule("EMBEDDING_LOOKUP", inputs=2)
+@rule("EMBEDDING_LOOKUP", "TFLite, embedding_lookup.cc, Prepare")
 def embedding_lookup(call: Call) -> Results:
-    """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1).
-
-    Source: TFLite, embedding_lookup.cc, Prepare.
-    """
+    """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
     lookup, table = call.shape(0, rank=1), call.shape(1, least=2)
     return [(lookup[0], *table[1:])]

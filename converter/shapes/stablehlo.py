@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 from edge_opt.shapes.call import Call, Results
-from edge_opt.shapes.dimension import DYNAMIC, Shape, shape_text
-from edge_opt.shapes.errors import ShapeError
-from edge_opt.shapes.registry import rule
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, shape_text
+from edge_opt.shapes.rules import rule
 
 _MAX_WINDOW_RANK = 6
 
@@ -24,21 +23,18 @@ def numbers(call: Call, name: str, count: int | None = None) -> list[int]:
     return values
 
 
-@rule("STABLEHLO_RNG_BIT_GENERATOR", inputs=1, outputs=2)
+@rule(
+    "STABLEHLO_RNG_BIT_GENERATOR",
+    "StableHLO specification, rng_bit_generator; TFLite, rng_bit_generator.cc, Prepare",
+)
 def rng_bit_generator(call: Call) -> Results:
-    """The new state has the old one's shape; the bits have their recorded shape: nothing else states it.
-
-    Source: StableHLO specification, rng_bit_generator; TFLite, rng_bit_generator.cc, Prepare.
-    """
+    """The new state has the old one's shape; the bits have their recorded shape: nothing else states it."""
     return [call.shape(0, rank=1), call.recorded(1)]
 
 
-@rule("STABLEHLO_PAD", inputs=2)
+@rule("STABLEHLO_PAD", "StableHLO specification, pad; TFLite, stablehlo_pad.cc, Prepare")
 def pad(call: Call) -> Results:
-    """Each axis n becomes `low + n + (n - 1) * interior + high`, low and high may be negative.
-
-    Source: StableHLO specification, pad; TFLite, stablehlo_pad.cc, Prepare.
-    """
+    """Each axis n becomes `low + n + (n - 1) * interior + high`, low and high may be negative."""
     call.require_single(1)
     shape = call.shape(0)
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
@@ -83,12 +79,12 @@ def _slide(size: int, window: int, slide: _Slide) -> int:
     return 0 if padded == 0 or reach > padded else (padded - reach) // stride + 1
 
 
-@rule("STABLEHLO_REDUCE_WINDOW", inputs=(2, None), outputs=None)
+@rule(
+    "STABLEHLO_REDUCE_WINDOW",
+    "StableHLO specification, reduce_window; TFLite, stablehlo_reduce_window.cc, StablehloData::Setup",
+)
 def reduce_window(call: Call) -> Results:
-    """A window slides over every axis, dilated and padded by the options.
-
-    Source: StableHLO specification, reduce_window; TFLite, stablehlo_reduce_window.cc, StablehloData::Setup.
-    """
+    """A window slides over every axis, dilated and padded by the options."""
     count = len(call.op.outputs)
     if len(call.shapes) != 2 * count:
         raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count}, two for each output")
@@ -110,12 +106,9 @@ def _reduced(call: Call, shape: Shape) -> Shape:
     return tuple(map(_slide, shape, windows, slides))
 
 
-@rule("STABLEHLO_GATHER", inputs=2)
+@rule("STABLEHLO_GATHER", "StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape")
 def gather(call: Call) -> Results:
-    """The indices' axes, less the vector axis, with the slice's axes at `offset_dims`.
-
-    Source: StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape.
-    """
+    """The indices' axes, less the vector axis, with the slice's axes at `offset_dims`."""
     shape, indices = call.all_shapes()
     sizes = numbers(call, "slice_sizes", len(shape))
     collapsed, offsets = numbers(call, "collapsed_slice_dims"), numbers(call, "offset_dims")
@@ -137,12 +130,9 @@ def gather(call: Call) -> Results:
     return [tuple(next(slices) if axis in offsets else next(places) for axis in range(rank))]
 
 
-@rule("STABLEHLO_SCATTER", inputs=(3, None), outputs=None)
+@rule("STABLEHLO_SCATTER", "StableHLO specification, scatter; TFLite, stablehlo_scatter.cc, Prepare")
 def scatter(call: Call) -> Results:
-    """The results have the shapes of the operands: the first inputs, before the indices and the updates.
-
-    Source: StableHLO specification, scatter; TFLite, stablehlo_scatter.cc, Prepare.
-    """
+    """The results have the shapes of the operands: the first inputs, before the indices and the updates."""
     count = len(call.op.outputs)
     if len(call.shapes) != 2 * count + 1:
         raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count + 1} for {count} outputs")

@@ -1,13 +1,64 @@
-"""Rules of operators that slide a window: pools, convolutions, transposed convolutions."""
+"""Rules of operators that multiply by weights or slide a window: matrix products, pools, convolutions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from edge_opt.shapes.call import Call, Results
-from edge_opt.shapes.contraction import check_bias
-from edge_opt.shapes.dimension import DYNAMIC, Shape, may_be_equal, shape_text
-from edge_opt.shapes.errors import ShapeError
-from edge_opt.shapes.registry import rule
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, element_count, may_be_equal, shape_text
+from edge_opt.shapes.matmul import multiply
+from edge_opt.shapes.rules import rule
+
+_LOWEST_RANK, _HIGHEST_RANK = 2, 5
+
+
+@rule("BATCH_MATMUL", "TFLite, batch_matmul.cc, Prepare; the product itself by MatMul-1")
+def batch_matmul(call: Call) -> Results:
+    """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each."""
+    left, right = (call.shape(index, least=_LOWEST_RANK, most=_HIGHEST_RANK) for index in (0, 1))
+    transposes = (call.flag("adj_x"), call.flag("adj_y"))
+    return [multiply((left, right), transposes=transposes, labels=call.labels())]
+
+
+@rule(
+    "FULLY_CONNECTED",
+    "TFLite, fully_connected.cc, PrepareImpl and UpdateOutputSize; the product itself by MatMul-1",
+)
+def fully_connected(call: Call) -> Results:
+    """Rows `[..., depth]` times weights `[units, depth]`, transposed.
+
+    With `keep_num_dims` the result is `[..., units]`; else the input is flattened to `[rows, depth]` first,
+    and the result is `[rows, units]`. A bias has `units` elements. The shuffled weights format has a second,
+    scratch output.
+    """
+    shape, weights = call.shape(0, least=1), call.shape(1, rank=2)
+    scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
+    check_bias(call, 2, weights[0])
+    rows = shape if call.flag("keep_num_dims") else _flatten(call, shape, weights)
+    return [multiply((rows, weights), transposes=(False, True), labels=call.labels()[:2]), *scratch]
+
+
+def _flatten(call: Call, shape: Shape, weights: Shape) -> Shape:
+    """Return `[rows, depth]` for an input whose elements are taken in rows of the weights' depth."""
+    depth = weights[1]
+    if depth < 0:
+        return (element_count(shape[:-1]), shape[-1]) if len(shape) == 2 else (DYNAMIC, DYNAMIC)
+    if shape[-1] == depth or (depth == 0 and shape[-1] < 0):
+        return (element_count(shape[:-1]), depth)
+    count = element_count(shape)
+    if depth == 0 or (count >= 0 and count % depth):
+        raise ShapeError(
+            f"{call.described(0)} has {count} elements, which do not make rows of {depth}, the depth of the "
+            f"weights {call.described(1)}"
+        )
+    return (DYNAMIC if count < 0 else count // depth, depth)
+
+
+def check_bias(call: Call, index: int, channels: int) -> None:
+    """Refuse a bias (input `index`, which may be left out) that has not one element for each channel."""
+    bias = call.shape(index) if call.has(index) else None
+    if bias is not None and not may_be_equal(element_count(bias), channels):
+        raise ShapeError(f"the bias {call.described(index)} must have {channels} elements, one per channel")
+
 
 _SAME, _VALID = 0, 1
 
@@ -44,12 +95,9 @@ def _window_count(call: Call, axis: int, size: int, window: _Window) -> int:
     return max((size + stride - reach) // stride, 0)
 
 
-@rule("AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D", inputs=1)
+@rule("AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D", "TFLite, pooling.cc, GenericPrepare")
 def pool(call: Call) -> Results:
-    """`[b, h, w, c]` keeps batch and channels; a window slides over height and width.
-
-    Source: TFLite, pooling.cc, GenericPrepare.
-    """
+    """`[b, h, w, c]` keeps batch and channels; a window slides over height and width."""
     shape = call.shape(0, rank=4)
     windows = (call.number("filter_height"), call.number("filter_width"))
     return [(shape[0], *_slide(call, shape, windows, dilated=False), shape[3])]
@@ -79,12 +127,9 @@ def _convolved(call: Call, window: Sequence[int], channels: int) -> Results:
     return [(shape[0], *_slide(call, shape, window), channels)]
 
 
-@rule("CONV_2D", inputs=(2, 3))
+@rule("CONV_2D", "TFLite, conv.cc, Prepare")
 def convolution(call: Call) -> Results:
-    """`[b, h, w, i]` with filters `[o, fh, fw, i/groups]` gives `[b, h', w', o]`.
-
-    Source: TFLite, conv.cc, Prepare.
-    """
+    """`[b, h, w, i]` with filters `[o, fh, fw, i/groups]` gives `[b, h', w', o]`."""
     (*_, channels), (count, *window, depth) = call.shape(0, rank=4), call.shape(1, rank=4)
     known = channels >= 0 and depth > 0
     if known and (channels % depth or (count >= 0 and count % (channels // depth))):
@@ -95,12 +140,9 @@ def convolution(call: Call) -> Results:
     return _convolved(call, window, count)
 
 
-@rule("DEPTHWISE_CONV_2D", inputs=(2, 3))
+@rule("DEPTHWISE_CONV_2D", "TFLite, depthwise_conv.cc, Prepare")
 def depthwise_convolution(call: Call) -> Results:
-    """`[b, h, w, i]` with filters `[1, fh, fw, i*m]` gives `[b, h', w', i*m]`.
-
-    Source: TFLite, depthwise_conv.cc, Prepare.
-    """
+    """`[b, h, w, i]` with filters `[1, fh, fw, i*m]` gives `[b, h', w', i*m]`."""
     (*_, channels), (one, *window, results) = call.shape(0, rank=4), call.shape(1, rank=4)
     if one not in (1, DYNAMIC) or (channels > 0 and results > 0 and results % channels):
         raise ShapeError(
@@ -109,12 +151,9 @@ def depthwise_convolution(call: Call) -> Results:
     return _convolved(call, window, results)
 
 
-@rule("CONV_3D", inputs=(2, 3))
+@rule("CONV_3D", "TFLite, conv3d.cc, Prepare")
 def convolution_3d(call: Call) -> Results:
-    """`[b, d, h, w, i]` with filters `[fd, fh, fw, i, o]` gives `[b, d', h', w', o]`.
-
-    Source: TFLite, conv3d.cc, Prepare.
-    """
+    """`[b, d, h, w, i]` with filters `[fd, fh, fw, i, o]` gives `[b, d', h', w', o]`."""
     (*_, channels), (*window, depth, results) = call.shape(0, rank=5), call.shape(1, rank=5)
     _check_channels(call, channels, depth, 0)
     return _convolved(call, window, results)
@@ -127,12 +166,9 @@ def _check_channels(call: Call, channels: int, depth: int, index: int) -> None:
         )
 
 
-@rule("TRANSPOSE_CONV", inputs=(3, 4))
+@rule("TRANSPOSE_CONV", "TFLite, transpose_conv.cc, Prepare")
 def transposed_convolution(call: Call) -> Results:
-    """The result has the shape that input 0 spells out; input 1 are filters `[o, fh, fw, i]`.
-
-    Source: TFLite, transpose_conv.cc, Prepare.
-    """
+    """The result has the shape that input 0 spells out; input 1 are filters `[o, fh, fw, i]`."""
     result, filters, shape = call.sizes(0), call.shape(1, rank=4), call.shape(2, rank=4)
     if len(result) != 4:
         raise ShapeError(f"{call.label(0)} spells out {shape_text(result)}: expected rank 4")

@@ -1,0 +1,214 @@
+"""Rules of operators that compute: element by element, along an axis, or a result made of numbers alone."""
+
+import math
+
+from edge_opt.shapes.broadcast import broadcast_operands
+from edge_opt.shapes.call import Call, Results
+from edge_opt.shapes.dimension import (
+    DYNAMIC,
+    Dim,
+    ShapeError,
+    as_dimension,
+    is_negative,
+    is_number,
+    may_be_alike,
+    may_be_equal,
+    shape_text,
+)
+from edge_opt.shapes.rules import rule
+
+
+@rule(
+    "ABS BUCKETIZE CAST CEIL COMPLEX_ABS COS DENSIFY DEQUANTIZE ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH IMAG "
+    "LEAKY_RELU LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX NEG QUANTIZE REAL RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 "
+    "ROUND RSQRT SIGN SIN SQRT SQUARE TANH ZEROS_LIKE",
+    "TFLite, Prepare of elementwise.cc, activations.cc, complex_support.cc and of each operator's own file",
+)
+def same_shape(call: Call) -> Results:
+    """The result has the shape of the input."""
+    return [call.shape(0)]
+
+
+@rule("SOFTMAX L2_NORMALIZATION", "TFLite, activations.cc, SoftmaxPrepare; l2norm.cc, Prepare")
+def per_row(call: Call) -> Results:
+    """The result has the shape of the input, which is no scalar: each row of the last axis is its own."""
+    return [call.shape(0, least=1)]
+
+
+@rule(
+    "ADD BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND "
+    "LOGICAL_OR MAXIMUM MINIMUM MUL NOT_EQUAL POW RIGHT_SHIFT SQUARED_DIFFERENCE SUB SELECT_V2",
+    "TFLite, kernel_util.cc, CalculateShapeForBroadcast (the broadcast rules, size 0 as in numpy); select.cc, "
+    "SelectPrepare (version two)",
+)
+def broadcasting(call: Call) -> Results:
+    """The operands broadcast, a condition too."""
+    return [broadcast_operands(call.all_shapes(), call.labels())]
+
+
+@rule("SELECT", "TFLite, select.cc, SelectPrepare (version one)")
+def select(call: Call) -> Results:
+    """Both choices have one shape, the result's; the condition has it too, is a scalar, or picks whole rows."""
+    shape, condition = call.merged((1, 2)), call.shape(0)
+    rows = len(condition) == 1 and len(shape) >= 1 and may_be_equal(condition[0], shape[0])
+    if condition != () and not rows and not may_be_alike(condition, shape):
+        raise ShapeError(
+            f"the condition {call.described(0)} fits neither the choices {shape_text(shape)} nor their rows"
+        )
+    return [shape]
+
+
+@rule("PRELU", "TFLite, activations.cc, PreluPrepare")
+def prelu(call: Call) -> Results:
+    """The slopes broadcast to the input, whose shape the result has."""
+    shape, result = call.shape(0), broadcast_operands(call.all_shapes(), call.labels())
+    if result is None or not may_be_alike(result, shape):
+        raise ShapeError(f"the slopes {call.described(1)} do not broadcast to the input {call.described(0)}")
+    return [shape]
+
+
+@rule(
+    "ATAN2 STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
+    "STABLEHLO_SHIFT_LEFT ADD_N",
+    "TFLite, Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc; StableHLO specification, elementwise "
+    "operations",
+)
+def one_shape(call: Call) -> Results:
+    """All operands have one shape, the result's; nothing broadcasts."""
+    return [call.merged(range(len(call.shapes)))]
+
+
+@rule("MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM", "TFLite, reduce.cc, GetOutputShape")
+def reduce(call: Call) -> Results:
+    """The axes that input 1 lists are folded: dropped, or kept with size 1 under `keep_dims`."""
+    shape = call.shape(0)
+    if shape == ():
+        return [()]
+    keep = call.flag("keep_dims")
+    if keep and not all(map(is_number, call.elements(1))):
+        return [(DYNAMIC,) * len(shape)]
+    folded = {call.axis_of(0, axis) for axis in call.integers(1)}
+    if keep:
+        return [tuple(1 if axis in folded else dim for axis, dim in enumerate(shape))]
+    return [tuple(dim for axis, dim in enumerate(shape) if axis not in folded)]
+
+
+@rule("ARG_MAX ARG_MIN", "TFLite, arg_min_max.cc, ResizeOutput")
+def arg_extreme(call: Call) -> Results:
+    """The axis that input 1 gives is dropped."""
+    shape, axis = call.shape(0, least=1), call.given_axis(0, 1)
+    return [(*shape[:axis], *shape[axis + 1 :])]
+
+
+@rule("CUMSUM", "TFLite, cumsum.cc, Prepare")
+def cumsum(call: Call) -> Results:
+    """The result has the shape of the input, which is no scalar."""
+    shape, axis = call.shape(0, least=1), call.scalar(1)
+    if axis is not None:
+        call.axis_of(0, axis)
+    return [shape]
+
+
+@rule("TOPK_V2", "TFLite, topk_v2.cc, ResizeOutput")
+def top_k(call: Call) -> Results:
+    """The last axis shrinks to the k that input 1 gives, for values and indices alike."""
+    shape, k = call.shape(0, least=1), call.scalar(1)
+    if k is not None and 0 <= shape[-1] < k:
+        raise ShapeError(f"k is {k}, but the last axis of {call.described(0)} has size {shape[-1]}")
+    return [(*shape[:-1], 0 if is_negative(k) else as_dimension(k))] * 2
+
+
+@rule("ONE_HOT", "TFLite, one_hot.cc, OneHotContext and ResizeOutputTensor")
+def one_hot(call: Call) -> Results:
+    """A new axis, as long as input 1 says, goes in at `axis` (-1: at the end)."""
+    for index in (1, 2, 3):
+        call.require_single(index)
+    shape, depth, axis = call.shape(0), call.scalar(1), call.number("axis")
+    position = len(shape) if axis == -1 else axis
+    if not 0 <= position <= len(shape):
+        raise ShapeError(f"its axis {axis} lies outside the result: expected -1 to {len(shape)}")
+    if is_negative(depth):
+        raise ShapeError(f"its depth is {depth}: expected 0 or more")
+    return [(*shape[:position], as_dimension(depth), *shape[position:])]
+
+
+@rule(
+    "UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM",
+    "TFLite, unsorted_segment.cc, ResizeOutputTensor",
+)
+def unsorted_segment(call: Call) -> Results:
+    """The axes that the ids (input 1) cover become one, as long as input 2 says."""
+    call.require_single(2)
+    shape, segments, count = call.shape(0), call.shape(1), call.scalar(2)
+    if not may_be_alike(segments, shape[: len(segments)]):
+        raise ShapeError(
+            f"the shape of the ids {call.described(1)} must be the start of that of {call.described(0)}"
+        )
+    return [(as_dimension(count), *shape[len(segments) :])]
+
+
+_LONGEST_RANGE = 2**31 - 1
+
+
+@rule("SHAPE", "TFLite, shape.cc, Prepare")
+def shape_of(call: Call) -> Results:
+    """A vector with one number for each axis of the input."""
+    return [(len(call.shape(0)),)]
+
+
+@rule("RANK", "TFLite, rank.cc, Prepare")
+def rank(call: Call) -> Results:
+    """A scalar."""
+    del call
+    return [()]
+
+
+@rule("FILL RANDOM_UNIFORM RANDOM_STANDARD_NORMAL", "TFLite, fill.cc, ResizeOutput; random_ops.cc, Prepare")
+def fill(call: Call) -> Results:
+    """The result has the shape that input 0 spells out; what a FILL is filled with is a scalar."""
+    if call.has(1):
+        call.shape(1, rank=0)
+    return [call.sizes(0)]
+
+
+@rule("RANGE", "TFLite, range.cc, GetSize")
+def range_(call: Call) -> Results:
+    """From start to limit by delta, three scalars: `ceil((limit - start) / delta)` numbers."""
+    for index in range(3):
+        call.shape(index, rank=0)
+    values = [call.known(index) for index in range(3)]
+    start, limit, delta = (None if value is None else value.item() for value in values)
+    if isinstance(limit, Dim) and start == 0 and delta == 1:
+        return [(limit,)]
+    if not (is_number(start) and is_number(limit) and is_number(delta)):
+        return [(DYNAMIC,)]
+    if delta == 0 or (start > limit and delta > 0) or (start < limit and delta < 0):
+        raise ShapeError(f"from {start} to {limit} by {delta} there is no range")
+    if isinstance(start, float):
+        count = math.ceil(abs((limit - start) / delta))
+    else:
+        count = -(-abs(limit - start) // abs(delta))
+    if count > _LONGEST_RANGE:
+        raise ShapeError(
+            f"from {start} to {limit} by {delta} are {count} numbers: expected {_LONGEST_RANGE} at most"
+        )
+    return [(count,)]
+
+
+@rule("RFFT2D", "TFLite, rfft2d.cc, ResizeOutputandTemporaryTensors")
+def rfft2d(call: Call) -> Results:
+    """The last two axes become `[h, w / 2 + 1]`, h and w from input 1, powers of two."""
+    shape, sizes = call.shape(0, least=2), call.sizes(1)
+    if len(sizes) != 2:
+        raise ShapeError(f"{call.described(1)} must hold two sizes, height and width")
+    if any(size >= 0 and (size == 0 or size & (size - 1)) for size in sizes):
+        raise ShapeError(f"{call.label(1)} gives the sizes {list(sizes)}: expected powers of two")
+    height, width = sizes
+    return [(*shape[:-2], height, DYNAMIC if width < 0 else width // 2 + 1)]
+
+
+@rule("WHERE", "TFLite, where.cc, ResizeOutputTensor", data_dependent=True)
+def where(call: Call) -> Results:
+    """A row for each element that is not 0, with one number for each axis."""
+    count = int((call.numbers(0) != 0).sum()) if call.is_known(0) else DYNAMIC
+    return [(count, len(call.shape(0)))]
