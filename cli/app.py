@@ -5,10 +5,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from edge_opt.cli import completion
 from edge_opt.cli.declare import (
     REQUIRED,
-    Action,
     Command,
     argument,
     chip_option,
@@ -22,9 +20,12 @@ from edge_opt.cli.declare import (
     names_option,
     one_of,
     option,
+    pass_names,
     quiet_flag,
     sdk_option,
     several,
+    starting,
+    target_names,
     target_option,
 )
 
@@ -71,11 +72,9 @@ def edge_opt(
     """Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed."""
 
 
-@command(app)
+@command(app, "convert:run")
 class Convert(Command):
     """Rewrite a model for an NPU, prove every rewrite, and write it."""
-
-    run: ClassVar = "convert:run"
 
     source: Path = file_argument(
         "A .tflite model, or a .litertlm or .task bundle; - for standard input.", "IN"
@@ -87,12 +86,12 @@ class Convert(Command):
         "A name of `edge-opt targets`, or your own .toml file.",
         "T",
         default="generic",
-        autocompletion=completion.targets,
+        autocompletion=target_names,
     )
     passes: list[str] | None = names_option(
-        "Only these of `edge-opt passes`.", "A,B", autocompletion=completion.passes
+        "Only these of `edge-opt passes`.", "A,B", autocompletion=pass_names
     )
-    skip: list[str] | None = names_option("All passes but these.", "A", autocompletion=completion.passes)
+    skip: list[str] | None = names_option("All passes but these.", "A", autocompletion=pass_names)
     signatures: list[str] | None = names_option("Rewrite only these signatures.", "S")
     verify: str = one_of(
         VERIFY,
@@ -108,7 +107,7 @@ class Convert(Command):
     report: list[Path] | None = several("Also write a report, once for each format.", "FILE.json|.md|.html")
     as_json: bool = json_flag()
     dry_run: bool = flag("Do everything but write.", "--dry-run")
-    form: str | None = option("How heads are cut.", "|".join(FORMS), autocompletion=completion.one_of(FORMS))
+    form: str | None = option("How heads are cut.", "|".join(FORMS), autocompletion=starting(FORMS))
     rows_per_tile: int | None = option(
         "Cut every head further, into blocks of at most R query rows each.", "R", min=1
     )
@@ -122,26 +121,22 @@ class Convert(Command):
     quiet: bool = quiet_flag()
 
 
-@command(app)
+@command(app, "inspect:run")
 class Inspect(Command):
     """Show signatures, sizes, dtypes, operators and attention blocks; lint for a target."""
 
-    run: ClassVar = "inspect:run"
-
     file: Path = model_argument()
     target: str | None = option(
-        "Also say what this target refuses or gets wrong.", "T", autocompletion=completion.targets
+        "Also say what this target refuses or gets wrong.", "T", autocompletion=target_names
     )
     node_data: Path | None = option("Write an overlay for Model Explorer.", "OUT.json")
     overwrite: bool = force_flag()
     as_json: bool = json_flag()
 
 
-@command(app)
+@command(app, "compare:run")
 class Compare(Command):
     """Run two models on the same inputs; exit 1 if they differ."""
-
-    run: ClassVar = "compare:run"
 
     a: Path = file_argument("The reference.", "A")
     b: Path = file_argument("What is judged.", "B")
@@ -174,7 +169,7 @@ class Compare(Command):
     ON_CPU: ClassVar = ("backend", "runs", "hostile", "generate", "embedder", "auxiliary")
     ON_NPU: ClassVar = ("sdk", "chip", "flags", "layers", "least_db", "seconds")
 
-    def action(self) -> Action:
+    def check(self) -> None:
         """Options that say nothing where the models run are mistakes, not wishes to be ignored."""
         for name in self.ON_CPU if self.on == "npu" else self.ON_NPU:
             if getattr(self, name) != getattr(type(self), name):
@@ -182,62 +177,50 @@ class Compare(Command):
                 raise typer.BadParameter(
                     f"--{written} has no meaning with --on {self.on}: leave one of them out"
                 )
-        return self.done_by("compare_npu:run" if self.on == "npu" else self.run)
 
 
-@command(app)
+@command(app, "shapes:run")
 class Shapes(Command):
     """Derive every shape again; exit 1 if one disagrees with the file."""
-
-    run: ClassVar = "shapes:run"
 
     file: Path | None = file_argument("A model or bundle; - for standard input.", default=None)
     coverage: bool = flag("List the operators that have a rule.", "--coverage")
     as_json: bool = json_flag()
 
-    def action(self) -> Action:
-        """One of the two things that it can do."""
+    def check(self) -> None:
+        """It does one of two things."""
         if self.coverage == (self.file is not None):
             raise typer.BadParameter("give either FILE or --coverage")
-        return super().action()
 
 
-@command(app)
+@command(app, "inspect:explain")
 class Explain(Command):
     """Say of every site whether it would be converted, and why not."""
-
-    run: ClassVar = "explain:run"
 
     file: Path = model_argument()
     as_json: bool = json_flag()
 
 
-@command(golden_app)
+@command(golden_app, "compare:record")
 class Record(Command):
     """Run a model and keep its outputs."""
-
-    run: ClassVar = "golden:record"
 
     model: Path = file_argument("A .tflite model.", "MODEL")
     output: Path = option("Where the outputs go.", "G.npz", "-o", "--output", default=REQUIRED)
     overwrite: bool = force_flag()
 
 
-@command(golden_app)
+@command(golden_app, "compare:check")
 class Check(Command):
     """Run a model again; exit 1 if its outputs are not what was kept."""
-
-    run: ClassVar = "golden:check"
 
     model: Path = file_argument("A .tflite model.", "MODEL")
     golden: Path = argument("What `golden record` wrote.", "G.npz")
 
 
-@command(app)
+@command(app, "profile:run")
 class Profile(Command):
     """Compile models with a target's own compiler, and show what it makes of them."""
-
-    run: ClassVar = "profile:run"
 
     models: list[Path] = argument("Models or bundles, as before and after.", "MODEL...")
     target: str = target_option()
@@ -248,11 +231,9 @@ class Profile(Command):
     as_json: bool = json_flag()
 
 
-@command(app)
+@command(app, "tune:run")
 class Tune(Command):
     """Compile a signature in every form, with every usable level of the target's compiler, and find the quickest."""
-
-    run: ClassVar = "tune:run"
 
     model: Path = model_argument()
     target: str = target_option()
@@ -269,11 +250,9 @@ class Tune(Command):
     quiet: bool = quiet_flag()
 
 
-@command(app)
+@command(app, "build:run")
 class Build(Command):
     """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
-
-    run: ClassVar = "build:run"
 
     source: Path = argument("A Hugging Face folder, or a float or quantized .litertlm of litert-torch.", "IN")
     output: Path = option("The bundle for the NPU.", "OUT.litertlm", "-o", "--output", default=REQUIRED)
@@ -301,36 +280,29 @@ class Build(Command):
     as_json: bool = json_flag()
     quiet: bool = quiet_flag()
 
-    def action(self) -> Action:
+    def check(self) -> None:
         """A setting has a name and a value."""
         for value in self.settings or ():
             name, equals, _ = value.partition("=")
             if not name.strip() or not equals:
                 raise typer.BadParameter(f"--set '{value}' is no setting, write key=value")
-        return super().action()
 
 
-@command(app)
+@command(app, "listing:passes")
 class Passes(Command):
     """List the rewrites, in the order in which they run."""
 
-    run: ClassVar = "listing:passes"
 
-
-@command(app)
+@command(app, "listing:targets")
 class Targets(Command):
     """List the bundled targets; with --json every fact of each, its source, and the compiler flags that go with it."""
-
-    run: ClassVar = "listing:targets"
 
     as_json: bool = json_flag()
 
 
-@command(app)
+@command(app, "demo:run")
 class Demo(Command):
     """Convert and compare a bundled tiny Gemma3; no download."""
-
-    run: ClassVar = "demo:run"
 
     folder: Path | None = argument(
         "Keep the models there; a temporary folder by default.", "DIR", default=None

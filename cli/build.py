@@ -9,13 +9,12 @@ from typing import Any
 from edge_opt.build import BuildResult, StageReport, build
 from edge_opt.cli import output
 from edge_opt.cli.app import Build
-from edge_opt.cli.progress import Progress, bar
 from edge_opt.ir.words import size
 
 _MINUTE = 60.0
 
 
-def run(asked: "Build") -> int:
+def run(asked: Build) -> int:
     """Build; a stage that an earlier run did is in the table too, and does not change the exit code."""
     options = asked.options("source", "output", "settings", "as_json", "quiet")
     told = (entry.partition("=") for entry in asked.settings or ())
@@ -51,13 +50,13 @@ class _Shown:
     stack: ExitStack
     wanted: bool
     lines: bool
-    bar: Progress | None = None
+    bar: output.Progress | None = None
     open: bool = False
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """The stage that runs."""
         if not self.open:
-            self.bar, self.open = self.stack.enter_context(bar(wanted=self.wanted)), True
+            self.bar, self.open = self.stack.enter_context(output.bar(wanted=self.wanted)), True
         if self.bar is not None:
             self.bar(stage, done, total)
 

@@ -1,37 +1,57 @@
-"""`edge-opt compare`: prints how far two models' outputs are apart."""
+"""`edge-opt compare` and `golden`: print how far two models' outputs are apart, or one's from those that were kept."""
 
 from collections.abc import Iterable, Sequence
 
 from edge_opt.cli import output
-from edge_opt.cli.app import Compare
-from edge_opt.cli.progress import bar
+from edge_opt.cli.app import Check, Compare, Record
+from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
-from edge_opt.ir.words import shortened
-from edge_opt.npu import NpuComparison
+from edge_opt.ir.words import many, shortened, size
+from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
 
 _OPERATORS_SHOWN = 16  # at either end of a region
 
 
-def run(asked: "Compare") -> int:
-    """Compare; 1 where the models are not equal within the tolerances."""
-    with bar() as progress:
-        options = asked.options("a", "b", "on", *asked.ON_NPU, "as_json")
-        report = compare_models(asked.a, asked.b, **options, progress=progress)
+def run(asked: Compare) -> int:
+    """Compare; 1 where the models are not as equal as was asked for, or one did not run in the emulator."""
+    on_npu = asked.on == "npu"
+    given = asked.options("a", "b", "on", *(asked.ON_CPU if on_npu else asked.ON_NPU), "as_json")
+    report: ComparisonReport | NpuComparison
+    with output.bar() as progress:
+        if on_npu:
+            given["seconds"] = asked.seconds or None
+            report = compare_on_npu(asked.a, asked.b, **given, progress=progress)
+        else:
+            report = compare_models(asked.a, asked.b, **given, progress=progress)
     if asked.as_json:
         output.say_json(report.to_dict())
+    elif isinstance(report, NpuComparison):
+        _show_on_npu(report)
     else:
         show(report)
     return 0 if report.equal else 1
 
 
+def record(asked: Record) -> int:
+    """Run the model and write its outputs."""
+    written = golden.record(asked.model, asked.output, overwrite=asked.overwrite)
+    output.say(f"{written}: {size(written.stat().st_size)}, check with `edge-opt golden check`")
+    return 0
+
+
+def check(asked: Check) -> int:
+    """Run the model again; 1 where it no longer computes what was recorded."""
+    report = golden.check(asked.model, asked.golden)
+    show(report)
+    return 0 if report.equal else 1
+
+
 def show(report: ComparisonReport) -> None:
     """The report for people: a line for each signature, then each output that differs."""
-    rows: list[tuple[str, ...]] = [
-        ("signature", "kernels", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine")
-    ]
-    rows += [_row(signature) for signature in report.signatures]
-    show_verdict(report, output.table(rows, left=2), (*report.caches, *report.notes()))
+    head = "signature, kernels, outputs, bitwise equal, max abs, lowest SNR, lowest cosine"
+    rows = [tuple(head.split(", ")), *map(_row, report.signatures)]
+    _show_verdict(report, output.table(rows, left=2), (*report.caches, *report.notes()))
     if report.equal and report.generation is not None:
         output.say(f"Generated: {report.generation.sentence()}.")
     if not report.equal and report.first_difference is not None:
@@ -40,7 +60,7 @@ def show(report: ComparisonReport) -> None:
             output.say(line)
 
 
-def show_verdict(report: "ComparisonReport | NpuComparison", table: str, notes: Iterable[str]) -> None:
+def _show_verdict(report: ComparisonReport | NpuComparison, table: str, notes: Iterable[str]) -> None:
     """The table with its notes, and whether all is equal, or what is not."""
     output.say(table)
     for sentence in notes:
@@ -80,14 +100,29 @@ def _row(signature: SignatureComparison) -> tuple[str, ...]:
     outputs = signature.outputs
     equal = sum(item.bitwise for item in outputs)
     figures = [item.difference for item in outputs if item.difference is not None]
-    if signature.reason or not figures:
-        return (signature.name, signature.backend, str(len(outputs)), str(equal), "-", "-", "-")
-    return (
-        signature.name,
-        signature.backend,
-        str(len(outputs)),
-        str(equal),
-        f"{max(figure.max_abs for figure in figures):.3g}",
-        f"{min(figure.snr_db for figure in figures):.1f} dB",
-        f"{min(figure.cosine for figure in figures):.6g}",
-    )
+    worst: tuple[str, ...] = ("-", "-", "-")
+    if figures and not signature.reason:
+        worst = (
+            f"{max(figure.max_abs for figure in figures):.3g}",
+            f"{min(figure.snr_db for figure in figures):.1f} dB",
+            f"{min(figure.cosine for figure in figures):.6g}",
+        )
+    return (signature.name, signature.backend, str(len(outputs)), str(equal), *worst)
+
+
+def _show_on_npu(report: NpuComparison) -> None:
+    flags = " ".join(report.flags) or "the compiler's own defaults"
+    cut = "" if report.layers is None else f", the first {many(report.layers, 'layer')}"
+    output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}")
+    output.say()
+    head = "signature, outputs, numbers, differ, a: lowest dB, b: lowest dB, seconds a, seconds b"
+    rows = [tuple(head.split(", ")), *map(_npu_row, report.signatures)]
+    _show_verdict(report, output.table(rows), report.caches)
+
+
+def _npu_row(signature: NpuSignature) -> tuple[str, ...]:
+    if signature.verdict:
+        return (signature.name, *"-------")
+    lowest = [min(getattr(found, side) for found in signature.outputs) for side in ("db_a", "db_b")]
+    counts = (len(signature.outputs), signature.elements, signature.differing)
+    return (signature.name, *map(str, counts), *(f"{value:.1f}" for value in (*lowest, *signature.seconds)))

@@ -6,7 +6,6 @@ from typing import cast
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.app import Convert
-from edge_opt.cli.progress import bar
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion.container import Sections
@@ -18,7 +17,7 @@ from edge_opt.report import check_report_path, write_report
 _OURS = ("source", "output", "report", "as_json", "quiet")
 
 
-def run(asked: "Convert") -> int:
+def run(asked: Convert) -> int:
     """Convert; sites that stay as they are do not change the exit code."""
     reports = asked.report or []
     for number, path in enumerate(reports):
@@ -33,8 +32,8 @@ def run(asked: "Convert") -> int:
         return _run(asked, destination)
 
 
-def _run(asked: "Convert", destination: Path | None) -> int:
-    with bar(wanted=not asked.quiet) as progress:
+def _run(asked: Convert, destination: Path | None) -> int:
+    with output.bar(wanted=not asked.quiet) as progress:
         result = convert_model(asked.source, destination, **asked.options(*_OURS), progress=progress)
     if asked.report:
         sections = cast("Sections", asked.sections)

@@ -9,11 +9,33 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import typer
 
-from edge_opt.cli import completion, streams
+from edge_opt.cli import streams
 
 Action = Callable[[], int]
+Completion = Callable[[str], list[str]]
 REQUIRED = MISSING
 """In place of a default: the option must be given."""
+
+
+def starting(names: Iterable[str]) -> Completion:
+    """Completes one of these names."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def target_names(incomplete: str) -> list[str]:
+    """Completes a bundled target's name; a target file by its path is left to the shell."""
+    from edge_opt.targets import target_names as bundled  # noqa: PLC0415  loaded when a shell asks
+
+    return starting(bundled())(incomplete)
+
+
+def pass_names(incomplete: str) -> list[str]:
+    """Completes the last name of a list `a,b` of passes, without those that it has."""
+    from edge_opt.passes import PASSES  # noqa: PLC0415
+
+    given, comma, last = incomplete.rpartition(",")
+    left = [name for name in PASSES if name not in given.split(",")]
+    return [f"{given}{comma}{name}" for name in starting(left)(last)]
 
 
 def argument(text: str, metavar: str, *, default: Any = REQUIRED, **how: Any) -> Any:
@@ -42,8 +64,7 @@ def one_of(allowed: Iterable[str], text: str, *, default: str) -> Any:
             raise typer.BadParameter(f"'{value}' does not exist, {did_you_mean(value, known)}")
         return value
 
-    words = {"callback": check, "autocompletion": completion.one_of(known)}
-    return option(text, "|".join(known), default=default, **words)
+    return option(text, "|".join(known), default=default, callback=check, autocompletion=starting(known))
 
 
 def file_argument(text: str, metavar: str = "FILE", *, default: Any = REQUIRED) -> Any:
@@ -77,7 +98,7 @@ target_option = partial(
     "qualcomm-htp or ethos-u85, or a target file of yours.",
     "T",
     default="qualcomm-htp",
-    autocompletion=completion.targets,
+    autocompletion=target_names,
 )
 sdk_option = partial(option, "Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR")
 chip_option = partial(
@@ -89,22 +110,16 @@ flags_option = partial(
 
 
 class Command:
-    """What was asked for on the command line; `run` names the function that does it, loaded when it is to be done."""
+    """What was asked for on the command line; `run` names the function that does it, as `module:function`."""
 
     run: ClassVar[str]
 
-    def action(self) -> Action:
-        """What to do, once everything that was asked for can be done together.
+    def check(self) -> None:
+        """Whether everything that was asked for can be done together.
 
         Raises:
             typer.BadParameter: it cannot.
         """
-        return self.done_by(self.run)
-
-    def done_by(self, function: str) -> Action:
-        """This function of a module of the command line, to be called with what was asked for."""
-        module, name = function.split(":")
-        return partial(getattr(import_module(f"edge_opt.cli.{module}"), name), self)
 
     def options(self, *but: str) -> dict[str, Any]:
         """Every field except these, by name: what the library's function takes under the same names."""
@@ -116,14 +131,18 @@ Declared = TypeVar("Declared", bound=Command)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(argument, option, flag))
-def command(group: typer.Typer) -> Callable[[type[Declared]], type[Declared]]:
+def command(group: typer.Typer, run: str) -> Callable[[type[Declared]], type[Declared]]:
     """Make a class a command of `group`: its docstring is the help, its fields are the parameters."""
 
     def declare(declared: type[Declared]) -> type[Declared]:
         made = dataclass(frozen=True, kw_only=True)(declared)
+        made.run = run
 
         def parse(**values: Any) -> Action:
-            return made(**values).action()
+            asked = made(**values)
+            asked.check()
+            module, function = run.split(":")
+            return partial(getattr(import_module(f"edge_opt.cli.{module}"), function), asked)
 
         parameters = [
             Parameter(

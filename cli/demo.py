@@ -21,7 +21,7 @@ MODELS = {
 }
 
 
-def run(asked: "Demo") -> int:
+def run(asked: Demo) -> int:
     """Both models, one after the other; 1 where one computes something else after the conversion."""
     if asked.folder is not None:
         return _run(_made(asked.folder), force=asked.overwrite, kept=True)

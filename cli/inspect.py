@@ -1,19 +1,21 @@
-"""`edge-opt inspect`: prints what the library finds in a model."""
+"""`edge-opt inspect` and `explain`: print what the library finds in a model, and what it would convert."""
 
 from collections import Counter
 from pathlib import Path
 
 from edge_opt.cli import output, streams
-from edge_opt.cli.app import Inspect
-from edge_opt.inspection import AttentionBlock, Inspection, SignatureContent, inspect
+from edge_opt.cli.app import Explain, Inspect
+from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent, inspect
+from edge_opt.inspection import explain as explain_model
 from edge_opt.inspection.overlay import node_data, write_node_data
 from edge_opt.ir.words import many, shortened, size
+from edge_opt.passes import Status
 from edge_opt.schema.atomic import resolve_target
 
 _OPERATORS_NAMED = 12
 
 
-def run(asked: "Inspect") -> int:
+def run(asked: Inspect) -> int:
     """Look at one model; findings of the lint do not change the exit code."""
     found = inspect(asked.file, target=asked.target)
     if asked.node_data is not None:
@@ -25,7 +27,20 @@ def run(asked: "Inspect") -> int:
     return 0
 
 
-def _write_overlay(asked: "Inspect", path: Path) -> None:
+def explain(asked: Explain) -> int:
+    """Explain one model; nothing is run or written."""
+    found = explain_model(asked.file)
+    if asked.as_json:
+        output.say_json({"file": str(asked.file), "sites": [explanation.to_dict() for explanation in found]})
+        return 0
+    if not found:
+        output.say("No site: the model holds nothing that a pass could apply to.")
+    for explanation in found:
+        output.say(_verdict(explanation))
+    return 0
+
+
+def _write_overlay(asked: Inspect, path: Path) -> None:
     status = asked.file.stat() if asked.file.exists() else None
     inputs = () if status is None else ((status.st_dev, status.st_ino),)
     resolve_target(path, overwrite=asked.overwrite, inputs=inputs)
@@ -81,13 +96,24 @@ def _operators(signature: SignatureContent) -> str:
 
 def _blocks(signature: SignatureContent, attention: list[AttentionBlock]) -> list[str]:
     """Equal blocks on one line: layers repeat."""
-    same = Counter(describe(block) for block in attention if block.signature == signature.name)
+    same = Counter(_describe(block) for block in attention if block.signature == signature.name)
     return [f"{count} x {text}" for text, count in same.items()]
 
 
-def describe(block: AttentionBlock) -> str:
+def _describe(block: AttentionBlock) -> str:
     """One attention in the words of the field."""
     rows, *lengths = ("?" if size < 0 else str(size) for size in (block.query_length, *block.key_lengths))
     keys = " + ".join(lengths)
     mask = f", mask {shortened(block.mask)}" if block.mask else ", no mask"
     return f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={rows}, {keys} keys{mask}"
+
+
+def _verdict(explanation: Explanation) -> str:
+    site = explanation.verdict
+    if site.status is Status.CONVERTED:
+        verdict = "would be converted"
+    else:
+        verdict = f"{'nothing to do' if site.settled else site.status}: {site.reason}"
+    where = f"{site.signature}#{site.index} {site.pass_name}: {verdict}"
+    form = "" if explanation.block is None else f"\n    {_describe(explanation.block)}"
+    return f"{where}{form}\n    at '{shortened(site.operator)}'"

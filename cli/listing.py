@@ -6,7 +6,7 @@ from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
 
 
-def passes(_: "Passes") -> int:
+def passes(_: Passes) -> int:
     """One line for each pass."""
     rows = [("pass", "proved to be", "what it does")]
     rows += [(name, str(chosen.demand), chosen.summary) for name, chosen in PASSES.items()]
@@ -14,7 +14,7 @@ def passes(_: "Passes") -> int:
     return 0
 
 
-def targets(asked: "Targets") -> int:
+def targets(asked: Targets) -> int:
     """One line for each bundled target, or every fact of each."""
     known = [load_target(name) for name in target_names()]
     if asked.as_json:

@@ -1,4 +1,4 @@
-"""Prints: lines and tables for people, one JSON object for programs, complaints on standard error.
+"""Prints: lines and tables for people, one JSON object for programs, complaints and progress on standard error.
 
 Text from a model is untrusted: control characters are shown, not sent to the terminal.
 """
@@ -9,8 +9,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+Progress = Callable[[str, int, int], None]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -40,6 +42,28 @@ def complain(sentence: str) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{_printable(' '.join(sentence.splitlines()))}\n")
             sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
+    """A bar on standard error, as a library call takes `progress`; None where that is no terminal, or not `wanted`."""
+    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    # Loaded here: a bar is only ever needed by a person who waits.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(stage)
+            shown.update(tasks[stage], completed=done, total=total)
+
+        yield update
 
 
 def flush() -> None:

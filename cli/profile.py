@@ -11,7 +11,7 @@ from edge_opt.npu import Profile, SpillFigures, profile
 from edge_opt.npu.figures import Figures
 
 
-def run(asked: "ProfileCommand") -> int:
+def run(asked: ProfileCommand) -> int:
     """Compile each model; what a compiler refuses is in the table and does not change the exit code."""
     options = asked.options("models", "seconds", "as_json")
     profiles = []
@@ -52,26 +52,26 @@ def columns(figures: Figures) -> dict[str, str]:
     """What a compiler says of one signature, by the heads of the table; dashes where there is no estimate of time."""
     operators = {"NPU operators": f"{figures.taken}/{figures.operators}"}
     if not isinstance(figures, SpillFigures):
-        sizes = {
-            "SRAM": figures.sram,
-            "DRAM": figures.dram,
-            "SRAM traffic": figures.sram_traffic,
-            "DRAM traffic": figures.dram_traffic,
+        return {
+            **operators,
+            "cycles": str(figures.cycles),
+            "SRAM": size(figures.sram),
+            "DRAM": size(figures.dram),
+            "SRAM traffic": size(figures.sram_traffic),
+            "DRAM traffic": size(figures.dram_traffic),
         }
-        sized = {head: size(count) for head, count in sizes.items()}
-        return {**operators, "cycles": str(figures.cycles), **sized}
-    time = figures.time
-    low, middle, high = (
-        ("-", "-", "-")
-        if time is None
-        else (f"{us / 1000:.3f}" for us in (time.us_low, time.us, time.us_high))
-    )
+    middle, between, without_cost = "-", "-", "-"
+    if figures.time is not None:
+        low, middle, high = (
+            f"{us / 1000:.3f}" for us in (figures.time.us_low, figures.time.us, figures.time.us_high)
+        )
+        between, without_cost = f"{low}-{high}", str(figures.time.without_cost)
     return {
         **operators,
         "partitions": str(figures.partitions),
         "time ms": middle,
-        "between": "-" if time is None else f"{low}-{high}",
-        "no cost": "-" if time is None else str(time.without_cost),
+        "between": between,
+        "no cost": without_cost,
         "spill": size(figures.spill),
         "fill": size(figures.fill),
         "DDR read": size(figures.ddr_read),

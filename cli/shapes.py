@@ -7,7 +7,7 @@ from edge_opt.ir.words import many
 from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
 
 
-def run(asked: "Shapes") -> int:
+def run(asked: Shapes) -> int:
     """Derive every shape again (of a bundle: its prefill/decode model); 1 where one disagrees."""
     if asked.file is None:
         return _coverage(as_json=asked.as_json)

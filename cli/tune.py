@@ -5,17 +5,16 @@ from pathlib import Path
 from edge_opt.cli import output
 from edge_opt.cli.app import Tune
 from edge_opt.cli.profile import columns
-from edge_opt.cli.progress import bar
 from edge_opt.npu import Trial, Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
 
 
-def run(asked: "Tune") -> int:
+def run(asked: Tune) -> int:
     """Try every form; one that the compiler refuses is in the table and does not change the exit code."""
     if asked.output is not None:
         # Looked at before the work, which takes minutes.
         resolve_target(asked.output, overwrite=asked.overwrite)
-    with bar(wanted=not asked.quiet) as progress:
+    with output.bar(wanted=not asked.quiet) as progress:
         options = asked.options("model", "output", "seconds", "overwrite", "as_json", "quiet")
         found = tune(asked.model, **options, seconds=asked.seconds or None, progress=progress)
     if asked.output is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from edge_opt.cli import completion
+from edge_opt.cli import declare
 from edge_opt.cli.app import app
 from edge_opt.passes import PASSES
 from edge_opt.targets import target_names
@@ -88,17 +88,17 @@ def offered(option: Any) -> list[str]:
 
 
 def test_of_a_list_the_last_name_is_completed_and_none_offered_twice() -> None:
-    assert completion.passes("") == list(PASSES)
-    assert completion.passes("mha_to_sha,ti") == ["mha_to_sha,tile_rows"]
-    assert completion.passes("mha_to_sha,mha") == []
+    assert declare.pass_names("") == list(PASSES)
+    assert declare.pass_names("mha_to_sha,ti") == ["mha_to_sha,tile_rows"]
+    assert declare.pass_names("mha_to_sha,mha") == []
 
 
 def test_targets_are_those_that_are_bundled() -> None:
-    assert completion.targets("") == target_names()
+    assert declare.target_names("") == target_names()
 
 
 def test_offering_the_values_of_a_choice_loads_nothing() -> None:
     code = "import sys; from edge_opt.cli import app; print('numpy' in sys.modules or 'edge_opt.passes' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
-    assert completion.one_of(("regions", "full"))("f") == ["full"]
+    assert declare.starting(("regions", "full"))("f") == ["full"]
