@@ -91,9 +91,18 @@ class Call:
         """Return a boolean option, False where the operator has no options."""
         return bool(self.option(name, False))
 
-    def number(self, name: str, default: int = 0) -> int:
-        """Return a whole number given as an option."""
-        return int(self.option(name, default))
+    def number(self, name: str) -> int:
+        """Return a whole number given as an option, 0 where the operator has no options."""
+        return int(self.option(name, 0))
+
+    def listed(self, name: str, count: int | None = None) -> list[int]:
+        """Return the whole numbers of a vector given as an option; refuse it where there are not `count`."""
+        values = [int(value) for value in self.option(name, ())]
+        if count is not None and len(values) != count:
+            raise ShapeError(
+                f"its {name} has {len(values)} numbers: expected {count}, one per axis of {self.described(0)}"
+            )
+        return values
 
     def has(self, index: int) -> bool:
         """Whether input `index` is there; an optional one may be left out, or cut off."""

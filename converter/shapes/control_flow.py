@@ -57,7 +57,7 @@ def if_(call: Call) -> Results:
 @rule("STABLEHLO_CASE", "TFLite, stablehlo_case.cc, Prepare")
 def case(call: Call) -> Results:
     """Every branch is entered with the inputs behind the index; where they differ, -1 or None."""
-    branches = [int(index) for index in call.option("branch_subgraph_indices", ())]
+    branches = call.listed("branch_subgraph_indices")
     if not branches:
         raise ShapeError("it has no branches")
     return _common(_branches(call, branches))

@@ -14,7 +14,8 @@ from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
 from edge_opt.shapes.dimension import Dim, Shape, UnknownError, element_count, is_number
 
-Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Sequence[Array | None]]
+Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array] | None]
+"""Gives the result, of operators that may have several a list of them; the shapes are the results'."""
 
 _MOST_ELEMENTS = 1024
 _MAY_ACTIVATE = frozenset({"ADD", "SUB", "MUL", "DIV"})
@@ -34,9 +35,10 @@ def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
         folder, small = _FOLDERS[call.name], [shape for shape in shapes if _is_small(shape)]
         if len(small) < len(shapes):
             return [None] * len(shapes)
-        values = folder(call, small)
+        found = folder(call, small)
     except (KeyError, UnknownError):
         return [None] * len(shapes)
+    values = found if isinstance(found, list) else [found]
     return [_settle(*triple) for triple in zip(values, small, call.op.outputs, strict=True)]
 
 
@@ -68,26 +70,18 @@ def _fits(value: Array, target: np.dtype[Any]) -> bool:
         return bool((value >= limits.min).all() and (value <= limits.max).all())
 
 
-def _shape(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
+def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Array:
+    return call.value(0).reshape(shapes[0])
+
+
+def _shape(call: Call, _: Sequence[Shape]) -> Array:
     elements = [dim if dim >= 0 or isinstance(dim, Dim) else None for dim in call.shape(0)]
-    return [np.array([*elements, None], object)[:-1]]
+    return np.array([*elements, None], object)[:-1]
 
 
-def _rank(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
-    return [np.array(len(call.shape(0)), np.int32)]
-
-
-def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
-    return [call.value(0).reshape(shapes[0])]
-
-
-def _cast(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
+def _cast(call: Call, _: Sequence[Shape]) -> Array:
     value = call.numbers(0) if call.op.outputs[0].dtype.is_float else call.value(0)
-    return [np.trunc(value) if value.dtype.kind == "f" else value]
-
-
-def _transpose(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
-    return [call.value(0).transpose(call.integers(1))]
+    return np.trunc(value) if value.dtype.kind == "f" else value
 
 
 def _any_known(call: Call) -> list[Array]:
@@ -105,36 +99,28 @@ def _unknown(call: Call, index: int) -> Array:
     return np.full(shape, None, object)
 
 
-def _concatenate(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
+def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
     values = _any_known(call)
     if all(value.ndim == 0 for value in values):
-        return [np.stack(values)]
-    return [np.concatenate(values, axis=call.number("axis"))]
+        return np.stack(values)
+    return np.concatenate(values, axis=call.number("axis"))
 
 
-def _pack(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
-    return [np.stack(_any_known(call), axis=call.number("axis"))]
-
-
-def _unpack(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
-    return [call.value(0).take(index, call.number("axis")) for index in range(len(shapes))]
-
-
-def _split(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+def _split(call: Call, shapes: Sequence[Shape]) -> list[Array]:
     whole, given = (0, 2) if call.name == "SPLIT_V" else (1, 0)
     axis = call.given_axis(whole, given)
     return np.split(call.value(whole), np.cumsum([shape[axis] for shape in shapes])[:-1], axis=axis)
 
 
-def _slice(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+def _slice(call: Call, shapes: Sequence[Shape]) -> Array:
     stretches = zip(call.integers(1), shapes[0], strict=True)
-    return [call.value(0)[tuple(slice(begin, begin + size) for begin, size in stretches)]]
+    return call.value(0)[tuple(slice(begin, begin + size) for begin, size in stretches)]
 
 
-def _strided_slice(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
+def _strided_slice(call: Call, _: Sequence[Shape]) -> Array:
     value, triples = call.value(0), zip(*(call.integers(index) for index in (1, 2, 3)), strict=True)
     index = tuple(_index(call, place, *triple) for place, triple in enumerate(triples))
-    return [np.asarray(value[index], value.dtype)]
+    return np.asarray(value[index], value.dtype)
 
 
 def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
@@ -151,50 +137,38 @@ def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
     return slice(None if masked("begin") else begin, None if masked("end") else end, stride)
 
 
-def _gather(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
+def _gather(call: Call, _: Sequence[Shape]) -> Array:
     value, indices, axis = call.value(0), call.numbers(1), call.number("axis")
     outside = indices.size and not 0 <= indices.min() <= indices.max() < value.shape[axis]
     if outside or call.number("batch_dims"):
         raise UnknownError
-    return [np.asarray(value.take(indices, axis), value.dtype)]
+    return np.asarray(value.take(indices, axis), value.dtype)
 
 
-def _tile(call: Call, _: Sequence[Shape]) -> Sequence[Array]:
-    return [np.tile(call.value(0), call.integers(1))]
-
-
-def _broadcast(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
-    return [np.broadcast_to(call.value(1 if call.name == "FILL" else 0), shapes[0])]
-
-
-def _zeros_like(_: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
-    return [np.zeros(shapes[0], np.int64)]
-
-
-def _range(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+def _range(call: Call, shapes: Sequence[Shape]) -> Array:
     start, delta = call.numbers(0), call.numbers(2)
-    return [start + delta * np.arange(shapes[0][0], dtype=start.dtype)]
+    return np.asarray(start + delta * np.arange(shapes[0][0], dtype=start.dtype))
 
 
-def _broadcast_args(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+def _broadcast_args(call: Call, shapes: Sequence[Shape]) -> Array:
     (count,) = shapes[0]
     values = [call.value(index) for index in (0, 1)]
     padded = [np.array([1] * (count - value.size) + value.tolist(), object) for value in values]
-    return [np.frompyfunc(arithmetic.broadcast_size, 2, 1)(*padded)]
+    return np.asarray(np.frompyfunc(arithmetic.broadcast_size, 2, 1)(*padded))
 
 
-def _elementwise(call: Call, _: Sequence[Shape]) -> Sequence[Array | None]:
+def _elementwise(call: Call, _: Sequence[Shape]) -> Array | None:
     if call.name in _MAY_ACTIVATE and call.number("fused_activation_function"):
         raise UnknownError
-    return [arithmetic.elementwise(call.name, _any_known(call))]
+    return arithmetic.elementwise(call.name, _any_known(call))
 
 
-def _reduce(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
     value, axes = call.value(0), call.integers(1)
     folded = {axis % value.ndim for axis in axes} if value.ndim else set()
     kept = [axis for axis in range(value.ndim) if axis not in folded]
     rows = value.transpose([*kept, *sorted(folded)]).reshape(*(value.shape[axis] for axis in kept), -1)
-    return [arithmetic.reduce_rows(call.name, rows).reshape(shapes[0])]
+    return arithmetic.reduce_rows(call.name, rows).reshape(shapes[0])
 
 
 _SEGMENTS = {
@@ -205,26 +179,26 @@ _SEGMENTS = {
 }
 
 
-def _segments(call: Call, shapes: Sequence[Shape]) -> Sequence[Array]:
+def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
     value, ids, count = call.value(0), call.numbers(1), shapes[0][0]
     if ids.ndim != 1 or not count:
         raise UnknownError
     rows = [np.moveaxis(value[ids == segment], 0, -1) for segment in range(count)]
-    return [np.stack([arithmetic.reduce_rows(_SEGMENTS[call.name], row) for row in rows])]
+    return np.stack([arithmetic.reduce_rows(_SEGMENTS[call.name], row) for row in rows])
 
 
 _FOLDERS: dict[str, Folder] = {
     "BROADCAST_ARGS": _broadcast_args,
-    "BROADCAST_TO": _broadcast,
+    "BROADCAST_TO": lambda call, shapes: np.broadcast_to(call.value(0), shapes[0]),
     "CAST": _cast,
     "CONCATENATION": _concatenate,
     "EXPAND_DIMS": _as_shaped,
-    "FILL": _broadcast,
+    "FILL": lambda call, shapes: np.broadcast_to(call.value(1), shapes[0]),
     "GATHER": _gather,
-    "PACK": _pack,
+    "PACK": lambda call, _: np.stack(_any_known(call), axis=call.number("axis")),
     "RANGE": _range,
-    "RANK": _rank,
+    "RANK": lambda call, _: np.array(len(call.shape(0)), np.int32),
     "RESHAPE": _as_shaped,
     "SHAPE": _shape,
     "SLICE": _slice,
@@ -232,10 +206,10 @@ _FOLDERS: dict[str, Folder] = {
     "SPLIT_V": _split,
     "SQUEEZE": _as_shaped,
     "STRIDED_SLICE": _strided_slice,
-    "TILE": _tile,
-    "TRANSPOSE": _transpose,
-    "UNPACK": _unpack,
-    "ZEROS_LIKE": _zeros_like,
+    "TILE": lambda call, _: np.tile(call.value(0), call.integers(1)),
+    "TRANSPOSE": lambda call, _: call.value(0).transpose(call.integers(1)),
+    "UNPACK": lambda call, shapes: [call.value(0).take(i, call.number("axis")) for i in range(len(shapes))],
+    "ZEROS_LIKE": lambda _, shapes: np.zeros(shapes[0], np.int64),
     **dict.fromkeys(arithmetic.ELEMENTWISE, _elementwise),
     **dict.fromkeys(arithmetic.REDUCTIONS, _reduce),
     **dict.fromkeys(_SEGMENTS, _segments),

@@ -21,7 +21,7 @@ from edge_opt.shapes.inference import derive
 from edge_opt.shapes.report import ShapeReport
 from edge_opt.shapes.rules import infer_operator
 
-_FIRST = 11
+_FIRST, _LAST = 11, 4000
 _ATTEMPTS = 50
 _NEAREST = 6
 _Axis: TypeAlias = tuple[Tensor, int]
@@ -48,18 +48,17 @@ def choose_lengths(model: Model) -> tuple[Lengths, ...]:
     axes = list(_open_inputs(model))
     if not axes:
         return ()
-    primes, groups = _Primes(model), _same_names(model, axes)
-    for _ in range(_ATTEMPTS):
-        if 2 * (max(groups.values()) + 1) > len(primes):
-            return ()
-        found = _settled(_Choice(model, groups, primes))
+    divisors = _divisors_in(model)
+    primes = [p for p in range(_FIRST, _LAST) if len(_divisors(p)) == 1 and p not in divisors]
+    choice = _Choice(model, _same_names(model, axes), primes)
+    for attempt in range(_ATTEMPTS):
+        choice = replace(choice, primes=primes[attempt:])
+        found = _settled(choice) if 2 * choice.count <= len(choice.primes) else None
         if found is None:
             return ()
         both = found.lengths(0), found.lengths(1)
-        clash = open_sizes(both) & set(primes.divisors)
-        if not clash:
+        if not open_sizes(both) & divisors:
             return (*both, *found.ones())
-        primes.drop_first()
     return ()
 
 
@@ -94,28 +93,16 @@ def _same_names(model: Model, axes: Sequence[_Axis]) -> dict[_Axis, int]:
     return {axis: groups.setdefault(names.get(axis, axis), len(groups)) for axis in axes}
 
 
-class _Primes:
-    """Primes that divide no size that the file records, so that an open size cannot pass for another."""
-
-    def __init__(self, model: Model) -> None:
-        sizes = {
-            size
-            for graph in model.subgraphs
-            for tensor in graph.tensors
-            for size, stated in zip(tensor.shape, tensor.shape_signature or tensor.shape, strict=False)
-            if stated > 1
-        }
-        self.divisors = {d for size in sizes for d in _divisors(size)}
-        self._found = [p for p in range(_FIRST, 4000) if len(_divisors(p)) == 1 and p not in self.divisors]
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def drop_first(self) -> None:
-        del self._found[0]
-
-    def choice(self, which: int, count: int) -> list[int]:
-        return self._found[which * count : (which + 1) * count]
+def _divisors_in(model: Model) -> set[int]:
+    """What divides a size that the file records: an open size must not pass for another."""
+    sizes = {
+        size
+        for graph in model.subgraphs
+        for tensor in graph.tensors
+        for size, stated in zip(tensor.shape, tensor.shape_signature or tensor.shape, strict=False)
+        if stated > 1
+    }
+    return {divisor for size in sizes for divisor in _divisors(size)}
 
 
 def _divisors(size: int) -> set[int]:
@@ -130,10 +117,14 @@ class _Choice:
 
     model: Model
     groups: dict[_Axis, int]
-    primes: _Primes
+    primes: Sequence[int]
 
-    def sizes(self, which: int) -> list[int]:
-        return self.primes.choice(which, max(self.groups.values()) + 1)
+    @property
+    def count(self) -> int:
+        return max(self.groups.values()) + 1
+
+    def sizes(self, which: int) -> Sequence[int]:
+        return self.primes[which * self.count : (which + 1) * self.count]
 
     def report(self, sizes: Sequence[int]) -> ShapeReport:
         inputs = {tensor: list(tensor.shape_signature or ()) for tensor, _ in self.groups}
@@ -145,7 +136,7 @@ class _Choice:
         return _lengths(self.report(self.sizes(which)))
 
     def ones(self) -> list[Lengths]:
-        report = self.report([1] * (max(self.groups.values()) + 1))
+        report = self.report([1] * self.count)
         return [] if report.refused else [replace(_lengths(report), tells=False)]
 
     def read_as(self, group: int) -> set[tuple[str, int]]:
@@ -199,13 +190,13 @@ def _settled(choice: _Choice) -> _Choice | None:
         operator = report.refused[0]
         pairs = list(combinations(_met(choice, sizes, report), 2))
         swap = next((pair for pair in pairs if _accepts(operator, report, sizes, (), pair)), None)
-        several = (some for count in (1, 2, 3) for some in combinations(pairs, count))
-        joined = next((some for some in several if _accepts(operator, report, sizes, some)), None)
-        joined = joined or _summed(choice, sizes, operator)
         if swap is not None:
             choice = choice.swapped(*swap)
             report = choice.report(sizes)
             continue
+        several = (some for count in (1, 2, 3) for some in combinations(pairs, count))
+        joined = next((some for some in several if _accepts(operator, report, sizes, some)), None)
+        joined = joined or _summed(choice, sizes, operator)
         if joined is None:
             return None
         # A model has such pairs for each layer's cache: all go at once, where that brings it further.

@@ -59,7 +59,7 @@ def _reshape_target(call: Call) -> list[Element]:
     tensor = call.op.inputs[1] if call.has(1) else None
     if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
         return call.elements(1)
-    sizes = [int(size) for size in call.option("new_shape", ())]
+    sizes = call.listed("new_shape")
     return [] if sizes == [0] else list(sizes)
 
 
@@ -131,7 +131,7 @@ def expand_dims(call: Call) -> Results:
 def squeeze(call: Call) -> Results:
     """The axes in `squeeze_dims`, of size 1 each, are dropped; without any, every axis of size 1 is."""
     shape = call.shape(0, most=_MAX_SQUEEZE_RANK)
-    listed = [int(axis) for axis in call.option("squeeze_dims", ())]
+    listed = call.listed("squeeze_dims")
     if not listed and min(shape, default=1) < 0:
         raise UnknownError
     if not listed:

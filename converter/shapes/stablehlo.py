@@ -9,20 +9,6 @@ from edge_opt.shapes.rules import rule
 _MAX_WINDOW_RANK = 6
 
 
-def numbers(call: Call, name: str, count: int | None = None) -> list[int]:
-    """Return a vector option.
-
-    Raises:
-        ShapeError: it does not have `count` numbers.
-    """
-    values = [int(value) for value in call.option(name, ())]
-    if count is not None and len(values) != count:
-        raise ShapeError(
-            f"its {name} has {len(values)} numbers: expected {count}, one per axis of {call.described(0)}"
-        )
-    return values
-
-
 @rule(
     "STABLEHLO_RNG_BIT_GENERATOR",
     "StableHLO specification, rng_bit_generator; TFLite, rng_bit_generator.cc, Prepare",
@@ -38,7 +24,7 @@ def pad(call: Call) -> Results:
     call.require_single(1)
     shape = call.shape(0)
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    triples = zip(*(numbers(call, name, len(shape)) for name in names), strict=True)
+    triples = zip(*(call.listed(name, len(shape)) for name in names), strict=True)
     return [
         tuple(
             _padded(call, axis, size, triple)
@@ -93,10 +79,10 @@ def reduce_window(call: Call) -> Results:
 
 def _reduced(call: Call, shape: Shape) -> Shape:
     rank = len(shape)
-    windows = numbers(call, "window_dimensions", rank)
-    padding = numbers(call, "padding") or [0] * (2 * rank)
+    windows = call.listed("window_dimensions", rank)
+    padding = call.listed("padding") or [0] * (2 * rank)
     strides, base, dilations = (
-        numbers(call, name) or [1] * rank for name in ("window_strides", "base_dilations", "window_dilations")
+        call.listed(name) or [1] * rank for name in ("window_strides", "base_dilations", "window_dilations")
     )
     if len(padding) != 2 * rank or any(len(values) != rank for values in (strides, base, dilations)):
         raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.described(0)}")
@@ -110,8 +96,8 @@ def _reduced(call: Call, shape: Shape) -> Shape:
 def gather(call: Call) -> Results:
     """The indices' axes, less the vector axis, with the slice's axes at `offset_dims`."""
     shape, indices = call.all_shapes()
-    sizes = numbers(call, "slice_sizes", len(shape))
-    collapsed, offsets = numbers(call, "collapsed_slice_dims"), numbers(call, "offset_dims")
+    sizes = call.listed("slice_sizes", len(shape))
+    collapsed, offsets = call.listed("collapsed_slice_dims"), call.listed("offset_dims")
     window = [size for axis, size in enumerate(sizes) if axis not in collapsed]
     if len(window) != len(offsets):
         raise ShapeError(
