@@ -18,7 +18,7 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import FORMS
 from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.rule import HeadBuilder, Labelled
+from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor, to_bytes
 from edge_opt.ir.region import reads
@@ -103,8 +103,8 @@ def for_one_head(
             fed[id(piece)], numbers[id(piece)] = piece, numbers_of_head
         elif not fx.is_shared(own):
             pieces[index] = assembly.constant(whole, part(whole.array(), own, head, keep=keep), None)
-    builder = HeadBuilder(assembly, f"head_{head}", keep_axes=keep)
-    result = RULES[operator.name].emit(builder, of, head, pieces.__getitem__)
+    one = OneHead(assembly, of, head, pieces.__getitem__, f"head_{head}", keep_axes=keep)
+    result = RULES[operator.name].emit(one)
     made = assembly.finished(result)
     if not made:
         return numbers[id(result)], made

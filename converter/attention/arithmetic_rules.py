@@ -3,8 +3,7 @@
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis
 from edge_opt.attention.refusal import Refusal, RefusedError
-from edge_opt.attention.rule import HeadBuilder as Builder
-from edge_opt.attention.rule import Labelled, Operands, Pieces, Rule, constant_integers, on_axes
+from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
 from edge_opt.ir import Shape, Tensor
 
 
@@ -15,14 +14,12 @@ class Elementwise(Rule):
         shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
         return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
-        shape = of.piece_shape(keep=build.keep_axes)
+    def made(self, one: OneHead) -> Tensor:
         inputs: dict[int, Tensor] = {}
-        for index, own in self.operands(of).items():
-            whole = of.input(index)
-            wanted = fx.piece_shape(own, keep=build.keep_axes)
-            inputs[index] = whole if _fits_as_it_is(whole.shape, wanted, shape) else pieces(index)
-        return build.clone(of, inputs, shape)
+        for index, own in self.operands(one.of).items():
+            whole, wanted = one.of.input(index), fx.piece_shape(own, keep=one.keep_axes)
+            inputs[index] = whole if _fits_as_it_is(whole.shape, wanted, one.shape) else one.piece(index)
+        return one.clone(inputs)
 
 
 def _fits_as_it_is(whole: Shape, wanted: Shape, result: Shape) -> bool:
@@ -83,13 +80,13 @@ class FullyConnected(Rule):
             found[2] = (columns,)
         return found
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+    def made(self, one: OneHead) -> Tensor:
         # Weights and bias are a matrix and a vector, whatever axes a head drops.
         inputs = {
-            index: on_axes(build, of, pieces(index), own, range(len(own))) if index else pieces(index)
-            for index, own in self.operands(of).items()
+            index: one.on_axes(index, own, range(len(own))) if index else one.piece(index)
+            for index, own in self.operands(one.of).items()
         }
-        return build.clone(of, inputs, of.piece_shape(keep=build.keep_axes))
+        return one.clone(inputs)
 
 
 class AlongLastAxis(Rule):
@@ -121,18 +118,16 @@ class Reduce(Rule):
             axes.extend(fx.plain((size,)))
         return {0: tuple(axes)}
 
-    def made(self, build: Builder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
-        reduced, operand = _reduced_axes(of), self.operands(of)[0]
-        kept = fx.piece_axes(operand, keep=build.keep_axes)
-        sizes = fx.piece_shape_on(operand, kept)
-        steering = build.integers(
-            f"{of.tensor.name}/axes", [i for i, axis in enumerate(kept) if axis in reduced]
-        )
-        if of.operator.option("keep_dims"):
-            shape = tuple(1 if axis in reduced else size for axis, size in zip(kept, sizes, strict=True))
+    def made(self, one: OneHead) -> Tensor:
+        reduced, operand = _reduced_axes(one.of), self.operands(one.of)[0]
+        kept = one.axes(operand)
+        steering = one.integers("axes", [i for i, axis in enumerate(kept) if axis in reduced])
+        left = operand
+        if one.of.operator.option("keep_dims"):
+            left = tuple(() if axis in reduced else own for axis, own in enumerate(operand))
         else:
-            shape = tuple(size for axis, size in zip(kept, sizes, strict=True) if axis not in reduced)
-        return build.clone(of, {0: pieces(0), 1: steering}, shape)
+            kept = tuple(axis for axis in kept if axis not in reduced)
+        return one.clone({0: one.piece(0), 1: steering}, fx.piece_shape_on(left, kept))
 
 
 def _reduced_axes(of: Labelled) -> set[int]:

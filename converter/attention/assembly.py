@@ -105,12 +105,3 @@ class Assembly:
         self.emit("RESHAPE", [root, steering], output, new_shape=wanted)
         self._reshaped_from[id(output)] = root
         return output
-
-
-def piece_name(piece: int, pieces: int, tiles: int) -> str:
-    """What distinguishes one of the pieces, of which the tiles are the outer digit: `head_1`, `rows_3/head_1`."""
-    of_tile = pieces // tiles
-    names = [f"rows_{piece // of_tile}"] if tiles > 1 else []
-    if of_tile > 1 or not names:
-        names.append(f"head_{piece % of_tile}")
-    return "/".join(names)

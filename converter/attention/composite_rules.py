@@ -7,7 +7,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.refusal import Refusal, RefusedError
-from edge_opt.attention.rule import HeadBuilder, Labelled, Operands, Pieces, Rule
+from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, same_type, topological
 from edge_opt.ir.extract import renamed, repeated
@@ -47,12 +47,11 @@ class Composite(Rule):
         labels = self._labels(body, of.factored)
         return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
-    def made(self, build: HeadBuilder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
-        body = self._for_one_head(self._body(of.operator), of.factored, f"head_{head}")
+    def made(self, one: OneHead) -> Tensor:
+        body = self._for_one_head(self._body(one.of.operator), one.of.factored, f"head_{one.head}")
         self._model.subgraphs.append(body)
-        options = {BODY: len(self._model.subgraphs) - 1}
-        read = {index: pieces(index) for index in range(len(body.inputs))}
-        return build.clone(of, read, of.piece_shape(keep=True), options)
+        read = {index: one.piece(index) for index in range(len(body.inputs))}
+        return one.clone(read, one.of.piece_shape(keep=True), **{BODY: len(self._model.subgraphs) - 1})
 
     def _body(self, composite: Operator) -> Subgraph:
         return self._model.subgraphs[int(composite.option(BODY))]
@@ -75,7 +74,6 @@ class Composite(Rule):
         """The body without the heads' factors in its shapes; `name` is added to its names."""
         labels = self._labels(body, result)
         assembly = Assembly(self._model, Constants(self._model))
-        builder = HeadBuilder(assembly, name, keep_axes=True)
         pieces: dict[int, Tensor] = {}
         shared: list[Operator] = []
         for tensor in body.inputs:
@@ -87,8 +85,8 @@ class Composite(Rule):
             for output, tensor in enumerate(operator.outputs):
                 of = Labelled(operator, labels.get(id(tensor), ()), output)
                 if fx.piece_count(of.factored) > 1:
-                    rule = self._inner.rules[operator.name]
-                    pieces[id(tensor)] = rule.emit(builder, of, 0, partial(_piece, operator, pieces))
+                    one = OneHead(assembly, of, 0, partial(_piece, operator, pieces), name, keep_axes=True)
+                    pieces[id(tensor)] = self._inner.rules[operator.name].emit(one)
                 elif id(tensor) in labels:
                     shared.append(operator)
         arguments = [pieces.get(id(tensor), tensor) for tensor in body.inputs]

@@ -11,8 +11,8 @@ from edge_opt.attention.factors import Axis, Factored
 from edge_opt.attention.form import Form
 from edge_opt.attention.labelling import DEEPEST, OperandFactors
 from edge_opt.attention.movement_rules import keeps_order
-from edge_opt.attention.rule import HeadBuilder, Labelled, name_of_piece
-from edge_opt.attention.rules import MOVEMENT, RULES
+from edge_opt.attention.rule import Labelled, name_of_piece
+from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.schema.table import Table
 
@@ -138,7 +138,7 @@ class Cutter:
         """The rearrangements of another source; those that keep the row-major order become one RESHAPE."""
         for move in moves:
             operator, result = move.operator, move.tensor
-            if keeps_order(Labelled(operator, fx.plain(result.shape)), RULES[operator.name]):
+            if keeps_order(Labelled(operator, fx.plain(result.shape))):
                 continue
             read = self._unscaled(source, operator.input(0))
             inputs = [read, *operator.inputs[1:]]
@@ -162,15 +162,15 @@ class Cutter:
 
     def scaled(self, step: Step, piece: Tensor, head: int) -> Tensor:
         """A piece multiplied by a number, whatever rearrangements the cut moved in front of that."""
-        inputs = {step.operand: piece}
-        for index, tensor in enumerate(step.result.operator.inputs):
+        of = step.result
+        read = list(of.operator.inputs)
+        read[step.operand] = piece
+        for index, tensor in enumerate(read):
             if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
-                inputs[index] = self._assembly.constant(
-                    tensor, tensor.array().reshape(()), tensor.quantization
-                )
-        name = name_of_piece(step.result, head, self._count, self._tiles)
-        builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
-        return builder.clone(step.result, inputs, piece.shape)
+                number = tensor.array().reshape(())
+                read[index] = self._assembly.constant(tensor, number, tensor.quantization)
+        name = f"{of.tensor.name}/{name_of_piece(of, head, self._count, self._tiles)}"
+        return self._assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         target = fx.piece_shape(factored, keep=self._form.keep_axes)

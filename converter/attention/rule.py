@@ -4,16 +4,15 @@ A rule says where the operands carry the label, given where the result does, and
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly, piece_name
+from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.schema.table import Table
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
@@ -48,57 +47,74 @@ class Labelled:
         return fx.piece_shape(self.factored, keep=keep)
 
 
-def name_of_piece(of: Labelled, head: int, pieces: int, tiles: int = 1) -> str:
-    """As `piece_name`, but `group_1` where several heads see the same piece, and `shared` where all do."""
+def name_of_piece(of: Labelled, piece: int, pieces: int, tiles: int = 1) -> str:
+    """What distinguishes a piece of a result from the others, of which the tiles are the outer digit.
+
+    It is `head_1` or `rows_3/head_1`, but `group_1` where several heads see the same, and `shared` where all do.
+    """
     count = fx.piece_count(of.factored)
-    if count == pieces:
-        return piece_name(head, pieces, tiles)
-    return f"group_{fx.mixed_index(fx.labels(of.factored), head)}" if count > 1 else "shared"
+    if count < pieces:
+        return f"group_{fx.mixed_index(fx.labels(of.factored), piece)}" if count > 1 else "shared"
+    tile, head = divmod(piece, pieces // tiles)
+    rows = [f"rows_{tile}"] if tiles > 1 else []
+    return "/".join([*rows, f"head_{head}"] if pieces > tiles or not rows else rows)
 
 
-class HeadBuilder:
-    """What the rules see of the assembly, for one head."""
+class OneHead:
+    """One operator for one head, `of` which the whole is known: what a rule makes it with.
 
-    def __init__(self, assembly: Assembly, suffix: str, *, keep_axes: bool) -> None:
-        """`suffix`: what the names of this head's tensors end in."""
+    `piece` gives the head's part of an operand; `suffix` is what the names of its results end in. With `keep_axes` its
+    tensors keep the axes that only tell heads apart, at size 1.
+    """
+
+    def __init__(
+        self, assembly: Assembly, of: Labelled, head: int, piece: Pieces, suffix: str, *, keep_axes: bool
+    ) -> None:
+        self.of = of
+        self.head = head
+        self.piece = piece
         self.keep_axes = keep_axes
         self._assembly = assembly
         self._suffix = suffix
 
-    def clone(
-        self,
-        of: Labelled,
-        inputs: Mapping[int, Tensor],
-        shape: Shape,
-        options: Mapping[str, object] | None = None,
-    ) -> Tensor:
-        """The operator for this head."""
-        return self.clone_all(of, inputs, [shape], options)[0]
+    @property
+    def shape(self) -> Shape:
+        """Shape of the result."""
+        return self.of.piece_shape(keep=self.keep_axes)
+
+    def axes(self, *shapes: Factored) -> tuple[int, ...]:
+        """Axes that the head's part of any of these has; they have the same rank."""
+        return tuple(sorted({axis for own in shapes for axis in fx.piece_axes(own, keep=self.keep_axes)}))
+
+    def clone(self, inputs: Mapping[int, Tensor], shape: Shape | None = None, **options: object) -> Tensor:
+        """The operator with other inputs and options, where it has one result."""
+        return self.clone_all(inputs, [self.shape if shape is None else shape], **options)[0]
 
     def clone_all(
-        self,
-        of: Labelled,
-        inputs: Mapping[int, Tensor],
-        shapes: Sequence[Shape],
-        options: Mapping[str, object] | None = None,
+        self, inputs: Mapping[int, Tensor], shapes: Sequence[Shape], **options: object
     ) -> tuple[Tensor, ...]:
-        """The operator for this head, all its results."""
-        table = of.operator.options
+        """The operator with other inputs and options, all its results."""
+        operator = self.of.operator
+        table = operator.options
         if options and table is not None:
-            table = Table(table.spec, dict(table.fields))
+            table = table.copy()
             for name, value in options.items():
                 table.set(name, value)
-        read = [inputs.get(i, tensor) for i, tensor in enumerate(of.operator.inputs)]
-        names = [f"{output.name}/{self._suffix}" for output in of.operator.outputs]
-        return self._assembly.again(of.operator, read, names, shapes, table)
+        read = [inputs.get(i, tensor) for i, tensor in enumerate(operator.inputs)]
+        names = [f"{output.name}/{self._suffix}" for output in operator.outputs]
+        return self._assembly.again(operator, read, names, shapes, table)
 
-    def integers(self, name: str, values: object) -> Tensor:
-        """An int32 constant."""
-        return self._assembly.integers(name, values)
+    def integers(self, word: str, values: object) -> Tensor:
+        """An int32 constant that steers the operator."""
+        return self._assembly.integers(f"{self.of.tensor.name}/{word}", values)
 
-    def reshape(self, of: Labelled, source: Tensor, shape: Shape) -> Tensor:
+    def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
         """`source` as `shape`, or itself."""
-        return self._assembly.reshaped(source, shape, f"{of.tensor.name}/{self._suffix}")
+        return self._assembly.reshaped(source, shape, f"{self.of.tensor.name}/{self._suffix}")
+
+    def on_axes(self, index: int, own: Factored, axes: Sequence[int]) -> Tensor:
+        """The head's part of an operand with exactly these axes, of which it may lack some that have size 1."""
+        return self.reshaped(self.piece(index), fx.piece_shape_on(own, axes))
 
 
 class Rule(ABC):
@@ -120,16 +136,15 @@ class Rule(ABC):
         """Of an operator that vanishes, the operand that the result is a RESHAPE of."""
         return 0
 
-    def made(self, build: HeadBuilder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+    def made(self, one: OneHead) -> Tensor:
         """The operator for one head, its result perhaps still to be reshaped."""
-        read = {index: pieces(index) for index in self.operands(of)}
-        return build.clone(of, read, of.piece_shape(keep=build.keep_axes))
+        return one.clone({index: one.piece(index) for index in self.operands(one.of)})
 
-    def emit(self, build: HeadBuilder, of: Labelled, head: int, pieces: Pieces) -> Tensor:
+    def emit(self, one: OneHead) -> Tensor:
         """The result for one head."""
-        gone = self.vanishes(of, keep=build.keep_axes)
-        made = pieces(self.left(of, head)) if gone else self.made(build, of, head, pieces)
-        return build.reshape(of, made, of.piece_shape(keep=build.keep_axes))
+        gone = self.vanishes(one.of, keep=one.keep_axes)
+        made = one.piece(self.left(one.of, one.head)) if gone else self.made(one)
+        return one.reshaped(made, one.shape)
 
 
 def constant_integers(operator: Operator, index: int) -> list[int]:
@@ -138,23 +153,3 @@ def constant_integers(operator: Operator, index: int) -> list[int]:
     if tensor is None or not tensor.has_numbers:
         raise RefusedError(Refusal("an operand that steers the operator must be constant", operator, tensor))
     return [int(value) for value in tensor.array().ravel()]
-
-
-def whole_on(of: Labelled, source: Tensor, changed: Collection[int], refusal: str) -> Factored:
-    """Factors of an operand that has other sizes on the `changed` axes, which may hold no heads: there it is whole."""
-    if any(fx.tells_heads(of.factored[axis]) for axis in changed):
-        raise RefusedError(Refusal(refusal, of.operator, source))
-    plain = fx.plain(source.shape)
-    return tuple(plain[axis] if axis in changed else own for axis, own in enumerate(of.factored))
-
-
-def shared_axes(build: HeadBuilder, *shapes: Factored) -> tuple[int, ...]:
-    """Axes that a head's piece of any of these has; they have the same rank."""
-    return tuple(sorted({axis for own in shapes for axis in fx.piece_axes(own, keep=build.keep_axes)}))
-
-
-def on_axes(
-    build: HeadBuilder, of: Labelled, piece: Tensor, factored: Factored, axes: Sequence[int]
-) -> Tensor:
-    """A piece with exactly these axes, of which it may lack some that have size 1."""
-    return build.reshape(of, piece, fx.piece_shape_on(factored, axes))

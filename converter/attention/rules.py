@@ -10,9 +10,18 @@ from edge_opt.attention.arithmetic_rules import (
     Reduce,
     Select,
 )
-from edge_opt.attention.cutting_rules import Pad, Slice, Split, Unpack
-from edge_opt.attention.joining_rules import Broadcast, Concatenation, Gather, Pack
-from edge_opt.attention.movement_rules import Regroup, Transpose
+from edge_opt.attention.movement_rules import (
+    Broadcast,
+    Concatenation,
+    Gather,
+    Pack,
+    Pad,
+    Regroup,
+    Slice,
+    Split,
+    Transpose,
+    Unpack,
+)
 from edge_opt.attention.rule import Rule
 from edge_opt.ir import Operator, Tensor
 

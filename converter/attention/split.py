@@ -18,7 +18,7 @@ from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import DEEPEST, output_index
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.reach import above_the_core
-from edge_opt.attention.rule import HeadBuilder, Labelled, name_of_piece
+from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
 from edge_opt.ir.region import still_needed
@@ -127,8 +127,8 @@ class _Splitter:
             return known.get(index) or self.piece(of.input(index), operands[index], head, depth + 1)
 
         name = name_of_piece(of, head, self._block.pieces, self._block.tiles)
-        builder = HeadBuilder(self._assembly, name, keep_axes=self._form.keep_axes)
-        return self._operands.rules[of.operator.name].emit(builder, of, head, piece)
+        one = OneHead(self._assembly, of, head, piece, name, keep_axes=self._form.keep_axes)
+        return self._operands.rules[of.operator.name].emit(one)
 
     def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
         """True where a tensor is made anew for each head, False where it is cut; the same for all heads."""
@@ -190,5 +190,5 @@ class _Splitter:
         rule = self._operands.rules[of.operator.name]
         if rule.vanishes(of, keep=self._form.keep_axes):
             return 0
-        reshapes = of.operator.name in MOVEMENT and keeps_order(of, rule)
+        reshapes = of.operator.name in MOVEMENT and keeps_order(of)
         return fx.piece_count(of.factored) * (_RESHAPE if reshapes else _OPERATOR)
