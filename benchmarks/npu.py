@@ -12,23 +12,21 @@ Exit status 1 where anything takes longer than as exported, or than its bar.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
-from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.trials import Job, carry_out, key_of, remember, remembered
+from edge_opt.npu.trials import Choice, Job, choices, outcomes
 from edge_opt.schema import EdgeOptError
 from edge_opt.targets import Target, load_target
 
@@ -111,13 +109,12 @@ def measured(
     for signature, _ in model.entry_points():
         alone = folder / f"{path.stem}.{signature}.tflite"
         save(cut_entry_point(model, signature), alone)
-        with alone.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
         jobs = [
             job(str(alone), choice, target, options)
             for choice in candidates(model, signature, target, forms=options.forms)
         ]
-        yield Row(path.stem, signature, tuple(outcomes(digest, jobs, running, fresh=options.fresh)))
+        trials = outcomes(jobs, profile, running, fresh=options.fresh, done=told)
+        yield Row(path.stem, signature, tuple(trials))
         alone.unlink()
 
 
@@ -127,26 +124,13 @@ def job(exported: str, choice: Choice, target: Target, options: argparse.Namespa
     if choice == OURS:
         flags |= dict(flag.split("=", 1) for flag in target.flags())
     told = tuple(f"{name}={value}" for name, value in flags.items())
-    return Job(exported, choice, {}, target, options.chip, told, options.sdk, MOST_SECONDS)
+    return Job(exported, choice, target, options.chip, told, options.sdk, MOST_SECONDS)
 
 
-def outcomes(
-    digest: str, jobs: Sequence[Job], running: ThreadPoolExecutor, *, fresh: bool
-) -> Iterator[Trial]:
-    """The outcome of every job, in order; each is remembered when it ends."""
-    keys = {each.choice: key_of(digest, each) for each in jobs}
-    found = {each.choice: None if fresh else remembered(keys[each.choice]) for each in jobs}
-    waiting = {running.submit(carry_out, each, profile): each for each in jobs if found[each.choice] is None}
-    for future in as_completed(waiting):
-        each, trial = waiting[future], future.result()
-        remember(keys[each.choice], trial)
-        found[each.choice] = trial
-        print(
-            f"{Path(each.exported).stem}: {each.choice}, {trial.seconds:.0f} s", file=sys.stderr, flush=True
-        )
-    for choice, known in found.items():
-        assert known is not None
-        yield replace(known, choice=choice)
+def told(done: int, trial: Trial | None) -> None:
+    """A line for each that was compiled."""
+    if trial is not None:
+        print(f"{done}: {trial.choice}, {trial.seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def report(rows: Sequence[Row]) -> str:

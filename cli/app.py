@@ -233,7 +233,7 @@ class Profile(Command):
 
 @command(app, "tune:run")
 class Tune(Command):
-    """Compile a signature in every form, with every usable level of the target's compiler, and find the quickest."""
+    """Compile a signature in every form with the target's compiler, and find the quickest."""
 
     model: Path = model_argument()
     target: str = target_option()

@@ -5,7 +5,7 @@ from pathlib import Path
 from edge_opt.cli import output
 from edge_opt.cli.app import Tune
 from edge_opt.cli.profile import columns
-from edge_opt.npu import Trial, Tuning, tune, tuned_target, write_target
+from edge_opt.npu import Tuning, tune, tuned_target, write_target
 from edge_opt.schema.atomic import resolve_target
 
 
@@ -34,27 +34,19 @@ def _show(found: Tuning, destination: Path | None) -> None:
     )
     output.say()
     told = [(trial, columns(trial.figures)) for trial in found.trials if trial.usable and trial.figures]
-    rows: list[tuple[str, ...]] = [("form", "flags", *(told[0][1] if told else ()), "seconds")]
-    rows += [
-        (str(trial.choice), _level(trial), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told
-    ]
-    output.say(output.table(rows, left=2))
+    rows: list[tuple[str, ...]] = [("form", *(told[0][1] if told else ()), "seconds")]
+    rows += [(str(trial.choice), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told]
+    output.say(output.table(rows, left=1))
     output.say()
     for note in found.notes:
         output.say(f"  {note}")
-    for level, reason in found.levels.items():
-        output.say(f"  not tried, {level}: {reason}")
     for trial in found.trials:
         if not trial.usable:
-            output.say(f"  left out, {trial.choice}, {_level(trial)}: {trial.failure or trial.verdict}")
+            output.say(f"  left out, {trial.choice}: {trial.failure or trial.verdict}")
     best = found.winner
     if best is not None:
-        output.say(f"Best: {best.choice}, {_level(best)}: {found.checked}.")
+        output.say(f"Best: {best.choice}: {found.checked}.")
     else:
         output.say(f"No winner: {found.checked}.")
     if destination is not None:
         output.say(f"It is in {destination}: edge-opt convert {found.model} --target {destination}")
-
-
-def _level(trial: Trial) -> str:
-    return " ".join(trial.level.values())

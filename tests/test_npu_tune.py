@@ -33,18 +33,17 @@ from edge_opt.npu import (
     tuned_target,
     write_target,
 )
-from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.probe import LIBRARY
 from edge_opt.npu.process import _running
 from edge_opt.npu.search import rank
-from edge_opt.npu.trials import Job, key_of
+from edge_opt.npu.trials import Choice, Job, choices, key_of
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
-# As exported, in three forms, and one of them cut at the norm in the other way; with three levels.
-TRIALS = 5 * 3
+# As exported, in three forms, and one of them cut at the norm in the other way.
+TRIALS = 5
 Captured = pytest.CaptureFixture[str]
 
 
@@ -66,16 +65,15 @@ class FakeComparison:
 
 
 class FakeEmulator:
-    """Finds the numbers wrong of what `wrong` says so of, by number of SOFTMAX and level."""
+    """Finds the numbers wrong of a model with that many SOFTMAX."""
 
-    def __init__(self, *wrong: tuple[int, str]) -> None:
+    def __init__(self, wrong: int = 0) -> None:
         self._wrong = wrong
-        self.asked: list[tuple[int, str]] = []
+        self.asked: list[tuple[int, Any]] = []
 
-    def __call__(self, a: Any, b: Any, *, flags: Sequence[str], **_: Any) -> Any:
-        asked = softmaxes(b), next(flag.rpartition("=")[2] for flag in flags if "optimization" in flag)
-        self.asked.append(asked)
-        return FakeComparison(asked not in self._wrong)
+    def __call__(self, a: Any, b: Any, *, flags: Any, **_: Any) -> Any:
+        self.asked.append((softmaxes(b), flags))
+        return FakeComparison(softmaxes(b) != self._wrong)
 
 
 def softmaxes(path: Any) -> int:
@@ -89,25 +87,23 @@ def _own_memory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 class FakeCompiler:
-    """Reads figures by number of SOFTMAX and level from a table; what is not in it fails."""
+    """Reads figures by number of SOFTMAX from a table; what is not in it fails."""
 
-    def __init__(self, answers: dict[tuple[int, str], SpillFigures]) -> None:
+    def __init__(self, answers: dict[int, SpillFigures]) -> None:
         self._answers = answers
-        self.asked: list[tuple[int, str]] = []
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
 
-    def __call__(self, path: Any, target: Target, *, flags: Sequence[str] | None, **_: Any) -> Profile:
-        level = next(flag.rpartition("=")[2] for flag in flags or () if "optimization" in flag)
-        asked = softmaxes(path), level
-        self.asked.append(asked)
-        found = self._answers.get(asked)
-        if found is None:
-            raise CompilerFailedError(f"block.tflite: no {level} for {asked[0]}")
-        return Profile(str(path), target.name, "SM0", tuple(flags or ()), {"fake": "1.0"}, 2.0, (found,))
+    def __call__(self, path: Any, target: Target, *, chip: str, flags: Sequence[str], **_: Any) -> Profile:
+        self.asked.append((chip, tuple(flags)))
+        count = softmaxes(path)
+        if count not in self._answers:
+            raise CompilerFailedError(f"block.tflite: nothing for {count}")
+        return Profile(str(path), target.name, "SM0", (), {"fake": "1.0"}, 2.0, (self._answers[count],))
 
 
-def tuned(answers: dict[tuple[int, str], SpillFigures], path: Path = DEMO, **options: Any) -> Tuning:
-    given = {"blocks": 1, "jobs": 2, "compiler": FakeCompiler(answers), "comparer": FakeEmulator(), **options}
-    return tune(path, "qualcomm-htp", **given)
+def tuned(answers: dict[int, SpillFigures], path: Path = DEMO, **options: Any) -> Tuning:
+    given = {"blocks": 1, "jobs": 2, "compiler": FakeCompiler(answers), "comparer": FakeEmulator()}
+    return tune(path, **{"target": "qualcomm-htp", **given, **options})
 
 
 # One block
@@ -229,76 +225,50 @@ def test_a_winner_that_cuts_at_the_norm_the_other_way_is_written_down(tmp_path: 
 )
 def test_staying_on_the_npu_counts_first_then_time_then_bytes(better: Any, worse: Any) -> None:
     def trial(found: Any) -> Trial:
-        return Trial(Choice(), {}, 1.0, found)
+        return Trial(Choice(), 1.0, found)
 
     assert rank(trial(better)) < rank(trial(worse))
 
 
 def test_the_best_comes_first_and_failures_last_with_their_reason() -> None:
-    found = tuned({(1, "O3"): figures(300), (4, "O2"): figures(120), (1, "O2"): figures(200)})
-    assert found.winner is not None
-    assert (str(found.winner.choice), found.winner.level) == ("split", {"qualcomm_optimization_level": "O2"})
-    times = [
-        t.figures.time.us for t in found.trials if isinstance(t.figures, SpillFigures) and t.figures.time
+    found = tuned({1: figures(300), 4: figures(120)}, QUANTIZED, signature="prefill_8")
+    forms = [str(trial.choice) for trial in found.trials]
+    assert forms[:2] + forms[-2:] == ["split", "unpack", "as exported", "split-above, tiles of 2 rows"]
+    assert [trial.figures and trial.figures.time and trial.figures.time.us for trial in found.trials] == [
+        *[120] * (len(forms) - 2),
+        300,
+        None,
     ]
-    assert times == [120] * times.count(120) + [200, 300]
-    failed = [trial for trial in found.trials if trial.figures is None]
-    assert found.trials[-len(failed) :] == tuple(failed)
-    assert {trial.failure for trial in failed} >= {"no O1 for 1", "no O3 for 4"}
+    assert found.trials[-1].failure == "nothing for 16"
+    assert found.winner is found.trials[0]
 
 
-def test_every_level_is_tried_with_every_form_and_the_target_s_other_flags_stay() -> None:
-    compiler = FakeCompiler({})
+def test_every_form_is_compiled_and_checked_with_the_flags_of_the_target() -> None:
+    """On the chip whose time is estimated, with the memory of the one that was asked for."""
+    compiler, emulator = FakeCompiler({1: figures(1)}), FakeEmulator()
     target = replace(load_target("qualcomm-htp"), compiler_flags={"other": "7"})
-    seen: list[Sequence[str]] = []
-
-    def spy(path: Any, target: Target, **options: Any) -> Profile:
-        seen.append(options["flags"])
-        return compiler(path, target, **options)
-
-    tune(DEMO, target, signature="decode", blocks=1, compiler=spy, comparer=FakeEmulator())
-    assert {level for _, level in compiler.asked} == {"O1", "O2", "O3"}
-    assert len(compiler.asked) == TRIALS
-    assert all(flags[0] == "--other=7" for flags in seen)
-
-
-def test_the_chip_whose_time_is_estimated_judges_with_the_memory_of_the_one_asked_for() -> None:
-    seen = set()
-
-    def spy(_: Any, target: Target, *, chip: str, flags: Sequence[str], **__: Any) -> Profile:
-        seen.add((chip, flags[-1]))
-        return Profile("", target.name, chip, (), {}, 1.0, (figures(1),))
-
-    tuned({}, compiler=spy, chip="SSG2125P")
-    assert seen == {("SA8775", "--qualcomm_vtcm_size=2")}
+    tuned({}, target=target, signature="decode", chip="SSG2125P", compiler=compiler, comparer=emulator)
+    assert compiler.asked == [("SA8775", ("--other=7", "--qualcomm_vtcm_size=2"))] * TRIALS
+    assert emulator.asked == [(1, ["--other=7"])]
 
 
 # Numbers
 
 
-def test_a_level_that_the_emulator_does_not_survive_is_no_candidate() -> None:
-    compiler = FakeCompiler({(1, "O2"): figures(1), (4, "O3"): figures(100)})
-    found = tuned({}, compiler=compiler, comparer=FakeEmulator((1, "O2")))
-    assert found.levels == {"O2": "numbers are off"}
-    assert {level for _, level in compiler.asked} == {"O1", "O3"}
-    assert found.winner is not None
-    assert found.winner.choice.form == "split"
-
-
 def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken() -> None:
-    emulator = FakeEmulator((4, "O3"))
-    found = tuned({(4, "O3"): figures(100), (1, "O3"): figures(200)}, comparer=emulator)
+    found = tuned({4: figures(100), 1: figures(200)}, comparer=FakeEmulator(wrong=4))
     assert found.winner is not None
     assert found.winner.choice.form is None
     off = [trial for trial in found.trials if trial.verdict]
     assert {trial.verdict for trial in off} == {"numbers are off"}
     assert len(off) > 1
     assert not any(trial.usable for trial in off)
-    assert "emulator" in found.checked
+    assert found.checked == "its numbers are the compiler's own, 2 layers on SM8750's emulator"
 
 
-def test_where_every_form_is_off_there_is_no_winner() -> None:
-    found = tuned({(4, "O3"): figures(100)}, comparer=FakeEmulator((4, "O3")))
+@pytest.mark.parametrize("count", [1, 4])
+def test_where_every_form_is_off_there_is_no_winner(count: int) -> None:
+    found = tuned({count: figures(100)}, comparer=FakeEmulator(wrong=count))
     assert found.winner is None
     assert found.checked == "no trial's numbers are right"
     with pytest.raises(UsageError, match="no winner"):
@@ -309,7 +279,7 @@ def test_where_every_form_is_off_there_is_no_winner() -> None:
 
 
 def test_a_search_that_was_interrupted_goes_on_where_it_was() -> None:
-    answers = {(1, "O3"): figures(300), (4, "O2"): figures(120)}
+    answers = {1: figures(300), 4: figures(120)}
     first = tuned(answers)
     again = FakeCompiler({})
     found = tuned({}, compiler=again)
@@ -326,12 +296,12 @@ def test_what_took_too_long_is_tried_again() -> None:
         raise CompilerTimeoutError("m: not done after 1 seconds")
 
     assert tuned({}, compiler=slow).winner is None
-    assert tuned({(1, "O3"): figures(1)}).winner is not None
+    assert tuned({1: figures(1)}).winner is not None
 
 
 def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> None:
     target = load_target("qualcomm-htp")
-    job = Job("m", Choice(), {}, target, "SM0", ("--a",), None, 1.0)
+    job = Job("m", Choice(), target, "SM0", ("--a",), None, 1.0)
     others = (
         replace(job, choice=Choice("split")),
         replace(job, flags=("--b",)),
@@ -345,7 +315,7 @@ def test_other_libraries_make_another_trial_and_another_place_for_the_same_ones_
     tmp_path: Path,
 ) -> None:
     def key(sdk: Path | None) -> str:
-        return key_of("digest", Job("m", Choice(), {}, load_target("qualcomm-htp"), "SM0", (), sdk, 1.0))
+        return key_of("digest", Job("m", Choice(), load_target("qualcomm-htp"), "SM0", (), sdk, 1.0))
 
     for place, content in {"one": b"1", "same": b"1", "new": b"2"}.items():
         (tmp_path / place).mkdir()
@@ -439,36 +409,34 @@ def written(found: Tuning, folder: Path) -> Target:
 
 
 def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Path) -> None:
-    target = written(tuned({(16, "O2"): figures(100)}, QUANTIZED, signature="prefill_8"), tmp_path)
+    target = written(tuned({16: figures(100)}, QUANTIZED, signature="prefill_8"), tmp_path)
     assert (target.form, target.rows_per_tile) == ("split-above", 2)
-    assert target.compiler_flags == {"qualcomm_optimization_level": "O2"}
     assert target.versions == {"fake": "1.0", "chip": "SM8750"}
     blank = Target("", "")
     stated = {f.name for f in fields(Target) if getattr(target, f.name) != getattr(blank, f.name)}
     assert stated - {"name", "summary", "sources", "versions"} == set(target.sources)
     assert "edge-opt tune" in target.sources["form"]
     result = convert(QUANTIZED, dry_run=True, target=str(tmp_path / "mine.toml"), verify="none")
-    assert result.compiler_flags == ["--qualcomm_optimization_level=O2"]
     assert result.model is not None
     matches = list(find_blocks(result.model.entry_points()[0][1]))
     assert {match.query_length for match in matches if isinstance(match, SingleHead)} == {2}
 
 
-def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Path) -> None:
-    small = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
-    asked = {"compiler": FakeCompiler({(4, "O1"): figures(100)}), "comparer": FakeEmulator(), "blocks": 1}
-    found = tune(DEMO, small, signature="prefill_8", **asked)
-    target = written(found, tmp_path)
+def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it_and_its_flags_stay(
+    tmp_path: Path,
+) -> None:
+    small = replace(load_target("qualcomm-htp"), on_chip_bytes=1, compiler_flags={"other": "7"})
+    target = written(tuned({4: figures(100)}, target=small, signature="prefill_8"), tmp_path)
     assert target.form == "split-above", "what fits keeps its form"
     assert target.long_context == {"form": "split"}
-    assert target.compiler_flags == {"qualcomm_optimization_level": "O1"}
+    assert target.compiler_flags == {"other": "7"}
 
 
 def test_a_signature_that_is_best_as_exported_is_left_alone(tmp_path: Path) -> None:
-    target = written(tuned({(1, "O2"): figures(100)}, signature="prefill_8"), tmp_path)
+    target = written(tuned({1: figures(100)}, signature="prefill_8"), tmp_path)
     assert not target.splits("prefill_8")
     assert target.splits("main")
-    target = tuned_target(tuned({(4, "O2"): figures(100)}, signature="decode"))
+    target = tuned_target(tuned({4: figures(100)}, signature="decode"))
     assert target.splits("decode")
 
 
@@ -476,9 +444,7 @@ def test_nothing_is_written_where_nothing_compiled_and_progress_is_told() -> Non
     told: list[tuple[str, int, int]] = []
     with pytest.raises(UsageError, match="there is no winner"):
         tuned_target(tuned({}, signature="decode", progress=lambda *step: told.append(step)))
-    assert told[0] == ("checking levels", 0, 3)
-    assert ("compiling", 0, TRIALS) in told
-    assert told[-1] == ("compiling", TRIALS, TRIALS)
+    assert told == [("compiling", done, TRIALS) for done in range(TRIALS + 1)]
 
 
 def test_a_file_is_not_written_over_and_must_be_a_target_file(tmp_path: Path) -> None:
@@ -507,7 +473,7 @@ def test_every_fact_survives_being_written(name: str, tmp_path: Path) -> None:
 def test_the_command_prints_one_table_and_writes_the_target(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = FakeCompiler({(4, "O2"): figures(150), (1, "O3"): figures(300)})
+    compiler = FakeCompiler({4: figures(150)})
     monkeypatch.setattr(
         "edge_opt.cli.tune.tune", lambda *a, **o: tune(*a, **o, compiler=compiler, comparer=FakeEmulator())
     )
@@ -517,7 +483,8 @@ def test_the_command_prints_one_table_and_writes_the_target(
     assert result.code == 0
     assert "one layer of decode, best first" in result.out
     assert "0.150" in result.out
-    assert "left out, split, O1: no O1 for 4" in result.out
+    assert "Best: split: the same bits as exported, 2 layers on SM8750's emulator." in result.out
+    assert "left out, as exported: nothing for 1" in result.out
     assert load_target(str(file)).splits("decode")
     assert run(capsys, *command).code == 2
     data = run(capsys, *command, "--force", "--json").json

@@ -14,12 +14,6 @@ from edge_opt.npu.figures import Profile
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
-LEVELS: dict[str, tuple[dict[str, str], ...]] = {
-    "qualcomm-htp": tuple({"qualcomm_optimization_level": level} for level in ("O1", "O2", "O3")),
-    "ethos-u85": ({"optimise": "Performance"}, {"optimise": "Size"}),
-}
-"""What each of these compilers lets one choose of its own optimization, as names and values of flags."""
-
 COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}
 """Targets whose compiler can be run here, and the chip that is taken where none is named."""
 

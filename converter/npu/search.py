@@ -1,31 +1,29 @@
-"""Compiles a signature in every form and with every usable level of the compiler, and ranks what comes out by time."""
+"""Compiles a signature in every form, and ranks what comes out by time."""
 
-import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from edge_opt.comparison.compare import Progress
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
-from edge_opt.npu.candidates import Choice, choices
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.figures import SpillFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.process import end_all
-from edge_opt.npu.profiling import COMPILERS, LEVELS, model_file, profile
+from edge_opt.npu.profiling import COMPILERS, model_file, profile
 from edge_opt.npu.sdk import find_sdk
-from edge_opt.npu.trials import Compile, Job, Trial, carry_out, key_of, remember, remembered
+from edge_opt.npu.trials import Choice, Compile, Job, Trial, choices, outcomes
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
-Progress = Callable[[str, int, int], None]
 Compare = Callable[..., NpuComparison]
 
 _HEXAGON = "qualcomm-htp"
@@ -36,9 +34,8 @@ _CHECKED_LAYERS = 2
 class Tuning:
     """All trials, best first; those that failed, or whose numbers are wrong, come last.
 
-    `blocks` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip. `levels`
-    are the compiler's settings that were not tried, with the reason. `checked` says how the winner's numbers were
-    checked, or why they were not.
+    `blocks` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
+    `checked` says how the winner's numbers were checked, or why they were not.
     """
 
     model: str
@@ -49,7 +46,6 @@ class Tuning:
     chip: str
     versions: Mapping[str, str]
     trials: tuple[Trial, ...]
-    levels: Mapping[str, str] = field(default_factory=dict)
     checked: str = ""
     notes: tuple[str, ...] = ()
 
@@ -73,7 +69,6 @@ class Tuning:
             "chip": self.chip,
             "versions": dict(self.versions),
             "long_context": self.long_context,
-            "levels_left_out": dict(self.levels),
             "trials": [trial.to_dict() for trial in self.trials],
             "winner": None if self.winner is None else self.winner.to_dict(),
             "checked": self.checked,
@@ -97,12 +92,11 @@ def tune(
     compiler: Compile = profile,
     comparer: Compare = compare_on_npu,
 ) -> Tuning:
-    """Try every form and compiler level on one signature of a model. The file is only read.
+    """Try every form on one signature of a model, with the target's own compiler flags. The file is only read.
 
-    For a Hexagon NPU trials are ranked by the compiler's estimate of time, then by bytes. A level under which the model
-    as exported crashes the emulator, or is too far from the CPU, is not tried. The best trial's numbers are checked
-    in the emulator, on two layers at their real shapes: they must be the same bits as before. If they are not, the
-    next trial is taken.
+    For a Hexagon NPU trials are ranked by the compiler's estimate of time, then by bytes. The best trial's numbers are
+    checked in the emulator, on two layers at their real shapes: they must be near enough to the CPU's, and the same
+    bits as before. If they are not, the next trial is taken.
 
     Args:
         path: a .tflite model as exported, or a bundle: then its prefill/decode model.
@@ -126,17 +120,45 @@ def tune(
         ModelFormatError: the file is not a model.
     """
     facts = load_target(target) if isinstance(target, str) else target
-    if facts.name not in LEVELS:
-        raise UsageError(f"target '{facts.name}' has no compiler here; there are: {', '.join(LEVELS)}")
+    if facts.name not in COMPILERS:
+        raise UsageError(f"target '{facts.name}' has no compiler here; there are: {', '.join(COMPILERS)}")
+    tell = progress or (lambda *_: None)
     with ExitStack() as stack:
         layers = cut_layers(load(stack.enter_context(model_file(path))), signature, blocks=blocks)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         exported = folder / "exported.tflite"
         save(layers.model, exported)
         running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
-        chip = chip or COMPILERS[facts.name]
-        search = _Search(facts, layers, exported, sdk, chip, seconds, running, progress, compiler, comparer)
-        return search.run(os.fspath(path), fresh=fresh)
+        plain = Job(
+            str(exported), Choice(), facts, chip or COMPILERS[facts.name], tuple(facts.flags()), sdk, seconds
+        )
+        silence = _silence(plain, comparer)
+        wanted = [_judged(replace(plain, choice=choice)) for choice in _choices(layers, facts)]
+        found = outcomes(
+            wanted,
+            compiler,
+            running,
+            fresh=fresh,
+            done=lambda count, _: tell("compiling", count, len(wanted)),
+        )
+        ranked = sorted(found, key=rank)
+        if silence:
+            checked = f"numbers not checked: {silence}"
+        else:
+            ranked, checked = _checked(ranked, plain, comparer, tell)
+    told = next((trial for trial in ranked if trial.figures is not None), None)
+    return Tuning(
+        model=os.fspath(path),
+        signature=layers.signature,
+        blocks=layers.blocks,
+        long_context=facts.overflows(layers.attention),
+        target=facts,
+        chip=plain.chip,
+        versions={} if told is None else told.versions,
+        trials=tuple(ranked),
+        checked=checked,
+        notes=() if told is None else told.notes,
+    )
 
 
 @contextmanager
@@ -162,167 +184,66 @@ def idle_cores() -> int:
     return max(1, round(cores - os.getloadavg()[0]))
 
 
-@dataclass
-class _Search:
-    facts: Target
-    layers: Layers
-    exported: Path
-    sdk: str | os.PathLike[str] | None
-    chip: str
-    seconds: float | None
-    executor: Executor
-    progress: Progress | None
-    compiler: Compile
-    comparer: Compare
-    left_out: dict[str, str] = field(default_factory=dict)
-    silence: str = ""
+def _silence(job: Job, comparer: Compare) -> str:
+    """Why no numbers can be checked; empty where they can."""
+    if job.target.name != _HEXAGON:
+        return "this compiler has no emulator here"
+    return find_sdk(job.sdk).silence if comparer is compare_on_npu else ""
 
-    def run(self, path: str, *, fresh: bool) -> Tuning:
-        """The levels, the trials, the winner's numbers."""
-        levels = self._levels()
-        wanted = [(choice, level) for choice in self._choices() for level in levels]
-        trials = self._trials(wanted, fresh=fresh)
-        ranked, checked = self._checked(sorted(trials, key=rank))
-        told = [trial for trial in ranked if trial.figures is not None]
-        return Tuning(
-            model=path,
-            signature=self.layers.signature,
-            blocks=self.layers.blocks,
-            long_context=self.facts.overflows(self.layers.attention),
-            target=self.facts,
-            chip=self.chip,
-            versions=told[0].versions if told else {},
-            trials=tuple(ranked),
-            levels=self.left_out,
-            checked=checked,
-            notes=told[0].notes if told else (),
-        )
 
-    def _choices(self) -> Iterator[Choice]:
-        """Those that differ: where queries have no norm, it is the same graph whether a cut goes above it or not."""
-        plain = self._operators(Choice("split-above"))
-        for choice in choices(self.layers.attention, self.facts):
-            if choice.norm_per_head_from is None or self._operators(choice) != plain:
-                yield choice
+def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
+    """Those that differ: where queries have no norm, it is the same graph whether a cut goes above it or not."""
 
-    def _operators(self, choice: Choice) -> list[str]:
-        """The operators of one layer in this form."""
-        layer = cut_layers(self.layers.model, blocks=1).model
-        convert(layer, target=choice.applied(self.facts), verify="none")
+    def operators(choice: Choice) -> list[str]:
+        layer = cut_layers(layers.model, blocks=1).model
+        convert(layer, target=choice.applied(target), verify="none")
         return [operator.name for _, graph in layer.entry_points() for operator in graph.operators]
 
-    def _levels(self) -> list[Mapping[str, str]]:
-        """Those of the compiler's that leave the numbers of the model as exported right."""
-        known = LEVELS[self.facts.name]
-        if self.facts.name != _HEXAGON:
-            self.silence = "this compiler has no emulator here"
-            return [*known]
-        if self.comparer is compare_on_npu:
-            self.silence = find_sdk(self.sdk).silence
-        if self.silence:
-            return [*known]
-        usable: list[Mapping[str, str]] = []
-        waiting = {
-            self.executor.submit(
-                wrong_numbers, self.comparer, self.exported, self.exported, **self._options(level)
-            ): level
-            for level in known
-        }
-        self._tell("checking levels", 0, len(known))
-        for done, future in enumerate(_finished(waiting), 1):
-            level, reason = waiting[future], future.result()
-            self._tell("checking levels", done, len(known))
-            if reason:
-                self.left_out[" ".join(level.values())] = reason
-            else:
-                usable.append(level)
-        return sorted(usable, key=known.index)
-
-    def _options(self, level: Mapping[str, str]) -> dict[str, Any]:
-        """How numbers are checked under a level."""
-        return {
-            "sdk": self.sdk,
-            "chip": self.chip,
-            "flags": self._flags(level),
-            "layers": _CHECKED_LAYERS,
-            "seconds": self.seconds,
-        }
-
-    def _trials(self, wanted: Sequence[tuple[Choice, Mapping[str, str]]], *, fresh: bool) -> list[Trial]:
-        with self.exported.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found: list[Trial] = []
-        waiting: dict[Future[Trial], str] = {}
-        for choice, level in wanted:
-            job = self._job(choice, level)
-            key = key_of(digest, job)
-            known = None if fresh else remembered(key)
-            if known is not None:
-                found.append(replace(known, choice=choice, level=level))
-            else:
-                waiting[self.executor.submit(carry_out, job, self.compiler)] = key
-        self._tell("compiling", len(found), len(wanted))
-        for future in _finished(waiting):
-            trial = future.result()
-            remember(waiting[future], trial)
-            found.append(trial)
-            self._tell("compiling", len(found), len(wanted))
-        # In the order in which they were asked for, not in which they ended: trials that rank alike keep it.
-        order = {(choice, tuple(level.items())): place for place, (choice, level) in enumerate(wanted)}
-        return sorted(found, key=lambda trial: order[trial.choice, tuple(trial.level.items())])
-
-    def _job(self, choice: Choice, level: Mapping[str, str]) -> Job:
-        chip, flags = self.chip, self._flags(level)
-        if self.facts.name == _HEXAGON:
-            chip, flags = judged_by(chip, flags)
-        return Job(str(self.exported), choice, level, self.facts, chip, tuple(flags), self.sdk, self.seconds)
-
-    def _flags(self, level: Mapping[str, str]) -> list[str]:
-        own = dict(flag[2:].split("=", 1) for flag in self.facts.flags())
-        return [f"--{name}={value}" for name, value in {**own, **level}.items()]
-
-    def _checked(self, ranked: Sequence[Trial]) -> tuple[list[Trial], str]:
-        """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
-        if self.silence:
-            return [*ranked], f"numbers not checked: {self.silence}"
-        wrong: list[Trial] = []
-        for place, trial in enumerate(ranked):
-            if not trial.usable:
-                break
-            self._tell(f"checking the numbers of {trial.choice}", place, len(ranked))
-            verdict = "" if trial.choice.form is None else self._verdict(trial)
-            if not verdict:
-                same = (
-                    "its numbers are the compiler's own"
-                    if trial.choice.form is None
-                    else "the same bits as exported"
-                )
-                layers = f"{_CHECKED_LAYERS} layers on {self.chip}'s emulator"
-                return [*ranked[place:], *wrong], f"{same}, {layers}"
-            wrong.append(replace(trial, verdict=verdict))
-        return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
-
-    def _verdict(self, trial: Trial) -> str:
-        with tempfile.TemporaryDirectory(prefix="edge-opt-", dir=self.exported.parent) as folder:
-            converted = Path(folder) / "converted.tflite"
-            trial.choice.convert(self.exported, converted, self.facts)
-            return wrong_numbers(self.comparer, self.exported, converted, **self._options(trial.level))
-
-    def _tell(self, stage: str, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress(stage, done, total)
+    plain = operators(Choice("split-above"))
+    for choice in choices(layers.attention, target):
+        if choice.norm_per_head_from is None or operators(choice) != plain:
+            yield choice
 
 
-def wrong_numbers(comparer: Compare, exported: Path, converted: Path, **options: Any) -> str:
-    """What is wrong with the numbers of a model that was converted and compiled so; nothing if they are right."""
-    found = comparer(exported, converted, **options)
+def _judged(job: Job) -> Job:
+    """For a Hexagon NPU the same on the chip whose estimate of time is taken."""
+    if job.target.name != _HEXAGON:
+        return job
+    chip, flags = judged_by(job.chip, job.flags)
+    return replace(job, chip=chip, flags=tuple(flags))
+
+
+def _checked(
+    ranked: Sequence[Trial], plain: Job, comparer: Compare, tell: Progress
+) -> tuple[list[Trial], str]:
+    """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
+    wrong: list[Trial] = []
+    for place, trial in enumerate(ranked):
+        if not trial.usable:
+            break
+        tell(f"checking the numbers of {trial.choice}", place, len(ranked))
+        verdict = _verdict(replace(plain, choice=trial.choice), comparer)
+        if not verdict:
+            same = "the same bits as exported" if trial.choice.form else "its numbers are the compiler's own"
+            layers = f"{_CHECKED_LAYERS} layers on {plain.chip}'s emulator"
+            return [*ranked[place:], *wrong], f"{same}, {layers}"
+        wrong.append(replace(trial, verdict=verdict))
+    return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
+
+
+def _verdict(job: Job, comparer: Compare) -> str:
+    """What is wrong with the numbers of a form; empty where they are right."""
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+        found = comparer(
+            Path(job.exported),
+            job.write(Path(folder)),
+            sdk=job.sdk,
+            chip=job.chip,
+            flags=list(job.flags),
+            layers=_CHECKED_LAYERS,
+            seconds=job.seconds,
+        )
     return "" if found.equal else found.summary()
-
-
-def _finished(waiting: Iterable[Future[Any]]) -> Iterable[Future[Any]]:
-    """As they end. An executor of a cluster may hand out futures of its own, which only it can wait for."""
-    futures = list(waiting)
-    return as_completed(futures) if all(isinstance(future, Future) for future in futures) else futures
 
 
 def rank(trial: Trial) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from edge_opt.targets import Target
 
 
 def tuned_target(tuning: Tuning) -> Target:
-    """The target with the form and the flags of the winner, and where they come from.
+    """The target with the form of the winner, and where that comes from.
 
     Raises:
         UsageError: every trial failed.
@@ -25,10 +25,7 @@ def tuned_target(tuning: Tuning) -> Target:
             f"nothing compiled for target '{tuning.target.name}' with the right numbers: there is no winner to write"
         )
     choice = best.choice
-    changed: dict[str, Any] = {
-        "split_signatures": _split(tuning, split=choice.form is not None),
-        "compiler_flags": {**tuning.target.compiler_flags, **best.level},
-    }
+    changed: dict[str, Any] = {"split_signatures": _split(tuning, split=choice.form is not None)}
     if choice.form is not None:
         form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile}
         known = {name: value for name, value in form.items() if value is not None}
