@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.ir import Constants, Model
+from edge_opt.attention.block import Block, find_blocks
+from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
@@ -31,6 +32,11 @@ def convert(
         reports += run_pass(TileRows(), context) if later else split
     remove_unused(model, usage)
     return reports
+
+
+def heads_found(graph: Subgraph) -> list[int]:
+    """Heads of each attention of a graph, 0 of one that does not match."""
+    return [match.heads if isinstance(match, Block) else 0 for match in find_blocks(graph)]
 
 
 def random_inputs(model: Model) -> dict[str, NDArray[Any]]:

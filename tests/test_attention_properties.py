@@ -4,13 +4,13 @@ import os
 
 import pytest
 from attention_cases import Case
-from attention_checks import assert_same_bits, convert, interface, random_inputs
+from attention_checks import assert_same_bits, convert, heads_found, interface, random_inputs
 from attention_choices import cases
 from attention_graphs import Attention, build
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.attention.block import Block, find_blocks
 from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
@@ -51,7 +51,7 @@ def assert_single_heads(attention: Attention, model: Model) -> None:
             assert operator.outputs[0].elements <= most, operator
         counted += operator.name == "SOFTMAX"
     assert counted == sum(block.heads for block in attention.expected)
-    assert all(isinstance(match, SingleHead) for match in find_blocks(model.subgraphs[0]))
+    assert set(heads_found(model.subgraphs[0])) == {1}
 
 
 def check(case: Case, form: str, *, reference: bool) -> None:
@@ -105,7 +105,9 @@ def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: 
     # Rows of a head that are flattened to `[T*H]` may as well be heads.
     if not case.escapes & {"logits", "probabilities"} and not case.tail.startswith("flat"):
         matches = list(find_blocks(model.subgraphs[0]))
-        assert all(isinstance(match, SingleHead) for match in matches), matches
-        assert {match.query_length for match in matches if isinstance(match, SingleHead)} == {rows}
+        assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {
+            (1, rows)
+        }
+        assert all(isinstance(match, Block) for match in matches), matches
     inputs = random_inputs(model)
     assert_same_bits(before, to_bytes(model), inputs, "xnnpack")

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import pytest
+from attention_checks import heads_found
 
-from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.attention.block import Block, find_blocks
 from edge_opt.ir import Buffer, Constants, Metadata, Model
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Context, SiteReport, Status, run_pass
@@ -347,8 +348,8 @@ def test_one_head_has_nothing_to_split(length: int, operands: str) -> None:
         """
     )
     (match,) = find_blocks(model.subgraphs[0])
-    assert isinstance(match, SingleHead)
-    assert (match.head_size, match.query_length, match.key_lengths) == (5, length, (8,))
+    assert isinstance(match, Block)
+    assert (match.heads, match.head_size, match.query_length, match.key_lengths) == (1, 5, length, (8,))
     assert match.mask is not None
     assert match.mask.name == "m"
     report = refused(model)
@@ -366,7 +367,7 @@ def test_rows_that_nothing_merges_may_be_heads_or_not_and_stay() -> None:
         }
         """
     )
-    assert isinstance(next(find_blocks(model.subgraphs[0])), SingleHead)
+    assert heads_found(model.subgraphs[0]) == [1]
 
 
 def test_rows_and_columns_of_an_image_are_not_heads() -> None:
@@ -381,7 +382,7 @@ def test_rows_and_columns_of_an_image_are_not_heads() -> None:
         }
         """
     )
-    assert isinstance(next(find_blocks(model.subgraphs[0])), SingleHead)
+    assert heads_found(model.subgraphs[0]) == [1]
 
 
 def test_a_recorded_shape_that_is_a_lie_is_not_believed() -> None:
@@ -432,8 +433,7 @@ def test_a_sequence_of_attentions_is_judged_one_by_one() -> None:
         result="%c, %o2",
         inputs=", %k2: float32[1,1,8,20], %v2: float32[1,1,8,5]",
     )
-    kinds = [type(match) for match in find_blocks(model.subgraphs[0])]
-    assert kinds == [Block, NotABlock, SingleHead]
+    assert heads_found(model.subgraphs[0]) == [4, 0, 1]
     reports = run_pass(MhaToSha(), Context(model, model.subgraphs[0], "main", GENERIC, Constants(model)))
     assert [report.status for report in reports] == [Status.CONVERTED, Status.SKIPPED, Status.SKIPPED]
     assert sum(op.name == "SOFTMAX" for op in model.subgraphs[0].operators) == 4 + 2

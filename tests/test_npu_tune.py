@@ -14,7 +14,7 @@ from fault_graphs import Size, attention
 from pretend_npu import pretend
 from sdk import require_qnn
 
-from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.attention.block import Block, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.ir.text import parse
@@ -419,7 +419,7 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
     result = convert(QUANTIZED, dry_run=True, target=str(tmp_path / "mine.toml"), verify="none")
     assert result.model is not None
     matches = list(find_blocks(result.model.entry_points()[0][1]))
-    assert {match.query_length for match in matches if isinstance(match, SingleHead)} == {2}
+    assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {(1, 2)}
 
 
 def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it_and_its_flags_stay(

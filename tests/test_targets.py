@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge_opt.attention.block import Block, find_blocks
-from edge_opt.attention.logits import logits_bytes
+from edge_opt.attention.found import logits_bytes
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import parse, to_text

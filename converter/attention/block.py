@@ -7,7 +7,7 @@ the head label to the logits products.
 import math
 from collections.abc import Iterator
 
-from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
+from edge_opt.attention.found import Block, Match, NotABlock
 from edge_opt.attention.front import (
     SOFTMAXES,
     between_products,
@@ -23,7 +23,7 @@ from edge_opt.attention.rules import is_product
 from edge_opt.attention.tail import OPAQUE, value_products
 from edge_opt.ir import Operator, Subgraph
 
-__all__ = ["Block", "Match", "NotABlock", "SingleHead", "find_blocks"]
+__all__ = ["Block", "Match", "NotABlock", "find_blocks"]
 
 _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 
@@ -44,12 +44,12 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     weighed: set[frozenset[Operator]] = set()
     for softmax in (operator for operator in subgraph.operators if operator in anchors):
         match = finder.match(softmax)
-        values = frozenset(match.products) if isinstance(match, SingleHead) else None
+        values = frozenset(match.products) if isinstance(match, Block) and match.heads == 1 else None
         if softmax not in inside and values not in weighed:
             yield match
         if isinstance(match, Block):
             inside |= match.core
-        elif values is not None:
+        if values is not None:
             weighed.add(values)
 
 

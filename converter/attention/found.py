@@ -1,11 +1,13 @@
-"""What is found of a SOFTMAX: an attention block with several heads, with one, or none. Values, no searching."""
+"""What is found of a SOFTMAX: an attention block, with several heads or one, or none. Values, no searching."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors, Weighings
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Operator, Tensor
+
+_HALF = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +20,25 @@ class Block:
     product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys
     (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there
     are N*tiles pieces, and `query_length` is a tile's.
+
+    An attention with one head (or one of those that were split already) is one piece without a label: `output` is the
+    (sum of the) value product(s), and `logits` and `core` are empty.
     """
 
     softmax: Operator
     output: Tensor
     factored: Factored
-    pieces: int
-    kv_heads: int
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
     mask: Tensor | None
     products: Weighings
-    logits: dict[Operator, Factored]
-    core: frozenset[Operator]
     operands: OperandFactors
-    heads_are_rows: bool
+    pieces: int = 1
+    kv_heads: int = 1
+    logits: dict[Operator, Factored] = field(default_factory=dict)
+    core: frozenset[Operator] = frozenset()
+    heads_are_rows: bool = False
     tiles: int = 1
     others: tuple[tuple[Tensor, Factored], ...] = ()
 
@@ -49,24 +54,6 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class SingleHead:
-    """An attention that has one head (or is one of those that were split already).
-
-    `output` is the (sum of the) value product(s), `[.., T, H]` or `[.., H, T]`; `row_axis` is where T stands.
-    """
-
-    softmax: Operator
-    head_size: int
-    query_length: int
-    key_lengths: tuple[int, ...]
-    mask: Tensor | None
-    output: Tensor
-    row_axis: int
-    products: Weighings
-    operands: OperandFactors
-
-
-@dataclass(frozen=True, slots=True)
 class NotABlock:
     """A SOFTMAX that is no attention, or one that does not match; `reason` says which condition failed."""
 
@@ -75,4 +62,15 @@ class NotABlock:
     is_attention: bool = True
 
 
-Match = Block | SingleHead | NotABlock
+Match = Block | NotABlock
+
+
+def logits_bytes(block: Block) -> int:
+    """Bytes of one head's logits `[T, S]` on an NPU, S being all keys. T is that of a whole head."""
+    rows = block.query_length * block.tiles
+    return rows * sum(block.key_lengths) * element_bytes(block.softmax.input(0))
+
+
+def element_bytes(tensor: Tensor) -> int:
+    """Bytes of an element on an NPU, which keeps floats in half precision."""
+    return _HALF if tensor.dtype.is_float else max((tensor.dtype.bits or 8) // 8, 1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.found import Block, Match, NotABlock, SingleHead
+from edge_opt.attention.found import Block, Match, NotABlock
 from edge_opt.attention.front import JOINING, MASKING, mask_between, producers, softmax_behind, walked
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighing, Weighings
 from edge_opt.attention.origins import labelling_by_origin
@@ -73,9 +73,7 @@ class Matcher:
         self._labelling = placed.labelling
         return self._block(placed.outputs, placed.heads, core=True)
 
-    def _block(
-        self, outputs: Sequence[tuple[Tensor, Factored]], heads: int, *, core: bool
-    ) -> Block | NotABlock:
+    def _block(self, outputs: Sequence[tuple[Tensor, Factored]], heads: int, *, core: bool) -> Match:
         logits = self._labelling.logits
         reason = self._refusal(heads, core=core)
         if reason is not None:
@@ -130,7 +128,7 @@ class Matcher:
 
     # No heads beside the head size
 
-    def _without_heads(self) -> SingleHead | NotABlock:
+    def _without_heads(self) -> Match:
         """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
         for tensor in self._tail.tensors:
             distrusted = tensor.producer and self._operands.distrusted(tensor.producer)
@@ -155,16 +153,17 @@ class Matcher:
             return NotABlock(self._softmax, reason)
         rows = shape[self._weighing.rows]
         lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
-        return SingleHead(
+        output = self._tail.tensors[0] if self._tail.tensors else self._first.outputs[0]
+        return Block(
             self._softmax,
+            output,
+            fx.plain(output.shape),
             self._head_size,
             rows,
             lengths,
             mask_between(self._softmax),
-            output=self._tail.tensors[0] if self._tail.tensors else self._first.outputs[0],
-            row_axis=len(shape) + self._weighing.rows,
-            products=self._products,
-            operands=self._operands,
+            self._products,
+            self._operands,
         )
 
     # Where the heads are

@@ -5,53 +5,27 @@ from dataclasses import replace
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.found import Block, SingleHead
+from edge_opt.attention.found import Block
 from edge_opt.attention.labelling import Labelling
 from edge_opt.attention.refusal import Refusal
 
 
-def row_tiles(match: Block | SingleHead, count: int) -> Block | Refusal:
+def row_tiles(block: Block, count: int) -> Block | Refusal:
     """The attention as `count` (two or more) times as many blocks of query rows, as independent of each other as heads.
 
     `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
     Piece p is head p % N of tile p // N: the outer digit is the tile, so a tile's heads are made one after the other
     and joined to finished rows.
     """
-    whole = match if isinstance(match, Block) else _as_block(match)
-    if isinstance(whole, Refusal):
-        return whole
-    if whole.others:
-        return Refusal("the probabilities weigh several values that are never summed", whole.softmax)
-    refusal = Refusal("no axis of the result is the queries' sequence", whole.softmax, whole.output)
-    for factored in _with_rows(whole, count):
-        found = _labelled(whole, factored, count)
+    if block.others:
+        return Refusal("the probabilities weigh several values that are never summed", block.softmax)
+    refusal = Refusal("no axis of the result is the queries' sequence", block.softmax, block.output)
+    for factored in _with_rows(block, count):
+        found = _labelled(block, factored, count)
         if isinstance(found, Block):
             return found
         refusal = found
     return refusal
-
-
-def _as_block(single: SingleHead) -> Block | Refusal:
-    """A single head as a block of one, whose result carries no label yet."""
-    shape, axis = single.output.shape, single.row_axis
-    if axis >= len(shape) or shape[axis] != single.query_length:
-        return Refusal("the rows of the value product are not its sequence", single.softmax, single.output)
-    return Block(
-        softmax=single.softmax,
-        output=single.output,
-        factored=fx.plain(shape),
-        pieces=1,
-        kv_heads=1,
-        head_size=single.head_size,
-        query_length=single.query_length,
-        key_lengths=single.key_lengths,
-        mask=single.mask,
-        products=single.products,
-        logits={},
-        core=frozenset(),
-        operands=single.operands,
-        heads_are_rows=False,
-    )
 
 
 def _with_rows(block: Block, count: int) -> Iterator[Factored]:

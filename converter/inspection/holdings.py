@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
@@ -254,17 +254,16 @@ def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[int, str]:
 
 
 def _describe(
-    match: Block | SingleHead, signature: str, arguments: Mapping[int, str], lengths: OpenLengths | None
+    match: Block, signature: str, arguments: Mapping[int, str], lengths: OpenLengths | None
 ) -> AttentionBlock:
-    heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (1, 1)
     rows, *keys = (match.query_length, *match.key_lengths)
     if lengths is not None:
         rows, keys = lengths.stated(rows), [lengths.stated(size) for size in keys]
     return AttentionBlock(
         signature=signature,
-        form="multi-head" if isinstance(match, Block) else "single-head",
-        heads=heads,
-        kv_heads=kv_heads,
+        form="multi-head" if match.heads > 1 else "single-head",
+        heads=match.heads,
+        kv_heads=match.kv_heads,
         head_size=match.head_size,
         query_length=rows,
         key_lengths=tuple(keys),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
-from edge_opt.attention.logits import logits_bytes
+from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import reads
@@ -104,7 +104,7 @@ def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
 
 
 def _blocks(graph: Subgraph) -> list[Block]:
-    return [match for match in find_blocks(graph) if isinstance(match, Block)]
+    return [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
 
 
 def _projections(output: Tensor) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 
-from edge_opt.attention.block import Block, NotABlock, SingleHead, find_blocks
+from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.passes.contract import SiteReport, Status
@@ -22,10 +22,12 @@ def attention_left(
     reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
     for called, reason in with_callees(model, graph, reported):
         for match in () if split and called is graph else find_blocks(called):
-            if isinstance(match, SingleHead) or (isinstance(match, NotABlock) and not match.is_attention):
+            heads = kv_heads = None
+            if isinstance(match, Block):
+                heads, kv_heads = match.heads, match.kv_heads
+            if heads == 1 or (isinstance(match, NotABlock) and not match.is_attention):
                 continue
             name = match.softmax.outputs[0].name
-            heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
             yield SiteReport(
                 MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name
             )

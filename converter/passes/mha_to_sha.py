@@ -32,16 +32,16 @@ class MhaToSha(Pass):
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each SOFTMAX."""
         for match in find_blocks(context.subgraph):
-            if isinstance(match, Block) and not context.target.splits(context.signature):
-                reason = f"target '{context.target.name}' gains nothing from splitting this signature"
+            if isinstance(match, NotABlock):
+                yield SkippedSite(match.softmax, str(match.reason), settled=not match.is_attention)
+            elif match.heads > 1 and context.target.splits(context.signature):
+                yield _site(context, match)
+            else:
+                reason = "already single-head"
+                if match.heads > 1:
+                    reason = f"target '{context.target.name}' gains nothing from splitting this signature"
                 heads, kv_heads = match.heads, match.kv_heads
                 yield SkippedSite(match.softmax, reason, settled=True, heads=heads, kv_heads=kv_heads)
-            elif isinstance(match, Block):
-                yield _site(context, match)
-            elif isinstance(match, NotABlock):
-                yield SkippedSite(match.softmax, str(match.reason), settled=not match.is_attention)
-            else:
-                yield SkippedSite(match.softmax, "already single-head", settled=True, heads=1, kv_heads=1)
 
 
 def _site(context: Context, block: Block) -> Site:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.attention.block import Block, SingleHead, find_blocks
+from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.form import Form
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
@@ -32,7 +32,7 @@ class TileRows(Pass):
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each single-head attention that is to be cut."""
         for match in find_blocks(context.subgraph):
-            if isinstance(match, SingleHead):
+            if isinstance(match, Block) and match.heads == 1:
                 target = context.target.for_attention(match)
                 tiled = tiled_block(target, match)
                 if isinstance(tiled, Refusal):
@@ -41,13 +41,13 @@ class TileRows(Pass):
                     yield Site(match.softmax, partial(in_pieces, context, tiled, _FORM), heads=1, kv_heads=1)
 
 
-def tiled_block(target: Target, match: Block | SingleHead) -> Block | Refusal | None:
+def tiled_block(target: Target, block: Block) -> Block | Refusal | None:
     """The attention cut into as few equal blocks of rows as the target's wish allows; None where it stays whole."""
-    rows = match.query_length
+    rows = block.query_length
     if target.rows_per_tile is None or target.rows_per_tile >= rows:
         return None
     size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
-    return row_tiles(match, rows // size)
+    return row_tiles(block, rows // size)
 
 
 def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.attention.logits import element_bytes
+from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.targets.target import COMPOSITE, Target, composite_name
 

@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from edge_opt.attention.block import Block, SingleHead
+from edge_opt.attention.block import Block
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
-from edge_opt.attention.logits import logits_bytes
+from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Operator
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
@@ -81,11 +81,11 @@ class Target:
         name = signature.rsplit("/", 1)[-1]
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
 
-    def overflows(self, match: Block | SingleHead) -> bool:
+    def overflows(self, match: Block) -> bool:
         """True where the logits of one head need more memory than is on the chip."""
         return self.on_chip_bytes is not None and logits_bytes(match) > self.on_chip_bytes
 
-    def for_attention(self, match: Block | SingleHead) -> Target:
+    def for_attention(self, match: Block) -> Target:
         """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
         return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
 
