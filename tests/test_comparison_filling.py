@@ -17,7 +17,7 @@ from edge_opt.comparison import filling
 from edge_opt.comparison.filling import FilledCaches
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.inputs import InputPlan, Stored, array_of
-from edge_opt.proof.plain import from_plain
+from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import TensorInfo
 

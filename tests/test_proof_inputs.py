@@ -9,7 +9,7 @@ import pytest
 
 from edge_opt.proof import noise
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, converted, pair, plan
-from edge_opt.proof.plain import from_plain
+from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.roles import Role, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 

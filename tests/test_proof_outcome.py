@@ -10,7 +10,7 @@ import pytest
 
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.pair import Cut, Outcome, OutputProof, ProofRequest, prove, take
-from edge_opt.proof.plain import from_plain
+from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Version = Callable[..., Any]

@@ -144,13 +144,14 @@ def test_a_crash_is_one_clear_error_and_the_next_request_is_served() -> None:
         assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
 
 
-def test_a_worker_killed_during_a_request_is_a_crash() -> None:
+@pytest.mark.parametrize("moment", ["during a request", "between two"])
+def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
     with Worker(time_limit=60) as worker:
         worker.describe(models.adder())
         pid = worker.pid
         assert pid is not None
-        timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
-        timer.start()
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        assert moment == "during a request" or gone(pid)
         with pytest.raises(RuntimeCrashed, match="SIGKILL"):
             worker.run(models.endless(), "main", {"x": np.ones(1, np.float32)})
 

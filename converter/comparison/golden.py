@@ -27,8 +27,7 @@ from edge_opt.ir import Model, load
 from edge_opt.proof import metrics, noise
 from edge_opt.proof.errors import GoldenError
 from edge_opt.proof.inputs import plan
-from edge_opt.proof.plain import from_plain
-from edge_opt.proof.protocol import Array, Arrays
+from edge_opt.proof.protocol import Array, Arrays, from_plain
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo

@@ -1,18 +1,21 @@
-"""The native runtime, behind two plain names; only the worker process may import this module.
+"""The native runtime, and what is asked of it; only the worker process may import this module.
 
 Whatever the runtime raises becomes `RefusedError` with its own words, so that the caller need not know its exceptions.
 """
 
 import importlib
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from edge_opt.proof.protocol import Array
+from edge_opt.proof import inputs, loop, pair
+from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame, from_plain
 from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 ModelContent = Path | bytes
@@ -21,6 +24,7 @@ _RESOLVERS = {
     "xnnpack": OpResolverType.BUILTIN,
     "reference": OpResolverType.BUILTIN_REF,
 }
+_Answer = tuple[Header, Arrays]
 
 
 class RefusedError(Exception):
@@ -29,6 +33,21 @@ class RefusedError(Exception):
 
 class MissingError(Exception):
     """A backend that is not installed; the text is its name."""
+
+
+def answer(header: Header, arrays: Arrays) -> list[memoryview]:
+    """What the worker sends back for a request."""
+    try:
+        return frame(*_OPERATIONS[header["operation"]](header, arrays))
+    except MissingError as error:
+        kind, reason = "missing", str(error)
+    except (RefusedError, FrameError) as error:
+        kind, reason = "refused", str(error)
+    except MemoryError:
+        kind, reason = "refused", "out of memory"
+    except Exception:
+        kind, reason = "internal", traceback.format_exc()
+    return frame({"error": kind, "reason": reason}, {})
 
 
 def describe(model: ModelContent) -> tuple[SignatureInfo, ...]:
@@ -57,11 +76,11 @@ class Session:
     """
 
     def __init__(self, model: ModelContent, kernels: Kernels) -> None:
-        self._calls: dict[str | None, Callable[[dict[str, Array]], dict[str, Array]]] = {}
+        self._calls: dict[str | None, Callable[[Arrays], Arrays]] = {}
         with _refusals():
             self._interpreter = _open(model, kernels)
 
-    def run(self, signature: str | None, values: dict[str, Array]) -> dict[str, Array]:
+    def run(self, signature: str | None, values: Arrays) -> Arrays:
         """One signature's outputs; None means the model's only one.
 
         Raises:
@@ -98,7 +117,7 @@ def _open(model: ModelContent, kernels: Kernels) -> Any:
     return Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
 
 
-def _callable(interpreter: Any, signature: str | None) -> Callable[[dict[str, Array]], dict[str, Array]]:
+def _callable(interpreter: Any, signature: str | None) -> Callable[[Arrays], Arrays]:
     keys = list(interpreter.get_signature_list())
     if not keys:
         return _Positional(interpreter)
@@ -117,7 +136,7 @@ class _Positional:
         self.interpreter = interpreter
         self.signature = _main(interpreter)
 
-    def __call__(self, values: dict[str, Array]) -> dict[str, Array]:
+    def __call__(self, values: Arrays) -> Arrays:
         wanted = {info.name for info in self.signature.inputs}
         if wanted != set(values):
             raise RefusedError(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
@@ -170,3 +189,70 @@ def _tensor(name: str, detail: Any) -> TensorInfo:
         zero_points=tuple(int(zero) for zero in quantization["zero_points"]),
         axis=int(quantization["quantized_dimension"]),
     )
+
+
+# What a request asks for
+
+
+def _describe(header: Header, _: Arrays) -> _Answer:
+    return {"signatures": [asdict(signature) for signature in describe(Path(header["path"]))]}, {}
+
+
+def _run(header: Header, arrays: Arrays) -> _Answer:
+    session = Session(Path(header["path"]), header["kernels"])
+    results: Arrays = {}
+    for number, listed in enumerate(header["plans"]):
+        plans = [from_plain(inputs.InputPlan, fields) for fields in listed or ()]
+        given = {made.info.name: inputs.array_of(made) for made in plans} or arrays
+        outputs = session.run(header["signature"], given)
+        results.update({f"{number}/{name}": array for name, array in outputs.items()})
+    return {}, results
+
+
+def _prove(header: Header, arrays: Arrays) -> _Answer:
+    models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
+    described: list[SignatureInfo] = []
+    for version, model in models.items():
+        with _within(version):
+            described += describe(model)
+
+    def run(version: str, kernels: Kernels, inputs: Arrays) -> list[Array]:
+        with _within(version):
+            return list(Session(models[version], kernels).run(None, inputs).values())
+
+    first, second = described
+    found = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)
+    return {"proof": asdict(found)}, {}
+
+
+def _generate(header: Header, _: Arrays) -> _Answer:
+    sessions = {}
+    for name, path in header["models"].items():
+        with _within(name):
+            sessions[name] = Session(Path(path), header["kernels"])
+
+    def invoke(call: loop.Call, inputs: Arrays) -> Arrays:
+        with _within(f"{call.model} model, signature '{call.signature.name}'"):
+            return sessions[call.model].run(call.signature.name, inputs)
+
+    tokens, logits = loop.run(from_plain(loop.Loop, header["loop"]), invoke)
+    return {"tokens": tokens}, {"logits": logits}
+
+
+def _fill(header: Header, _: Arrays) -> _Answer:
+    session = Session(Path(header["path"]), "xnnpack")
+    call = from_plain(loop.Call, header["call"])
+    chunks = [from_plain(loop.Chunk, fields) for fields in header["chunks"]]
+    return {}, loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
+
+
+@contextmanager
+def _within(where: str) -> Iterator[None]:
+    """A refusal says where."""
+    try:
+        yield
+    except RefusedError as error:
+        raise RefusedError(f"{where}: {error}") from error
+
+
+_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill}

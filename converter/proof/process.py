@@ -1,37 +1,29 @@
-"""One worker process and its pipes: starting it, moving bytes before a deadline, and saying how it ended.
+"""One worker process: starting it, exchanging frames with it before a deadline, and saying how it ended.
 
 Knows frames but not what they mean.
 """
 
-import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 from edge_opt.proof.errors import RuntimeUnavailable
-from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, read_frame
+from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, receive, send
+
+ENDED = (EOFError, ConnectionError, FrameError)
+"""What an exchange raises when the worker is gone, or somebody else answers."""
 
 _STARTUP_SECONDS = 120.0
+_ENDING_SECONDS = 2.0
 _LOG_KEPT = 16 << 10
 
 
-class EndedError(Exception):
-    """The worker closed its end of a pipe."""
-
-
-class OutOfTimeError(Exception):
-    """The deadline passed."""
-
-
-class NotReadyError(Exception):
-    """The child did not get as far as taking requests; the text is its reason, empty where it gave none."""
-
-
 class ChildProcess:
-    """One child process and its three pipes: requests, replies, and the log of whatever it prints.
+    """One child process, the socket for requests and replies, and the last of what the child prints.
 
     Raises:
         RuntimeUnavailable: the system starts no process.
@@ -43,68 +35,72 @@ class ChildProcess:
                 "the Python interpreter's own path is unknown, so no worker process can be started: "
                 "run python by its full path"
             )
-        self._replies, answers = os.pipe()
-        requests, self._requests = os.pipe()
-        self._log, log = os.pipe()
-        module = [sys.executable, "-P", "-m", "edge_opt.proof.worker", str(os.getpid()), str(answers)]
+        self._channel, theirs = socket.socketpair()
+        arguments = [str(os.getpid()), str(theirs.fileno())]
         try:
             self._child = subprocess.Popen(
-                module, stdin=requests, stdout=log, stderr=log, pass_fds=(answers,), env=_environment()
+                [sys.executable, "-P", "-m", "edge_opt.proof.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                pass_fds=(theirs.fileno(),),
+                env=_environment(),
             )
         except OSError as error:
-            for descriptor in (self._requests, self._replies, self._log):
-                os.close(descriptor)
+            self._channel.close()
             raise RuntimeUnavailable(
                 f"no worker process can be started ({error.strerror}): free memory or processes, or verify nothing"
             ) from error
         finally:
-            for descriptor in (requests, answers, log):
-                os.close(descriptor)
-        for descriptor in (self._requests, self._replies, self._log):
-            os.set_blocking(descriptor, False)
+            theirs.close()
         self.pid = self._child.pid
-        self.log = bytearray()
-        self._log_ended = False
-        self._deadline = 0.0
+        self._log = bytearray()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         self._ready = False
 
     def wait_until_ready(self) -> None:
         """Waits for the first frame, which says that the runtime is loaded.
 
         Raises:
-            NotReadyError: it is not, and no model is to blame.
+            RuntimeUnavailable: it is not, and no model is to blame; the child has been ended.
         """
         if self._ready:
             return
-        self._deadline = time.monotonic() + _STARTUP_SECONDS
         try:
-            reply, _ = read_frame(self._fill)
-        except (EndedError, OutOfTimeError, FrameError, json.JSONDecodeError) as error:
-            raise NotReadyError from error
-        if "error" in reply:
-            raise NotReadyError(reply["reason"])
+            reply, _ = receive(self._channel, time.monotonic() + _STARTUP_SECONDS)
+        except (*ENDED, TimeoutError) as error:
+            self.end(error)
+            reply = {"reason": f"the worker process ended with {self.ending()}"}
+        if "reason" in reply:
+            raise RuntimeUnavailable(
+                f"the LiteRT runtime could not be loaded ({reply['reason']}): check the installation of "
+                "ai-edge-litert, or go on without verification (--verify none)"
+            )
         self._ready = True
 
     def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
         """Sends a request and reads its answer, both before the deadline."""
-        self._deadline = time.monotonic() + seconds
-        for piece in frame(header, arrays):
-            self._send(piece)
-        return read_frame(self._fill)
+        deadline = time.monotonic() + seconds
+        send(self._channel, frame(header, arrays), deadline)
+        return receive(self._channel, deadline)
 
-    def kill(self, patience: float = 0.0) -> None:
-        """Ends the child, after waiting `patience` seconds for it to end by itself; collects it, closes the pipes."""
+    def end(self, why: BaseException | None = None) -> None:
+        """Ends the child, and collects it.
+
+        One that hung up (so `why` is one of `ENDED`) is ending by itself: its own exit status says why.
+        """
         try:
-            self._child.wait(patience)
+            self._child.wait(_ENDING_SECONDS if isinstance(why, ENDED) else 0)
         except subprocess.TimeoutExpired:
-            self._child.kill()
-        self._child.wait()
-        self._drain()
-        for descriptor in (self._requests, self._replies, self._log):
-            os.close(descriptor)
+            self.stop()
+            self._child.wait()
+        self._listener.join(_ENDING_SECONDS)
+        self._channel.close()
 
     def stop(self) -> None:
-        """End the child and leave its pipes to whoever reads them."""
+        """Kill the child and leave the rest to whoever waits for its answer."""
         self._child.kill()
 
     def ending(self) -> str:
@@ -114,60 +110,17 @@ class ChildProcess:
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         except ValueError:
             how = f"signal {-status}"
-        lines = self.log.decode(errors="replace").splitlines()
+        lines = self._log.decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip() and not line.startswith(("INFO:", "WARNING:"))]
         return f"{how}; its last words: {said[-1][:300]}" if said else how
 
-    def _send(self, piece: memoryview) -> None:
-        done = 0
-        while done < len(piece):
-            self._wait(self._requests, select.POLLOUT)
-            try:
-                done += os.write(self._requests, piece[done:])
-            except BlockingIOError:
-                continue
-            except BrokenPipeError as error:
-                raise EndedError from error
-
-    def _fill(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            self._wait(self._replies, select.POLLIN)
-            try:
-                count = os.readv(self._replies, [view[done:]])
-            except BlockingIOError:
-                continue
-            if count == 0:
-                raise EndedError
-            done += count
-
-    def _wait(self, descriptor: int, event: int) -> None:
-        """Until the descriptor is ready; what the runtime prints meanwhile is taken off its pipe."""
-        poll = select.poll()
-        poll.register(descriptor, event)
-        if not self._log_ended:
-            poll.register(self._log, select.POLLIN)
-        while True:
-            left = self._deadline - time.monotonic()
-            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
-            if not ready:
-                raise OutOfTimeError
-            if self._log in ready:
-                self._drain()
-                if self._log_ended:
-                    poll.unregister(self._log)
-            if descriptor in ready:
-                return
-
-    def _drain(self) -> None:
-        while not self._log_ended:
-            try:
-                words = os.read(self._log, 1 << 16)
-            except BlockingIOError:
-                return
-            self._log_ended = not words
-            self.log += words
-            del self.log[:-_LOG_KEPT]
+    def _listen(self) -> None:
+        """Takes what the runtime prints off its pipe, so that it never waits for a reader."""
+        assert self._child.stdout is not None
+        with self._child.stdout as printed:
+            while words := printed.read(1 << 16):
+                self._log += words
+                del self._log[:-_LOG_KEPT]
 
 
 def _environment() -> dict[str, str]:

@@ -2,15 +2,20 @@
 
     magic (4 bytes) | header length (uint32, little-endian) | header | the arrays one after the other
 
-The header's `arrays` lists name, dtype and shape of each. Both sides move bytes through callbacks, so that one
-can block and the other can watch the clock.
+The header's `arrays` lists name, dtype and shape of each. Dataclasses go into a header by `asdict`, and `from_plain`
+makes them again.
 """
 
 import json
 import math
+import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +35,7 @@ class FrameError(Exception):
     """The bytes are not a frame: the other side wrote something else. Never reaches a user."""
 
 
-def frame(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[memoryview]:
+def frame(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[memoryview]:
     """The pieces of one frame; array bytes are views, not copies.
 
     Raises:
@@ -46,8 +51,7 @@ def frame(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[me
         if flat.size:
             pieces.append(flat.reshape(-1).view(np.uint8).data)
     encoded = json.dumps({**header, "arrays": listed}).encode()
-    yield memoryview(_PREFIX.pack(_MAGIC, len(encoded)) + encoded)
-    yield from pieces
+    return [memoryview(_PREFIX.pack(_MAGIC, len(encoded)) + encoded), *pieces]
 
 
 def read_frame(fill: Callable[[memoryview], None]) -> tuple[Header, Arrays]:
@@ -76,3 +80,68 @@ def read_frame(fill: Callable[[memoryview], None]) -> tuple[Header, Arrays]:
             fill(array.reshape(-1).view(np.uint8).data)
         arrays[name] = array
     return header, arrays
+
+
+def send(channel: socket.socket, pieces: Iterable[memoryview], deadline: float | None = None) -> None:
+    """Send all of a frame.
+
+    Raises:
+        ConnectionError: the other side is gone.
+        TimeoutError: the deadline (of `time.monotonic`) passed.
+    """
+    for piece in pieces:
+        _watch(channel, deadline)
+        channel.sendall(piece)
+
+
+def receive(channel: socket.socket, deadline: float | None = None) -> tuple[Header, Arrays]:
+    """The next frame.
+
+    Raises:
+        EOFError, ConnectionError: the other side is gone.
+        FrameError: what came is not a frame.
+        TimeoutError: the deadline (of `time.monotonic`) passed.
+    """
+
+    def fill(view: memoryview) -> None:
+        while view:
+            _watch(channel, deadline)
+            count = channel.recv_into(view)
+            if count == 0:
+                raise EOFError
+            view = view[count:]
+
+    return read_frame(fill)
+
+
+def _watch(channel: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    channel.settimeout(left)
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """The inverse of `dataclasses.asdict` for a dataclass of that kind, after a way through JSON.
+
+    Fields may hold dataclasses, tuples and mappings of them, or None; a field with a default may be missing.
+
+    Raises:
+        KeyError, TypeError, ValueError: the values are not those of such a dataclass.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None else from_plain(inner[0], value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**{name: from_plain(_fields(kind)[name], part) for name, part in dict(value).items()})
+    if origin is Mapping:
+        return {name: from_plain(inner[1], part) for name, part in dict(value).items()}
+    if origin is not tuple:
+        return value
+    kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
+    return tuple(from_plain(own, part) for own, part in zip(kinds, value, strict=True))
+
+
+_fields = cache(get_type_hints)

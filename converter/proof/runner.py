@@ -3,7 +3,6 @@
 Nothing here loads the native runtime. A worker that crashed or was stopped is replaced at the next request.
 """
 
-import json
 import os
 import re
 import tempfile
@@ -27,9 +26,8 @@ from edge_opt.proof.errors import (
 from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.loop import Call, Chunk, Loop
 from edge_opt.proof.pair import VERSIONS, Outcome, ProofRequest
-from edge_opt.proof.plain import from_plain
-from edge_opt.proof.process import ChildProcess, EndedError, NotReadyError, OutOfTimeError
-from edge_opt.proof.protocol import Array, Arrays, FrameError, Header
+from edge_opt.proof.process import ENDED, ChildProcess
+from edge_opt.proof.protocol import Array, Arrays, Header, from_plain
 from edge_opt.proof.source import check_model
 from edge_opt.proof.tensors import Kernels, SignatureInfo
 
@@ -80,7 +78,7 @@ class Worker:
         """Ends the child; a later request starts a new one."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            process.end()
 
     def retire(self) -> None:
         """End the child although another thread may be waiting for it, and start no other: that request fails."""
@@ -223,10 +221,17 @@ class Worker:
             reply, results = process.exchange(header, arrays, seconds)
         except BaseException as error:
             self._process = None
-            # A child that closed its pipe is ending by itself: its own exit status says why.
-            ending = isinstance(error, EndedError) or isinstance(error.__cause__, EndedError)
-            process.kill(patience=2.0 if ending else 0.0)
-            _translate(error, process, where, seconds)
+            process.end(error)
+            if isinstance(error, TimeoutError):
+                raise RuntimeTimedOut(
+                    f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
+                    "raise the time limit, or look for an endless loop in the model"
+                ) from None
+            if isinstance(error, ENDED):
+                raise RuntimeCrashed(
+                    f"{where}: the runtime's process ended with {process.ending()}"
+                ) from None
+            raise
         return {**reply, "seconds": time.monotonic() - started}, results
 
     def _started(self) -> ChildProcess:
@@ -254,23 +259,6 @@ def _as_file(model: Runnable) -> Iterator[Path]:
 def name_of(model: Runnable) -> str:
     """A model's name for messages: its quoted path, or its size if it is only bytes."""
     return f"of {len(model)} bytes" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
-
-
-def _translate(error: BaseException, process: ChildProcess, where: str, seconds: float) -> NoReturn:
-    if isinstance(error, OutOfTimeError):
-        raise RuntimeTimedOut(
-            f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
-            "raise the time limit, or look for an endless loop in the model"
-        ) from None
-    if isinstance(error, NotReadyError):
-        reason = str(error) or f"the worker process ended with {process.ending()}"
-        raise RuntimeUnavailable(
-            f"the LiteRT runtime could not be loaded ({reason}): check the installation of ai-edge-litert, "
-            "or go on without verification (--verify none)"
-        ) from None
-    if isinstance(error, (EndedError, FrameError, json.JSONDecodeError)):
-        raise RuntimeCrashed(f"{where}: the runtime's process ended with {process.ending()}") from None
-    raise error
 
 
 def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
