@@ -11,7 +11,8 @@ from textwrap import dedent
 import pytest
 
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.probe import LIBRARY, build_probe, read_heard
+from edge_opt.npu.hexagon_log import read_heard
+from edge_opt.npu.sdk import LIBRARY, build_probe
 
 FAKE = Path(__file__).with_name("fake_qnn.c")
 COMPILER = shutil.which("cc")

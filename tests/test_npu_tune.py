@@ -35,8 +35,8 @@ from edge_opt.npu import (
 )
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
-from edge_opt.npu.probe import LIBRARY
 from edge_opt.npu.process import _running
+from edge_opt.npu.sdk import LIBRARY
 from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Choice, Job, choices, key_of
 from edge_opt.schema.errors import UsageError

@@ -15,7 +15,7 @@ from typing import Any
 from edge_opt.build.errors import StageFailedError
 from edge_opt.build.jobs import Carried, Job, Progress
 from edge_opt.build.pipeline import check_versions
-from edge_opt.npu.sdk import library_folders
+from edge_opt.npu.sdk import search_path
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 
 _LOOK_SECONDS = 0.3
@@ -84,9 +84,7 @@ def _environment(job: Job, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(temporary),
     }
     if job.libraries is not None:
-        known = os.environ.get("LD_LIBRARY_PATH")
-        folders = library_folders(Path(job.libraries), scratch)
-        found["LD_LIBRARY_PATH"] = ":".join([*folders, *([known] if known else [])])
+        found["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
     return found
 
 

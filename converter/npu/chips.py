@@ -15,26 +15,17 @@ class Chip:
 # https://github.com/google-ai-edge/LiteRT, litert/vendors/qualcomm/core/schema/soc_table.cc; SA8775 and SA8797 are in
 # no public table: their versions are those whose graphs and estimates they share (measured, docs/npu.md).
 _CHIPS = {
-    68: ("SA8295:8", "SM8350:4"),
-    69: ("SM8450:8", "SM8475:8", "SXR2230P:8"),
-    73: (
-        "SA8255:8",
-        "SA8775:8",
-        "SC8380XP:8",
-        "SM8550:8",
-        "QCS9100:8",
-        "QCS9075:8",
-        "SSG2125P:2",
-        "SAR1130P:2",
-    ),
-    75: ("SM8650:8", "QCS8300:8", "QCS8275:8"),
-    79: ("SM8750:8", "SXR2330P:8"),
-    81: ("SA8797:8", "SM8850:8", "SAR2230P:4", "SW6100:4"),
+    68: "SA8295:8 SM8350:4",
+    69: "SM8450:8 SM8475:8 SXR2230P:8",
+    73: "SA8255:8 SA8775:8 SC8380XP:8 SM8550:8 QCS9100:8 QCS9075:8 SSG2125P:2 SAR1130P:2",
+    75: "SM8650:8 QCS8300:8 QCS8275:8",
+    79: "SM8750:8 SXR2330P:8",
+    81: "SA8797:8 SM8850:8 SAR2230P:4 SW6100:4",
 }
 CHIPS = {
     name: Chip(name, hexagon, int(vtcm))
     for hexagon, entries in _CHIPS.items()
-    for name, _, vtcm in (entry.partition(":") for entry in entries)
+    for name, _, vtcm in (entry.partition(":") for entry in entries.split())
 }
 """Chips whose Hexagon version is known."""
 

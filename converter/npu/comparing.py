@@ -7,32 +7,31 @@ measured against the first model on the CPU.
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_opt.comparison.compare import choose
+from edge_opt.comparison.compare import Progress, choose
 from edge_opt.comparison.filling import FilledCaches
 from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
-from edge_opt.npu.emulator import Emulated, emulate
-from edge_opt.npu.hexagon import DEFAULT_CHIP
+from edge_opt.npu.emulator import emulate
+from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler
 from edge_opt.npu.layers import cut_entry_point, layer_ends
-from edge_opt.npu.sdk import Sdk, find_sdk
+from edge_opt.npu.sdk import find_sdk
 from edge_opt.proof.inputs import InputPlan, array_of, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import ModelLike, Source
+from edge_opt.proof.source import ModelLike
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.strict_json import strict
 from edge_opt.targets import load_target
-
-Progress = Callable[[str, int, int], None]
 
 LEAST_DB = 20.0
 """Signal to noise against the CPU that a compiled model must keep, in dB."""
@@ -193,7 +192,10 @@ def compare_on_npu(
         ModelFormatError: a model cannot be read.
     """
     found = find_sdk(sdk)
-    found.probed()
+    if found.silence:
+        raise CompilerMissingError(found.silence)
+    flags = load_target(_TARGET).flags() if flags is None else flags
+    compiler = Compiler(found, chip or DEFAULT_CHIP, tuple(flags), seconds)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         worker.start()
@@ -203,13 +205,45 @@ def compare_on_npu(
         models = [load(source.model) for source in sources]
         if sources[0].name == sources[1].name:
             models[1] = models[0]  # one file is run once: how far is it from the CPU?
-        chosen = tuple(load_target(_TARGET).flags() if flags is None else flags)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        chip, tolerances = chip or DEFAULT_CHIP, (atol, rtol)
-        job = _Job(found, worker, sources, models, folder, chip, chosen, seed, tolerances, seconds)
-        compared, told = tuple(job.signatures(signatures, layers, progress)), tuple(job.caches.told)
-        first, second = (source.name for source in sources)
-        return NpuComparison(first, second, chip, chosen, layers, seed, least_db, compared, told)
+        ours, theirs = ({entry.name: entry for entry in worker.describe(source.model)} for source in sources)
+        names = choose([name for name in ours if name in theirs], signatures)
+        tell = progress or (lambda *_: None)
+        tell("filling caches", 0, 2 * len(names))
+        caches = FilledCaches(worker, sources[0].model, ours, seed, folder)
+        by_filler, _ = caches.served(names)
+        for prefill, served in by_filler.items():
+            caches.fill(prefill, served, range(1))
+        compared = []
+        for place, name in enumerate(names):
+            tell(f"{name}: emulating", 2 * place, 2 * len(names))
+            plans = _plans(caches, name, theirs[name])
+            job = _Job(name, compiler, worker, folder, atol, rtol)
+            ends = () if layers is None else layer_ends(models[0], name, layers)
+            compared.append(job.compare(models, plans, ends))
+        tell("compared", 2 * len(names), 2 * len(names))
+    return NpuComparison(
+        a=sources[0].name,
+        b=sources[1].name,
+        chip=compiler.chip,
+        flags=tuple(flags),
+        layers=layers,
+        seed=seed,
+        least_db=least_db,
+        signatures=tuple(compared),
+        caches=tuple(caches.told),
+    )
+
+
+def _plans(caches: FilledCaches, name: str, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
+    """The same real numbers for both models, by input name."""
+    infos = {info.name: info for info in theirs.inputs}
+    made = caches.plan(name, 0)
+    missing = [one.info.name for one in made if one.info.name not in infos]
+    if missing:
+        raise UsageError(f"signature '{name}': input '{missing[0]}' is in the first model only")
+    pairs = [pair(one, infos[one.info.name]) for one in made]
+    return [{both[side].info.name: both[side] for both in pairs} for side in range(2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,95 +255,63 @@ class _Ran:
     seconds: float
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Job:
-    sdk: Sdk
+    """One signature, compared."""
+
+    name: str
+    compiler: Compiler
     worker: Worker
-    sources: list[Source]
-    models: list[Model]
     folder: Path
-    chip: str
-    flags: tuple[str, ...]
-    seed: int
-    tolerances: tuple[float, float]
-    seconds: float | None
-    caches: FilledCaches = field(init=False)
+    atol: float
+    rtol: float
 
-    def signatures(
-        self, wanted: Sequence[str] | None, layers: int | None, progress: Progress | None
-    ) -> list[NpuSignature]:
-        """One comparison per signature that both models have."""
-        ours, theirs = (
-            {entry.name: entry for entry in self.worker.describe(source.model)} for source in self.sources
-        )
-        names = choose([name for name in ours if name in theirs], wanted)
-        tell = progress or (lambda *_: None)
-        tell("filling caches", 0, 2 * len(names))
-        self.caches = FilledCaches(self.worker, self.sources[0].model, ours, self.seed, self.folder)
-        by_filler, _ = self.caches.served(names)
-        for prefill, served in by_filler.items():
-            self.caches.fill(prefill, served, range(1))
-        found = []
-        for place, name in enumerate(names):
-            plans = self._plans(ours[name], theirs[name])
-            tell(f"{name}: emulating", 2 * place, 2 * len(names))
-            found.append(self._signature(name, plans, layers))
-        tell("compared", 2 * len(names), 2 * len(names))
-        return found
-
-    def _plans(self, ours: SignatureInfo, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
-        """The same real numbers for both models, by input name."""
-        infos = {info.name: info for info in theirs.inputs}
-        made = self.caches.plan(ours.name, 0)
-        missing = [one.info.name for one in made if one.info.name not in infos]
-        if missing:
-            raise UsageError(f"signature '{ours.name}': input '{missing[0]}' is in the first model only")
-        pairs = [pair(one, infos[one.info.name]) for one in made]
-        return [{both[side].info.name: both[side] for both in pairs} for side in range(2)]
-
-    def _signature(
-        self, name: str, plans: Sequence[Mapping[str, InputPlan]], layers: int | None
+    def compare(
+        self, models: Sequence[Model], plans: Sequence[Mapping[str, InputPlan]], ends: Sequence[str]
     ) -> NpuSignature:
-        ends = () if layers is None else layer_ends(self.models[0], name, layers)
+        """Both models up to the tensors `ends`, in the emulator, and the first one on the CPU."""
         ran: list[_Ran] = []
         cpu: Mapping[str, Array] = {}
-        for side, model, planned in zip("ab", self.models, plans, strict=True):
-            if ran and model is self.models[0]:
+        for side, model, planned in zip("ab", models, plans, strict=True):
+            if ran and model is models[0]:
                 ran.append(ran[0])
                 continue
-            cut = cut_entry_point(model, name, ends)
+            cut = cut_entry_point(model, self.name, ends)
+            (signature,) = cut.signatures
             path = self.folder / f"{side}.tflite"
             path.unlink(missing_ok=True)
             save(cut, path)
             (described,) = self.worker.describe(path)
             if not cpu:
-                made = [planned[key] for key in cut.signatures[0].inputs]
-                (cpu,) = self.worker.run_plans(path, name, [made])
-            emulated = self._emulated(cut, path, planned)
-            if emulated.verdict:
-                return NpuSignature(name, verdict=f"{side}: {emulated.verdict}")
-            outputs = {
-                key: emulated.outputs[tensor.name] for key, tensor in cut.signatures[0].outputs.items()
-            }
-            ran.append(_Ran({info.name: info for info in described.outputs}, outputs, emulated.seconds))
-        return self._measured(name, cpu, *ran)
+                (cpu,) = self.worker.run_plans(path, self.name, [[planned[key] for key in signature.inputs]])
+            inputs = {tensor.name: array_of(planned[key]) for key, tensor in signature.inputs.items()}
+            try:
+                found, seconds = emulate(path, signature.subgraph, inputs, self.compiler)
+            except CompilerFailedError as error:
+                return NpuSignature(self.name, verdict=f"{side}: {error}")
+            outputs = {key: found[tensor.name] for key, tensor in signature.outputs.items()}
+            ran.append(_Ran({info.name: info for info in described.outputs}, outputs, seconds))
+        return self._measured(cpu, *ran)
 
-    def _emulated(self, cut: Model, path: Path, planned: Mapping[str, InputPlan]) -> Emulated:
-        inputs = {tensor.name: array_of(planned[key]) for key, tensor in cut.signatures[0].inputs.items()}
-        graph = cut.subgraphs[0]
-        return emulate(self.sdk, path, graph, inputs, chip=self.chip, flags=self.flags, seconds=self.seconds)
-
-    def _measured(self, name: str, cpu: Mapping[str, Array], a: _Ran, b: _Ran) -> NpuSignature:
-        atol, rtol = self.tolerances
+    def _measured(self, cpu: Mapping[str, Array], a: _Ran, b: _Ran) -> NpuSignature:
         outputs = []
         for key, info in a.infos.items():
             other = b.infos.get(key)
             if other is None or a.outputs[key].shape != b.outputs[key].shape:
-                return NpuSignature(name, verdict=f"output '{key}' is not in both models, with one shape")
-            against_a = measure(cpu[key], a.outputs[key], quantized_a=info, quantized_b=info)
-            against_b = measure(cpu[key], b.outputs[key], quantized_a=info, quantized_b=other)
+                return NpuSignature(
+                    self.name, verdict=f"output '{key}' is not in both models, with one shape"
+                )
             apart = measure(
-                a.outputs[key], b.outputs[key], quantized_a=info, quantized_b=other, atol=atol, rtol=rtol
+                a.outputs[key],
+                b.outputs[key],
+                quantized_a=info,
+                quantized_b=other,
+                atol=self.atol,
+                rtol=self.rtol,
             )
-            outputs.append(NpuOutput(key, apart, against_a.snr_db, against_b.snr_db))
-        return NpuSignature(name, tuple(outputs), seconds=(a.seconds, b.seconds))
+            db = [
+                measure(cpu[key], one.outputs[key], quantized_a=info, quantized_b=one.infos[key]).snr_db
+                for one in (a, b)
+            ]
+            outputs.append(NpuOutput(key, apart, *db))
+        return NpuSignature(self.name, tuple(outputs), seconds=(a.seconds, b.seconds))

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
 from itertools import islice
@@ -19,12 +19,20 @@ from edge_opt.npu import process
 from edge_opt.npu.chips import CHIPS, Chip, estimate_for, estimate_note
 from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
-from edge_opt.npu.hexagon_log import Compiled, first_complaint, library_version, read_log
-from edge_opt.npu.probe import KNOWN_INTERFACES, LIBRARY, Graph, Heard, read_heard
-from edge_opt.npu.sdk import Sdk, find_sdk, library_folders
+from edge_opt.npu.hexagon_log import (
+    Compiled,
+    Graph,
+    Heard,
+    first_complaint,
+    library_version,
+    read_heard,
+    read_log,
+)
+from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
 from edge_opt.schema.errors import UsageError, did_you_mean
 
 DEFAULT_CHIP = "SM8750"
+_KNOWN_INTERFACES = "2.36 to 2.40"
 _VTCM_FLAG = "qualcomm_vtcm_size"
 _UNKNOWN_CHIP = "Unexpected SoC model"
 # QnnHtpProfile.h: events of a graph's finalization.
@@ -40,6 +48,16 @@ _EVENTS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Compiler:
+    """The compiler with its settings; after so many `seconds` it is stopped, None never."""
+
+    sdk: Sdk
+    chip: str
+    flags: Sequence[str]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CompilerRun:
     """One run of the compiler: how it ended, what it printed on both streams, and what the probe heard."""
 
@@ -49,30 +67,21 @@ class CompilerRun:
     heard: Heard
 
 
-def compile_model(
-    path: Path,
-    model: Model,
-    *,
-    sdk: str | os.PathLike[str] | None,
-    chip: str,
-    flags: Sequence[str],
-    seconds: float | None = None,
-) -> Compilation:
-    """Compile `model`, which `path` holds, for a chip; where that has no estimate of time, for the nearest one too.
+def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
+    """Compile `model`, which `path` holds; where its chip has no estimate of time, for the nearest one too.
 
     Raises:
-        CompilerMissingError: the tool or the libraries are not here.
-        CompilerFailedError: the compiler ended without a result, or took longer than `seconds`; an operator that it
-            refuses is no such failure, nor is it one if only the estimate is not to be had.
+        CompilerFailedError: the compiler ended without a result, or took too long; an operator that it refuses is no
+            such failure, nor is it one if only the estimate is not to be had.
     """
-    found, judge = find_sdk(sdk), estimate_for(chip)
-    silence = found.silence
+    chip, silence = compiler.chip, compiler.sdk.silence
+    judge = estimate_for(chip)
     with ThreadPoolExecutor(1) as beside:
         judging = None
-        if judge is not None and judge.name != chip and found.probe is not None:
-            others = with_memory_of(chip, flags)
-            judging = beside.submit(run_compiler, found, path, judge.name, others, seconds)
-        own = run_compiler(found, path, chip, flags, seconds)
+        if judge is not None and judge.name != chip and not silence:
+            named, flags = judged_by(chip, compiler.flags)
+            judging = beside.submit(run_compiler, path, replace(compiler, chip=named, flags=flags))
+        own = run_compiler(path, compiler)
         heard = own.heard
         try:
             heard = heard if judging is None else judging.result().heard
@@ -93,51 +102,42 @@ def compile_model(
     return Compilation(_figures(path, model, compiled, times), _versions(own), notes=(note,) if note else ())
 
 
-def with_memory_of(chip: str, flags: Sequence[str]) -> list[str]:
-    """The flags, and the on-chip memory of this chip where they do not say how much: another one is to judge for it."""
-    named = any(flag.startswith(f"--{_VTCM_FLAG}") for flag in flags)
-    return [*flags] if named or chip not in CHIPS else [*flags, f"--{_VTCM_FLAG}={CHIPS[chip].vtcm}"]
-
-
 def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
-    """The chip whose estimate is taken for this one and the flags for it: one compilation, and only to rank."""
+    """The chip whose estimate is taken for this one, and the flags for it: with this one's memory, unless they say."""
     judge = estimate_for(chip)
-    return (chip, [*flags]) if judge is None else (judge.name, with_memory_of(chip, flags))
+    if judge is None:
+        return chip, [*flags]
+    named = any(flag.startswith(f"--{_VTCM_FLAG}") for flag in flags)
+    return judge.name, [*flags, *([] if named else [f"--{_VTCM_FLAG}={CHIPS[chip].vtcm}"])]
 
 
-def run_compiler(
-    sdk: Sdk,
-    path: Path,
-    chip: str,
-    flags: Sequence[str],
-    seconds: float | None = None,
-    *,
-    run: Path | None = None,
-) -> CompilerRun:
+def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> CompilerRun:
     """Compile one file; with a folder `run`, its graphs run in the emulator on the inputs in it, see `probe.c`.
 
     Raises:
-        CompilerFailedError: it was not done after `seconds`, or ended with an error; with `run` the outcome tells.
+        CompilerFailedError: it was not done in time, or ended with an error; with `run` the outcome tells.
         UsageError: the compiler does not know the chip.
     """
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
         log = Path(folder) / "probe"
         command = [
-            str(sdk.tool),
+            str(compiler.sdk.tool),
             "--cmd=apply",
             f"--model={path}",
             f"--o={folder}/compiled.tflite",
-            f"--libs={sdk.plugin}",
+            f"--libs={compiler.sdk.plugin}",
             "--soc_manufacturer=Qualcomm",
-            f"--soc_model={chip}",
-            *flags,
+            f"--soc_model={compiler.chip}",
+            *compiler.flags,
         ]
-        environment = _environment(sdk, Path(folder), log, run)
-        done = process.run(f"{path.name}: the Hexagon compiler", command, seconds, environment)
+        environment = _environment(compiler.sdk, Path(folder), log, run)
+        done = process.run(f"{path.name}: the Hexagon compiler", command, compiler.seconds, environment)
         heard = read_heard(log.read_text(errors="replace") if log.exists() else "")
     if done.returncode and run is None:
         if _UNKNOWN_CHIP in done.stderr:
-            raise UsageError(f"the Hexagon compiler knows no chip '{chip}', {did_you_mean(chip, CHIPS)}")
+            raise UsageError(
+                f"the Hexagon compiler knows no chip '{compiler.chip}', {did_you_mean(compiler.chip, CHIPS)}"
+            )
         reason = first_complaint(done.stdout, done.stderr) or process.ended(done.returncode)
         raise CompilerFailedError(
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
@@ -147,13 +147,14 @@ def run_compiler(
 
 
 def _environment(sdk: Sdk, folder: Path, log: Path, run: Path | None) -> dict[str, str]:
-    search = [] if sdk.probe is None else [str(sdk.probe)]
-    search += library_folders(sdk.libraries, folder)
-    known = os.environ.get("LD_LIBRARY_PATH")
-    added = {"EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY), "EDGE_OPT_PROBE_LOG": str(log)}
-    if run is not None:
-        added["EDGE_OPT_PROBE_RUN"] = str(run)
-    return {**os.environ, **added, "LD_LIBRARY_PATH": ":".join([*search, *([known] if known else [])])}
+    folders = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
+    return {
+        **os.environ,
+        "EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY),
+        "EDGE_OPT_PROBE_LOG": str(log),
+        **({} if run is None else {"EDGE_OPT_PROBE_RUN": str(run)}),
+        "LD_LIBRARY_PATH": search_path(*folders, scratch=folder),
+    }
 
 
 def _versions(run: CompilerRun) -> dict[str, str]:
@@ -169,7 +170,7 @@ def _silence(chip: str, judge: Chip | None, heard: Heard) -> str:
     if not heard.known:
         return (
             f"the libraries have QNN interface {heard.interface or '(unknown)'}, and edge-opt's probe was tried with "
-            f"{KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
+            f"{_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
         )
     return f"the compiler gave none for {judge.name}"
 

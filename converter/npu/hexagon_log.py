@@ -1,11 +1,11 @@
-"""Reads what LiteRT's ahead-of-time tool and the QNN libraries print while they compile; starts nothing.
+"""Reads what LiteRT's ahead-of-time tool and the QNN libraries print while they compile, and what our probe writes.
 
 The tool writes to standard error, the libraries to standard output. Both are buffered apart, so the two texts must be
 taken apart too: in one pipe they cut each other's lines.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _PARTITIONED = re.compile(
     r"Partitioned subgraph<(\d+)>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"
@@ -70,3 +70,51 @@ def first_complaint(output: str, errors: str) -> str | None:
             if text and _HARMLESS not in text:
                 return text[:200]
     return None
+
+
+@dataclass(slots=True)
+class Graph:
+    """One compiled graph: what its profile says by event type, and what became of it in the emulator.
+
+    `ran` is the library's return code and the seconds; None after `running` means that the process ended there.
+    """
+
+    name: str
+    finalized: int
+    events: dict[int, int] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    running: bool = False
+    ran: tuple[int, float] | None = None
+    outputs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Heard:
+    """Everything that the probe wrote; `interface` is the version of the library's own, `known` if it is trusted."""
+
+    interface: str = ""
+    known: bool = False
+    graphs: list[Graph] = field(default_factory=list)
+
+
+def read_heard(text: str) -> Heard:
+    """What the probe's log says; its lines are described in `probe.c`."""
+    heard = Heard()
+    for line in text.splitlines():
+        kind, *values = line.split("\t")
+        graph = heard.graphs[-1] if heard.graphs else Graph("", 0)
+        if kind == "interface":
+            heard.known, heard.interface = values[0] == "known", values[1]
+        elif kind == "finalized":
+            heard.graphs.append(Graph(values[0], int(values[1])))
+        elif kind == "event":
+            graph.events.setdefault(int(values[0]), int(values[1]))
+        elif kind == "missing":
+            graph.missing.append(values[0])
+        elif kind == "running":
+            graph.running = True
+        elif kind == "output":
+            graph.outputs[values[2]] = int(values[0])
+        elif kind == "ran":
+            graph.ran = int(values[1]), float(values[2])
+    return heard

@@ -11,6 +11,7 @@ from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import Profile
+from edge_opt.npu.sdk import find_sdk
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
@@ -56,7 +57,7 @@ def profile(
         if facts.name == "ethos-u85":
             made = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
         else:
-            made = hexagon.compile_model(file, model, sdk=sdk, chip=chip, flags=chosen, seconds=seconds)
+            made = hexagon.compile_model(file, model, hexagon.Compiler(find_sdk(sdk), chip, chosen, seconds))
     spent = time.perf_counter() - started
     name = os.fspath(path)
     return Profile(name, facts.name, chip, tuple(chosen), made.versions, spent, made.figures, made.notes)

@@ -5,21 +5,28 @@ The libraries are never copied or bundled.
 
 import hashlib
 import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from edge_opt.npu.errors import CompilerMissingError
-from edge_opt.npu.probe import LIBRARY, build_probe
 
+LIBRARY = "libQnnHtp.so"
 SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
 # Qualcomm's SDK keeps its x86-64 libraries in the first, the wheel of onnxruntime-qnn in the second.
 _PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
 # The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
 _UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
 _COMPILING = "lib*Htp*.so"
+_COMPILERS = ("cc", "gcc", "clang")
 _HOW_TO_GET = (
     "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
     "onnxruntime-qnn` on x86-64 Linux), with --sdk or in EDGE_OPT_QNN or QNN_SDK_ROOT"
@@ -75,16 +82,6 @@ class Sdk:
     probe: Path | None
     silence: str = ""
 
-    def probed(self) -> Path:
-        """The probe.
-
-        Raises:
-            CompilerMissingError: there is none.
-        """
-        if self.probe is None:
-            raise CompilerMissingError(self.silence)
-        return self.probe
-
 
 def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:
     """All that it takes to compile for a Hexagon NPU.
@@ -100,12 +97,17 @@ def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:
         return Sdk(tool, plugin, libraries, None, str(error))
 
 
-def library_folders(libraries: Path, scratch: Path) -> list[str]:
-    """Where a plugin's libraries are found: in `libraries`, and the one that Qualcomm's wheel lacks in `scratch`."""
-    if (libraries / _UNUSED_LIBRARY).exists() or not (libraries / _STAND_IN).exists():
-        return [str(libraries)]
-    (scratch / _UNUSED_LIBRARY).symlink_to(libraries / _STAND_IN)
-    return [str(libraries), str(scratch)]
+def search_path(*folders: Path, scratch: Path) -> str:
+    """LD_LIBRARY_PATH for a plugin: these folders, the last one with the vendor's libraries, and what it is now.
+
+    The library that Qualcomm's wheel lacks is made in `scratch`.
+    """
+    libraries = folders[-1]
+    if (libraries / _STAND_IN).exists() and not (libraries / _UNUSED_LIBRARY).exists():
+        (scratch / _UNUSED_LIBRARY).symlink_to(libraries / _STAND_IN)
+        folders = *folders, scratch
+    known = os.environ.get("LD_LIBRARY_PATH")
+    return ":".join([*map(str, folders), *([known] if known else [])])
 
 
 def _find_tool() -> tuple[Path, Path]:
@@ -120,3 +122,68 @@ def _find_tool() -> tuple[Path, Path]:
             f"wheel for x86-64 Linux has one from 2.1 on"
         )
     return tool, plugin
+
+
+def build_probe() -> Path:
+    """The folder with the built probe: made once for each version of its source, in the user's cache.
+
+    Raises:
+        CompilerMissingError: this machine is no x86-64 Linux, or has no C compiler that can build it.
+    """
+    source = (resources.files(__package__) / "probe.c").read_bytes()
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise CompilerMissingError("Qualcomm's estimate and emulator need an x86-64 Linux machine")
+    folder = cache_folder() / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
+    if (folder / LIBRARY).is_file():
+        return folder
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise CompilerMissingError(
+            "Qualcomm's estimate and emulator need a C compiler to build a small probe with: install one (as `cc`), "
+            "or name it in CC"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    _build([*compiler.split()], source, folder)
+    return folder
+
+
+def _build(compiler: list[str], source: bytes, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="edge-opt-", dir=folder) as scratch:
+        code, library = Path(scratch) / "probe.c", Path(scratch) / LIBRARY
+        code.write_bytes(source)
+        flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
+        command = [*compiler, *flags, "-o", str(library), str(code), "-ldl"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            complaint = done.stderr.strip()
+        except OSError as error:
+            complaint = str(error)
+        if not library.is_file():
+            reason = (complaint.splitlines() or ["it does not say why"])[0][:200]
+            raise CompilerMissingError(
+                f"Qualcomm's estimate and emulator need a C compiler to build a small probe with, and "
+                f"`{' '.join(compiler)}` fails: {reason}"
+            )
+        # Renamed, not written in place: another process may be using or building the same one.
+        library.replace(folder / LIBRARY)
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for us; a temporary one where it cannot be written.
+
+    Raises:
+        CompilerMissingError: both belong to somebody else.
+    """
+    named = os.environ.get("XDG_CACHE_HOME")
+    with suppress(OSError, RuntimeError):
+        folder = (Path(named) if named else Path.home() / ".cache") / "edge-opt"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    fallback = Path(tempfile.gettempdir()) / f"edge-opt-{os.getuid()}"
+    fallback.mkdir(mode=0o700, exist_ok=True)
+    if fallback.stat().st_uid != os.getuid():
+        raise CompilerMissingError(
+            f"{fallback} belongs to somebody else: name a folder of yours in XDG_CACHE_HOME"
+        )
+    return fallback
