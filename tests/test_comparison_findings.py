@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge_opt.comparison import golden
+from edge_opt.comparison.filling import keep
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -18,7 +19,6 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.models import find_models
-from edge_opt.comparison.shelf import keep
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.tensors import TensorInfo

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from edge_opt.comparison.bisect import Probe, first_difference
-from edge_opt.comparison.filling import FilledCaches
+from edge_opt.comparison.filling import FilledCaches, keep
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -23,7 +23,6 @@ from edge_opt.comparison.findings import (
 from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.graph_facts import agreed, keeps_state, with_facts
 from edge_opt.comparison.models import Models, find_models
-from edge_opt.comparison.shelf import keep
 from edge_opt.ir import load
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits

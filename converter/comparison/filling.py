@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_opt.comparison.shelf import keep
 from edge_opt.proof import noise
 from edge_opt.proof.caches import cache_length, caches_of, growing_axis, longest_prefill, new_tokens, part_of
 from edge_opt.proof.errors import RuntimeFailed
 from edge_opt.proof.inputs import InputPlan, Stored, plan
 from edge_opt.proof.loop import Chunk
+from edge_opt.proof.protocol import Arrays
 from edge_opt.proof.runner import Runnable, Worker
 from edge_opt.proof.tensors import SignatureInfo
 
@@ -116,3 +116,16 @@ def _can_fill(prefill: SignatureInfo) -> bool:
         if -1 in cache.declared or 0 in cache.shape or not (whole or grows):
             return False
     return new_tokens(prefill) > 1 and all(-1 not in info.declared for info in prefill.inputs)
+
+
+def keep(arrays: Arrays, path: Path) -> Arrays:
+    """The same arrays, mapped from the end of a file that they are written to; they are taken out of `arrays`."""
+    kept: Arrays = {}
+    with path.open("ab") as file:
+        for name in list(arrays):
+            array = np.ascontiguousarray(arrays.pop(name))
+            place = file.tell()
+            file.write(array.reshape(-1).view(np.uint8).data)
+            file.flush()
+            kept[name] = np.memmap(path, array.dtype, "r", place, array.shape) if array.size else array
+    return kept

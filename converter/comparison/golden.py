@@ -10,10 +10,10 @@ import io
 import json
 import os
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,9 @@ _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
 _MAX_RUNS = 1000
 _META = "meta"
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+
+Run = Callable[[SignatureInfo], list[Arrays]]
+"""Runs one signature as often as the file says, on the inputs that follow from its seed."""
 
 
 def record(
@@ -82,13 +73,8 @@ def record(
         graph = load(source.model)
         described = with_facts(worker.describe(source.model), graph)
         runs = max(runs, 1 + keeps_state(graph))
-        names = choose(list(described), signatures)
-        count = sum(len(described[name].outputs) for name in names) * runs
-        share = _BUDGET // max(count, 1)
-        arrays: dict[str, Array] = {}
-        listed = [
-            _record_signature(worker, source, described[name], runs, seed, share, arrays) for name in names
-        ]
+        chosen = [described[name] for name in choose(list(described), signatures)]
+        count = sum(len(signature.outputs) for signature in chosen) * runs
         meta = {
             "format": FORMAT,
             "version": VERSION,
@@ -98,10 +84,15 @@ def record(
             "runs": runs,
             "atol": atol,
             "rtol": rtol,
-            "share": share,
-            "signatures": listed,
+            "share": _BUDGET // max(count, 1),
         }
-    return _write(Path(path), meta, arrays, overwrite=overwrite)
+        run, arrays = partial(_run, worker, source, meta), dict[str, Array]()
+        meta["signatures"] = [_record_signature(run, signature, meta, arrays) for signature in chosen]
+    packed = io.BytesIO()
+    contents: dict[str, Any] = {_META: np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
+    np.savez_compressed(packed, **contents)
+    write_whole(path, packed.getbuffer(), overwrite=overwrite)
+    return Path(path)
 
 
 def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
@@ -116,59 +107,41 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         worker = stack.enter_context(Worker())
         source = stack.enter_context(find_models(model).source("model"))
         described = {signature.name: signature for signature in worker.describe(source.model)}
+        run = partial(_run, worker, source, meta)
         try:
-            found = [
-                _check_signature(worker, source, described, entry, meta, arrays)
+            found = tuple(
+                _check_signature(run, source.name, described, entry, meta, arrays)
                 for entry in meta["signatures"]
-            ]
+            )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise _broken(Path(path), f"{type(error).__name__} {error}") from error
-    return ComparisonReport(
-        a=os.fspath(path),
-        b=source.name,
-        backend="xnnpack",
-        seed=meta["seed"],
-        runs=meta["runs"],
-        hostile=False,
-        atol=meta["atol"],
-        rtol=meta["rtol"],
-        signatures=tuple(found),
-    )
+    asked = {name: meta[name] for name in ("seed", "runs", "atol", "rtol")}
+    return ComparisonReport(os.fspath(path), source.name, "xnnpack", hostile=False, signatures=found, **asked)
 
 
-def _run(worker: Worker, source: Source, signature: SignatureInfo, runs: int, seed: int) -> list[Arrays]:
-    plans = [plan(signature, seed=seed, run=run) for run in range(runs)]
+def _run(worker: Worker, source: Source, meta: Mapping[str, Any], signature: SignatureInfo) -> list[Arrays]:
+    plans = [plan(signature, seed=meta["seed"], run=run) for run in range(meta["runs"])]
     return worker.run_plans(source.model, signature.name, plans)
 
 
 def _record_signature(
-    worker: Worker,
-    source: Source,
-    signature: SignatureInfo,
-    runs: int,
-    seed: int,
-    share: int,
-    arrays: dict[str, Array],
+    run: Run, signature: SignatureInfo, meta: Mapping[str, Any], arrays: Arrays
 ) -> dict[str, Any]:
-    results = _run(worker, source, signature, runs, seed)
+    results = run(signature)
     outputs = []
     for info in signature.outputs:
         entries = []
-        for run, values in enumerate(results):
-            key = f"{len(arrays)}"
-            array = values[info.name]
-            arrays[key] = _sample(array, signature.name, info.name, run, share)
+        for number, values in enumerate(results):
+            key, array = f"{len(arrays)}", values[info.name]
+            arrays[key] = _sample(array, signature.name, info.name, number, meta["share"])
             entries.append({"key": key, **_statistics(array, info)})
         outputs.append({"name": info.name, "runs": entries})
-    return {
-        **asdict(signature),
-        "results": outputs,
-    }
+    return {**asdict(signature), "results": outputs}
 
 
 def _check_signature(
-    worker: Worker,
-    source: Source,
+    run: Run,
+    model: str,
     described: Mapping[str, SignatureInfo],
     entry: Mapping[str, Any],
     meta: Mapping[str, Any],
@@ -177,18 +150,18 @@ def _check_signature(
     golden = from_plain(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
     actual = described.get(golden.name)
     if actual is None:
-        return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {source.name}")
-    old = [(info.name, info.declared, info.dtype) for info in golden.inputs]
-    if old != [(info.name, info.declared, info.dtype) for info in actual.inputs]:
+        return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {model}")
+    old, new = ([(i.name, i.declared, i.dtype) for i in each.inputs] for each in (golden, actual))
+    if old != new:
         return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
     now = {info.name: info for info in actual.outputs}
     # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
-    results = _run(worker, source, golden, meta["runs"], meta["seed"])
+    results = run(golden)
     found = []
     for info, output in zip(golden.outputs, entry["results"], strict=True):
         compared: OutputComparison | None = None
-        for run, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
-            one = _check_output(golden.name, info, expected, arrays[expected["key"]], values, run, meta)
+        for number, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
+            one = _check_output(golden.name, info, expected, arrays[expected["key"]], values, number, meta)
             compared = one.merged(compared)
         assert compared is not None, "runs is at least 1"
         if info.name in now and now[info.name].quantization != info.quantization:
@@ -210,11 +183,9 @@ def _check_output(
     actual = values.get(info.name)
     if actual is None:
         return OutputComparison(info.name, reason="missing in the model")
-    if list(actual.shape) != expected["shape"] or actual.dtype.name != expected["dtype"]:
-        text = (
-            f"{expected['dtype']} {expected['shape']} recorded, {actual.dtype.name} {list(actual.shape)} now"
-        )
-        return OutputComparison(info.name, reason=text)
+    old, now = (expected["dtype"], expected["shape"]), (actual.dtype.name, list(actual.shape))
+    if old != now:
+        return OutputComparison(info.name, reason=f"{old[0]} {old[1]} recorded, {now[0]} {now[1]} now")
     sample = _sample(actual, signature, info.name, run, meta["share"])
     if sample.shape != kept.shape or sample.dtype != kept.dtype:
         raise ValueError(f"sample of {info.name}")
@@ -242,12 +213,9 @@ def _outside_sample(
         return ""
     if meta["atol"] == meta["rtol"] == 0:
         return "elements beyond the sample differ"
+    largest = max(abs(expected["low"]), abs(expected["high"]))
     for name in ("mean", "mean_abs", "low", "high"):
-        size = (
-            expected["mean_abs"]
-            if name.startswith("mean")
-            else max(abs(expected["low"]), abs(expected["high"]))
-        )
+        size = expected["mean_abs"] if name.startswith("mean") else largest
         if not abs(now[name] - expected[name]) <= meta["atol"] + meta["rtol"] * size:
             return f"elements beyond the sample differ: {name} {now[name]:.6g}, recorded {expected[name]:.6g}"
     return ""
@@ -288,14 +256,6 @@ def _fingerprint(model: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         return {"sha256": digest.hexdigest(), "bytes": file.tell()}
 
 
-def _write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array], *, overwrite: bool) -> Path:
-    packed = io.BytesIO()
-    contents: dict[str, Any] = {_META: np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
-    np.savez_compressed(packed, **contents)
-    write_whole(path, packed.getbuffer(), overwrite=overwrite)
-    return path
-
-
 def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
     try:
         if path.stat().st_size > _MAX_FILE:
@@ -307,20 +267,19 @@ def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
             arrays = {name: stored[name] for name in stored.files}
         meta = json.loads(arrays.pop(_META).tobytes())
         kind = meta["format"], meta["version"], meta["generator"]
-        wanted = isinstance(meta["runs"], int) and 1 <= meta["runs"] <= _MAX_RUNS
-        wanted = wanted and all(
-            isinstance(meta[name], int | float) for name in ("seed", "share", "atol", "rtol")
-        )
+        numbers = all(isinstance(meta[name], int | float) for name in ("seed", "share", "atol", "rtol"))
+        numbers = numbers and isinstance(meta["runs"], int) and 1 <= meta["runs"] <= _MAX_RUNS
     except FileNotFoundError as error:
-        raise GoldenError(
-            f"golden file '{path}' does not exist; record it with: edge-opt golden record"
-        ) from error
-    except _UNREADABLE as error:
+        text = f"golden file '{path}' does not exist; record it with: edge-opt golden record"
+        raise GoldenError(text) from error
+    except GoldenError:
+        raise
+    except Exception as error:
         raise _broken(path, f"{type(error).__name__}: {error}") from error
     expected = FORMAT, VERSION, noise.GENERATOR_VERSION
     if kind != expected:
         raise GoldenError(f"golden file '{path}' is of kind {kind}, expected {expected}; record it anew")
-    if not wanted:
+    if not numbers:
         raise _broken(path, "its numbers make no sense")
     return meta, arrays
 
