@@ -1,5 +1,6 @@
 """`edge-opt inspect` and `explain`: print what the library finds in a model, and what it would convert."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -7,10 +8,10 @@ from edge_opt.cli import output, streams
 from edge_opt.cli.app import Explain, Inspect
 from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent, inspect
 from edge_opt.inspection import explain as explain_model
-from edge_opt.inspection.overlay import node_data, write_node_data
+from edge_opt.inspection.overlay import node_data
 from edge_opt.ir.words import many, shortened, size
 from edge_opt.passes import Status
-from edge_opt.schema.atomic import resolve_target
+from edge_opt.schema.atomic import resolve_target, write_whole
 
 _OPERATORS_NAMED = 12
 
@@ -41,11 +42,10 @@ def explain(asked: Explain) -> int:
 
 
 def _write_overlay(asked: Inspect, path: Path) -> None:
-    status = asked.file.stat() if asked.file.exists() else None
-    inputs = () if status is None else ((status.st_dev, status.st_ino),)
-    resolve_target(path, overwrite=asked.overwrite, inputs=inputs)
-    data = node_data(asked.file, target=asked.target or "generic")
-    write_node_data(data, path, overwrite=asked.overwrite)
+    status = asked.file.stat()
+    resolve_target(path, overwrite=asked.overwrite, inputs=((status.st_dev, status.st_ino),))
+    data = json.dumps(node_data(asked.file, target=asked.target), indent=2)
+    write_whole(path, f"{data}\n".encode(), overwrite=asked.overwrite)
 
 
 def _show(found: Inspection) -> None:

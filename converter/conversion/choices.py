@@ -12,6 +12,7 @@ from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
+from edge_opt.proof.source import ModelLike
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, unknown
 from edge_opt.targets import Target
@@ -43,7 +44,7 @@ class ConvertOptions(TypedDict, total=False):
     progress: Progress | None
 
 
-def path_of(source: str | os.PathLike[str] | bytes | Model) -> str | None:
+def path_of(source: ModelLike) -> str | None:
     """The source's path; None for bytes and loaded models."""
     return None if isinstance(source, Model | bytes) else os.fspath(source)
 
@@ -82,7 +83,7 @@ def default_output(source: str | os.PathLike[str]) -> Path:
 
 
 def destination_of(
-    source: str | os.PathLike[str] | bytes | Model, output: str | os.PathLike[str] | None, *, overwrite: bool
+    source: ModelLike, output: str | os.PathLike[str] | None, *, overwrite: bool
 ) -> Path | None:
     """Where to write: asked for, or beside the input; None for a source without a place of its own.
 
@@ -90,14 +91,13 @@ def destination_of(
         UsageError: it exists and may not be replaced, or is the input.
         OutputError: nothing can be written there.
     """
+    path = path_of(source)
     if output is None:
-        if isinstance(source, Model | bytes):
+        if path is None:
             return None
-        output = default_output(source)
-    inputs: tuple[tuple[int, int], ...] = ()
-    if not isinstance(source, Model | bytes):
-        status = Path(source).stat()
-        inputs = ((status.st_dev, status.st_ino),)
+        output = default_output(path)
+    status = None if path is None else Path(path).stat()
+    inputs = () if status is None else ((status.st_dev, status.st_ino),)
     # Looked at before the work: nobody wants to learn of an existing output after an hour.
     resolve_target(output, overwrite=overwrite, inputs=inputs)
     return Path(output)

@@ -1,18 +1,20 @@
-"""Files that hold models: a .tflite is one, a .litertlm or .task bundle several. What a conversion reads and writes."""
+"""What a conversion reads and writes: a .tflite file is one model, a .litertlm or .task bundle holds several.
+
+Models as litert-torch (formerly ai-edge-torch) holds them are recognised without importing it.
+"""
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from edge_opt.ir import Model, from_tables, load, save, to_tables
+from edge_opt.ir import Model, from_tables, load, save, to_bytes, to_tables
+from edge_opt.proof.source import ModelLike
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.sections import Bundle
-
-Readable = str | os.PathLike[str] | bytes | Model
 
 Sections = Literal["prefill-decode", "all"]
 MAIN_SECTION = "prefill_decode"
@@ -39,7 +41,7 @@ class Part:
 class Container:
     """Models that are read together and written together: a single one, or some of a bundle."""
 
-    source: Readable
+    source: ModelLike
     parts: list[Part]
     bundle: Bundle | None = None
 
@@ -58,7 +60,7 @@ class Container:
         models = {part.index: to_tables(part.model) for part in self.parts if part.changed}
         self.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
-    def pairs(self, written: Path | None) -> Iterator[tuple[Readable, Readable]]:
+    def pairs(self, written: Path | None) -> Iterator[tuple[ModelLike, ModelLike]]:
         """For each part, the model as it was, and as it is in the written file, or in memory where none was written."""
         after = None if written is None or self.bundle is None else open_bundle(written)
         for part in self.parts:
@@ -67,7 +69,7 @@ class Container:
             yield before, single if after is None else _section_model(after, part.index)
 
 
-def open_container(source: Readable, sections: Sections = "prefill-decode") -> Container:
+def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> Container:
     """Read what a conversion works on; of a bundle the prefill/decode model, or `all` of its models.
 
     Raises:
@@ -95,3 +97,39 @@ def open_container(source: Readable, sections: Sections = "prefill-decode") -> C
 
 def _section_model(bundle: Bundle, index: int) -> Model:
     return from_tables(read_model(bundle.content(index)))
+
+
+class ExportedModel(Protocol):
+    """What `litert_torch.convert` returns: a model that can be called, and written with `export`."""
+
+    def export(self, path: str) -> None:
+        """Write the .tflite file."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+
+
+Exported = TypeVar("Exported", bound=ExportedModel)
+
+
+def model_content(model: object) -> bytes:
+    """The .tflite bytes of a model.
+
+    Raises:
+        UsageError: it is no model of litert-torch or ai-edge-torch.
+    """
+    # litert-torch has `model_content`, ai-edge-torch had `tflite_model`.
+    for name in ("model_content", "tflite_model"):
+        reader = getattr(model, name, None)
+        if callable(reader):
+            return bytes(reader())
+    raise UsageError(
+        f"a {type(model).__module__}.{type(model).__qualname__} is no exported model: give what litert_torch.convert "
+        "returns, a .tflite file, or its bytes"
+    )
+
+
+def remade(exported: Exported, model: Model) -> Exported:
+    """A model of the same class that holds `model`; the given one stays as it is."""
+    made: Callable[[bytes], Exported] = type(exported)
+    return made(to_bytes(model))

@@ -15,6 +15,11 @@ from edge_opt.passes.contract import Ran
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.schema.strict_json import strict
 
+_SITES_NAMED = 6
+_NOTES_SHOWN = 4
+_ROWS_SHOWN = 16
+_KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
+
 
 class RequirementError(EdgeOptError):
     """The model does not fulfil what was asked for; `result` says what was found, nothing was written."""
@@ -91,8 +96,19 @@ class ConversionResult:
         return MaskedRows.of(self.sites)
 
     def summary(self) -> str:
-        """What became of the sites, in sentences, as the command line prints it."""
-        return "\n".join(verdicts(self))
+        """What became of the sites, as the command line prints it: how those converted were proved, why others stay."""
+        lines = [headline(self)]
+        groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
+        for site in self.sites:
+            if site.status is not Status.CONVERTED and not site.settled:
+                groups[site.status, site.pass_name, site.reason].append(site)
+        for (status, name, reason), sites in groups.items():
+            places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
+            more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
+            lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
+        lines += [*_kept(self), *_extents(self), *(f"  {text}" for text in masked_rows(self)), *_notes(self)]
+        lines += [f"  {signature.sentence()}" for signature in self.whole]
+        return "\n".join([*lines, *compiler(self)])
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports; a figure that is not a finite number is None."""
@@ -133,28 +149,6 @@ def check_requirements(result: ConversionResult, *, require_match: bool, require
             f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}",
             result,
         )
-
-
-_SITES_NAMED = 6
-_NOTES_SHOWN = 4
-_ROWS_SHOWN = 16
-_KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
-
-
-def verdicts(result: ConversionResult) -> list[str]:
-    """What became of the sites: converted and how that was proved, then those left, grouped by reason."""
-    lines = [headline(result)]
-    groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
-    for site in result.sites:
-        if site.status is not Status.CONVERTED and not site.settled:
-            groups[site.status, site.pass_name, site.reason].append(site)
-    for (status, name, reason), sites in groups.items():
-        places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
-        more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-        lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
-    whole = [f"  {signature.sentence()}" for signature in result.whole]
-    masked = [f"  {text}" for text in masked_rows(result)]
-    return [*lines, *_kept(result), *_extents(result), *masked, *_notes(result), *whole, *compiler(result)]
 
 
 def headline(result: ConversionResult) -> str:
@@ -198,7 +192,15 @@ def masked_rows(result: ConversionResult) -> list[str]:
 
 def proof(site: SiteReport) -> str:
     """What the proof of a site showed, and what else a user should know of the site."""
-    return "; ".join(text for text in (_proof(site), site.note) if text)
+    found = site.proof
+    if found is None:
+        return "; ".join(filter(None, ("not run", site.note)))
+    differs = "equal" if not found.max_abs else f"differs by up to {found.max_abs:.3g}"
+    text = "bit for bit equal" if found.bitwise else differs
+    text += f" ({found.steps} steps)" if found.steps else ""
+    rows = MaskedRows.of([site])
+    masked = "" if rows is None else f"rows masked everywhere {rows.how}"
+    return "; ".join(filter(None, (text, masked, extent(found.ran), found.note, site.note)))
 
 
 def extent(ran: Sequence[Ran]) -> str:
@@ -271,19 +273,6 @@ def _extents(result: ConversionResult) -> list[str]:
     others = "the others, which differ only in numbers, on rows that reach every head and tile"
     which = "--report says which, --verify exhaustive runs all"
     return [f"  {many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
-
-
-def _proof(site: SiteReport) -> str:
-    if site.proof is None:
-        return "not run"
-    differs = "equal" if not site.proof.max_abs else f"differs by up to {site.proof.max_abs:.3g}"
-    text = "bit for bit equal" if site.proof.bitwise else differs
-    if site.proof.steps:
-        text += f" ({site.proof.steps} steps)"
-    rows = MaskedRows.of([site])
-    if rows is not None:
-        text += f"; rows masked everywhere {rows.how}"
-    return "; ".join(part for part in (text, extent(site.proof.ran), site.proof.note) if part)
 
 
 def _named(kernels: Sequence[str]) -> str:

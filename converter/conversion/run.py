@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, overload
 
+from edge_opt.comparison.whole import allowances, compare_whole
 from edge_opt.conversion.choices import (
     GENERIC,
     ConvertOptions,
@@ -22,21 +23,29 @@ from edge_opt.conversion.choices import (
     destination_of,
     path_of,
 )
-from edge_opt.conversion.container import Container, Sections, open_container
-from edge_opt.conversion.exported import Exported, ExportedModel, model_content, remade
+from edge_opt.conversion.container import (
+    Container,
+    Exported,
+    ExportedModel,
+    Sections,
+    model_content,
+    open_container,
+    remade,
+)
 from edge_opt.conversion.result import ConversionResult, DifferenceFoundError, check_requirements
 from edge_opt.conversion.rewriting import extract, rewrite
 from edge_opt.ir import Model
 from edge_opt.ir.collector import rare_collections
 from edge_opt.passes import MaskedRows, Pass
 from edge_opt.proof.regions import RegionProver
+from edge_opt.proof.source import ModelLike
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 
 @overload
 def convert(
-    source: str | os.PathLike[str] | bytes | Model,
+    source: ModelLike,
     output: str | os.PathLike[str] | None = None,
     **options: Unpack[ConvertOptions],
 ) -> ConversionResult: ...
@@ -49,7 +58,7 @@ def convert(
 
 
 def convert(
-    source: str | os.PathLike[str] | bytes | Model | ExportedModel,
+    source: ModelLike | ExportedModel,
     output: str | os.PathLike[str] | None = None,
     *,
     target: str | Target | None = None,
@@ -157,8 +166,6 @@ def _compare_whole(
     written: Path | None,
 ) -> None:
     """The models as they were with those written, or (a dry run) with those in memory."""
-    from edge_opt.comparison.whole import allowances, compare_whole  # noqa: PLC0415  only this path needs it
-
     for part, (before, after) in zip(container.parts, container.pairs(written), strict=True):
         names = {name: part.signature(name) for name, _ in part.model.entry_points()}
         sites = {name: [s for s in result.sites if s.signature == told] for name, told in names.items()}

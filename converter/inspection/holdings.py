@@ -3,9 +3,8 @@
 Runs nothing, and changes no model that a caller gave.
 """
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
 from edge_opt.passes.open_lengths import OpenLengths, settled
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.proof.source import ModelLike
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
 from edge_opt.schema.strict_json import strict
@@ -112,9 +112,7 @@ class Explanation:
         return strict({**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block})
 
 
-def inspect(
-    source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
-) -> Inspection:
+def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspection:
     """Look at a model (of a bundle: its prefill/decode model); for a target, also at what that refuses or gets wrong.
 
     Raises:
@@ -122,7 +120,7 @@ def inspect(
         UsageError: there is no such target.
     """
     facts = load_target(target) if isinstance(target, str) else target
-    model = _loaded(source)
+    model = open_container(source).parts[0].model
     file = model.file
     found = Inspection(
         file=None if file is None or file.path is None else str(file.path),
@@ -131,9 +129,7 @@ def inspect(
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
     )
-    attention = attention_blocks(model)
-    for name, graph in model.entry_points():
-        blocks = attention[name]
+    for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
         found.attention += [block for block in blocks if block is not None]
         found.signatures.append(_content(model, name, graph, unmatched=blocks.count(None)))
     if facts is not None:
@@ -141,41 +137,36 @@ def inspect(
     return found
 
 
-def explain(
-    source: str | os.PathLike[str] | bytes | Model, *, target: str | Target | None = None
-) -> list[Explanation]:
+def explain(source: ModelLike, *, target: str | Target | None = None) -> list[Explanation]:
     """Every site of every pass, and what a conversion would do there. Proves nothing, and edits nothing.
 
     Raises:
         ModelFormatError: the source is not a valid model.
         UsageError: there is no such target.
     """
-    model = _loaded(source)
-    found = attention_blocks(model).values()
-    blocks = {(block.signature, block.softmax): block for own in found for block in own if block is not None}
+    model = open_container(source).parts[0].model
+    blocks = {(block.signature, block.softmax): block for own in _attention(model) for block in own if block}
     result = convert(model, target=target, verify="none", dry_run=model is source)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 
 
-def attention_blocks(model: Model) -> dict[str, list[AttentionBlock | None]]:
+def _attention(model: Model) -> list[list[AttentionBlock | None]]:
     """The attentions of every entry point in execution order; None for one whose form is not understood.
 
     Behind them those of the graphs that it calls: branches, and composites that are not opened yet.
     """
     with settled(model) as lengths:
-        return {name: _blocks(model, name, graph, lengths) for name, graph in model.entry_points()}
-
-
-def _blocks(
-    model: Model, name: str, graph: Subgraph, lengths: OpenLengths | None
-) -> list[AttentionBlock | None]:
-    arguments = _argument_names(model, name, graph)
-    return [
-        None if isinstance(match, NotABlock) else _describe(match, name, arguments, lengths)
-        for called, _ in with_callees(model, graph)
-        for match in find_blocks(called)
-        if not isinstance(match, NotABlock) or match.is_attention
-    ]
+        return [
+            [
+                None
+                if isinstance(match, NotABlock)
+                else _describe(match, name, _argument_names(model, name, graph), lengths)
+                for called, _ in with_callees(model, graph)
+                for match in find_blocks(called)
+                if not isinstance(match, NotABlock) or match.is_attention
+            ]
+            for name, graph in model.entry_points()
+        ]
 
 
 def example_rewrite(
@@ -190,7 +181,7 @@ def example_rewrite(
     for site in PASSES[chosen].sites(context):
         rewrite = site.build() if isinstance(site, Site) else None
         if isinstance(rewrite, Rewrite):
-            names = _ShortNames(_argument_names(model, signature, graph))
+            names = _short_names(_argument_names(model, signature, graph))
             new = hoisted(_changed(rewrite.old, rewrite.new))
             return Example(signature, rewrite.old, new, names)
     return None
@@ -207,10 +198,6 @@ def _changed(old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]
         return same and not any(id(tensor) in read for tensor in operator.outputs)
 
     return [operator for operator in new if not stays(operator)]
-
-
-def _loaded(source: str | os.PathLike[str] | bytes | Model) -> Model:
-    return open_container(source).parts[0].model
 
 
 def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
@@ -286,14 +273,11 @@ def _mask_name(mask: Tensor, arguments: Mapping[int, str]) -> str:
     return mask.name
 
 
-class _ShortNames:
+def _short_names(arguments: Mapping[int, str]) -> Callable[[Tensor], str]:
     """Names for a text that people read: exporters' own names are hundreds of characters long."""
+    numbers: dict[int, int] = {}
 
-    def __init__(self, arguments: Mapping[int, str]) -> None:
-        self._arguments = arguments
-        self._numbers: dict[int, int] = {}
+    def name(tensor: Tensor) -> str:
+        return f"%{arguments.get(id(tensor)) or numbers.setdefault(id(tensor), len(numbers))}"
 
-    def __call__(self, tensor: Tensor) -> str:
-        if id(tensor) in self._arguments:
-            return f"%{self._arguments[id(tensor)]}"
-        return f"%{self._numbers.setdefault(id(tensor), len(self._numbers))}"
+    return name

@@ -4,14 +4,12 @@ The format is that of ai-edge-model-explorer's `node_data_builder.ModelNodeData`
 node (the operator's place in it), a text and a colour. Nothing is run or written.
 """
 
-import json
 import os
 from typing import Any
 
 from edge_opt.conversion import convert
 from edge_opt.ir import Operator, load
 from edge_opt.passes import SiteReport, Status
-from edge_opt.schema.atomic import write_whole
 from edge_opt.targets import Target
 
 _Place = tuple[str, int]
@@ -61,26 +59,12 @@ def node_data(
     return overlay
 
 
-def write_node_data(data: dict[str, Any], path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write an overlay as Model Explorer reads it.
-
-    Raises:
-        UsageError: the file exists and `overwrite` is False.
-        OutputError: it cannot be written.
-    """
-    write_whole(path, f"{json.dumps(data, indent=2)}\n".encode(), overwrite=overwrite)
-
-
 def _add(overlay: dict[str, Any], place: _Place, site: SiteReport, text: str) -> None:
     """One result for a graph and node; what came first about a node stays."""
     graph = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
     colour = _SETTLED if site.settled else _COLOURS[site.status]
-    result = {"value": f"{_title(site)}{text}", "bgColor": colour, "textColor": "#111111"}
-    overlay.setdefault(place[0], graph)["results"].setdefault(str(place[1]), result)
-
-
-def _title(site: SiteReport) -> str:
     name = f"{site.pass_name} #{site.index}"
-    if site.status is Status.CONVERTED:
-        return f"converted by {name}"
-    return f"{'nothing to do' if site.settled else site.status} ({name})"
+    verdict = f"{'nothing to do' if site.settled else site.status} ({name})"
+    title = f"converted by {name}" if site.status is Status.CONVERTED else verdict
+    result = {"value": f"{title}{text}", "bgColor": colour, "textColor": "#111111"}
+    overlay.setdefault(place[0], graph)["results"].setdefault(str(place[1]), result)

@@ -55,11 +55,9 @@ def _example(result: ConversionResult, part: Part, target: Target) -> Example | 
     """Of the first converted block with several heads, else of whatever else was converted."""
     names = {part.signature(name): name for name, _ in part.model.entry_points()}
     sites = sorted(result.converted, key=lambda site: (site.heads or 0) < 2)
-    for signature, chosen in dict.fromkeys((site.signature, site.pass_name) for site in sites):
-        if (
-            signature in names and chosen in PASSES
-        ):  # of a caller's own pass there is no more than the verdicts
-            example = example_rewrite(part.model, names[signature], chosen, target)
-            if example is not None:
-                return example
-    return None
+    # Of a caller's own pass there is no more than the verdicts.
+    places = dict.fromkeys(
+        (s.signature, s.pass_name) for s in sites if s.signature in names and s.pass_name in PASSES
+    )
+    made = (example_rewrite(part.model, names[signature], chosen, target) for signature, chosen in places)
+    return next(filter(None, made), None)

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from edge_opt.conversion.result import entry_points, masked_rows, proof
-from edge_opt.report import words
-from edge_opt.report.document import NO_LINT, Example, Report
+from edge_opt.report.document import NO_LINT, Example, Report, one_line
 
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
@@ -64,7 +63,7 @@ def _example(example: Example) -> list[str]:
 
 def _fenced(lines: Iterable[str]) -> str:
     """A block of code that no name in it can end."""
-    plain = [words.one_line(line) for line in lines]
+    plain = [one_line(line) for line in lines]
     longest = max((len(run) for line in plain for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([fence, *plain, fence])
@@ -81,5 +80,5 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     """Names come from the model, so they may hold anything."""
-    plain = "".join(_TAGS.get(letter, letter) for letter in words.one_line(text))
+    plain = "".join(_TAGS.get(letter, letter) for letter in one_line(text))
     return _MARKS.sub(lambda match: f"\\{match[0]}", plain)

@@ -7,9 +7,8 @@ from edge_opt.ir import Operator
 from edge_opt.ir.words import many, shortened
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report.diagram import can_draw, draw
-from edge_opt.report.document import NO_LINT, Example, Report
+from edge_opt.report.document import NO_LINT, Example, Report, escape
 from edge_opt.report.style import STYLE
-from edge_opt.report.words import escape
 
 _MOST_DRAWN = 160
 _NO_SITES = "<p>No pass found a place where it could apply.</p>"
