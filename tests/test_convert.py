@@ -353,9 +353,7 @@ def test_unknown_names_are_refused_and_nothing_is_written(
 def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "edge_opt.conversion.rewriting.run_pass", lambda *_: pytest.fail("no work may be done")
-    )
+    monkeypatch.setattr("edge_opt.conversion.run.run_pass", lambda *_: pytest.fail("no work may be done"))
     path = tmp_path / "model.tflite"
     shutil.copy(DEMOS[0], path)
     for output in (path, default_output(path)):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edge_opt.ir import Model, from_tables
+from edge_opt.ir import Model, load
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMBundle, LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
@@ -18,7 +18,7 @@ def model_of(bundle: LiteRTLMBundle, kind: str) -> Model | None:
     """The model of a kind, e.g. `prefill_decode`."""
     for index, section in enumerate(bundle.sections):
         if section.model_type == kind:
-            return from_tables(read_model(bundle.content(index)))
+            return load(bundle.content(index))
     return None
 
 
@@ -68,10 +68,10 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
         if not section.is_model:
             told = [] if _same(*contents) else ["is not what it was"]
         elif section.model_type == MAIN:
-            models = [from_tables(read_model(content)) for content in contents]
+            models = [load(content) for content in contents]
             told = _main_faults(*models) or (_weight_faults(models[0], contents[1].size) if shared else [])
         else:
-            told = [] if _same(*contents) else _other_faults(*(from_tables(read_model(c)) for c in contents))
+            told = [] if _same(*contents) else _other_faults(*(load(c) for c in contents))
         found += [f"its {name(section)} {fault}" for fault in told]
     return found
 

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_opt.ir import Model, from_tables
+from edge_opt.ir import Model, load
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
-from edge_opt.schema.reader import read_model
 from edge_opt.schema.sections import Bundle
 
 EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
@@ -63,7 +62,7 @@ def _bundled(bundle: Bundle, name: str) -> Model | None:
     """A model of a bundle; None where it has no such section."""
     for index, section in enumerate(bundle.sections):
         if section.model_type == _SECTIONS[name]:
-            return from_tables(read_model(bundle.content(index)))
+            return load(bundle.content(index))
     return None
 
 

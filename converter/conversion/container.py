@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from edge_opt.ir import Model, from_tables, load, save, to_bytes, to_tables
+from edge_opt.ir import Model, load, save, to_bytes, to_tables
 from edge_opt.proof.source import ModelLike
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
-from edge_opt.schema.reader import read_model
 from edge_opt.schema.sections import Bundle
 
 Sections = Literal["prefill-decode", "all"]
@@ -64,9 +63,9 @@ class Container:
         """For each part, the model as it was, and as it is in the written file, or in memory where none was written."""
         after = None if written is None or self.bundle is None else open_bundle(written)
         for part in self.parts:
-            before = self.source if self.bundle is None else _section_model(self.bundle, part.index)
+            before = self.source if self.bundle is None else load(self.bundle.content(part.index))
             single = part.model if written is None else written
-            yield before, single if after is None else _section_model(after, part.index)
+            yield before, single if after is None else load(after.content(part.index))
 
 
 def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> Container:
@@ -91,12 +90,8 @@ def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> 
         raise UsageError(f"{bundle.source.name} has no {MAIN_SECTION} model, its models are: {held}")
     names = {index: kinds[index] or f"section_{index}" if len(chosen) > 1 else "" for index in chosen}
     return Container(
-        source, [Part(names[index], _section_model(bundle, index), index) for index in chosen], bundle
+        source, [Part(names[index], load(bundle.content(index)), index) for index in chosen], bundle
     )
-
-
-def _section_model(bundle: Bundle, index: int) -> Model:
-    return from_tables(read_model(bundle.content(index)))
 
 
 class ExportedModel(Protocol):

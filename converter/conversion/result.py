@@ -53,11 +53,11 @@ class SignatureSummary:
 
     name: str
     operators_before: int
-    operators_after: int = 0
-    largest_tensor_bytes_before: int = 0
-    largest_tensor_bytes_after: int = 0
-    blocks: int = 0
-    blocks_converted: int = 0
+    operators_after: int
+    largest_tensor_bytes_before: int
+    largest_tensor_bytes_after: int
+    blocks: int
+    blocks_converted: int
 
 
 @dataclass(slots=True, repr=False)

@@ -27,19 +27,30 @@ from edge_opt.conversion.container import (
     Container,
     Exported,
     ExportedModel,
+    Part,
     Sections,
     model_content,
     open_container,
     remade,
 )
-from edge_opt.conversion.result import ConversionResult, DifferenceFoundError, check_requirements
-from edge_opt.conversion.rewriting import extract, rewrite
-from edge_opt.ir import Model
+from edge_opt.conversion.result import (
+    ConversionResult,
+    DifferenceFoundError,
+    SignatureSummary,
+    check_requirements,
+)
+from edge_opt.ir import Constants, Model, Subgraph
+from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, remove_unused
 from edge_opt.ir.collector import rare_collections
-from edge_opt.passes import MaskedRows, Pass
+from edge_opt.ir.runtime import raise_runtime_version
+from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
+from edge_opt.passes.left import attention_left
+from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.open_lengths import settled
+from edge_opt.passes.shapes_above import ShapesAbove
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
-from edge_opt.schema.errors import UsageError
+from edge_opt.schema.errors import UsageError, unknown
 from edge_opt.targets import Target, load_target
 
 
@@ -137,10 +148,10 @@ def convert(
         model = container.parts[0].model
         result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
         if extract_signature is not None:
-            extract(container, extract_signature)
+            _extract(container, extract_signature)
         wanted = choose_signatures(container, signatures)
         for part in container.parts:
-            rewrite(part, chosen, facts, wanted, prover, result, progress)
+            _rewrite(part, chosen, facts, wanted, prover, result, progress)
         proving.close()  # writing needs memory too
         result.compiler_flags = facts.flags()
         name = "MODEL" if destination is None else str(destination)
@@ -156,6 +167,77 @@ def convert(
             check(None)
     result.seconds = time.perf_counter() - started
     return result if exported is None else remade(exported, model)
+
+
+def _extract(container: Container, key: str) -> None:
+    known = [signature.key for part in container.parts for signature in part.model.signatures]
+    if key not in known:
+        raise unknown("signature", key, known)
+    if container.bundle is not None:
+        raise UsageError("a bundle needs all signatures of its models: extract from the .tflite file instead")
+    keep_signature(container.parts[0].model, key)
+
+
+def _rewrite(
+    part: Part,
+    passes: list[Pass],
+    target: Target,
+    wanted: frozenset[str],
+    prover: RegionProver | None,
+    result: ConversionResult,
+    progress: Progress | None,
+) -> None:
+    """Run the passes on the wanted entry points of one model, and add what they did to the result."""
+    model = part.model
+    entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in wanted]
+    first = {id(graph): name for name, graph in reversed(entries)}
+    usage = Usage.of(model)
+    old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+    before = [(name, graph, len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()]
+    done = len(result.sites)
+    # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
+    total = done + sum(_softmaxes(graph) for _, graph in entries)
+
+    def on_site(report: SiteReport) -> None:
+        result.sites.append(report)
+        if progress is not None:
+            progress("rewriting", len(result.sites), max(total, len(result.sites)))
+
+    with settled(model) as open_lengths:
+        for name, graph in entries:
+            if first[id(graph)] != name:
+                continue
+            context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+            context.open_lengths = open_lengths
+            reported = len(result.sites)
+            split = PASSES[MhaToSha.name] in passes
+            # Only heads need it: nobody who asked for another pass gets it.
+            for chosen_pass in (ShapesAbove(), *passes) if open_lengths and split else passes:
+                run_pass(chosen_pass, context)
+            own = result.sites[reported:]
+            for site in attention_left(model, graph, context.signature, own, split=split):
+                on_site(site)
+    own = result.sites[done:]
+    if any(site.status is Status.CONVERTED for site in own):
+        raise_runtime_version(model)
+        remove_unused(model, usage)
+        name_apart(model, old)
+        part.changed = True
+    for name, graph, operators, largest in before:
+        blocks = [s for s in own if s.signature == part.signature(name) and (s.heads or 0) > 1]
+        converted = sum(site.status is Status.CONVERTED for site in blocks)
+        sizes = (operators, len(graph), largest, _largest_tensor(graph), len(blocks), converted)
+        result.signatures.append(SignatureSummary(part.signature(name), *sizes))
+
+
+def _softmaxes(graph: Subgraph) -> int:
+    return sum(operator.name == "SOFTMAX" for operator in graph.operators)
+
+
+def _largest_tensor(graph: Subgraph) -> int:
+    """Bytes of the largest tensor that an operator of the subgraph defines."""
+    tensors = (tensor for operator in graph.operators for tensor in operator.outputs)
+    return max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
 
 
 def _compare_whole(

@@ -17,6 +17,7 @@ from edge_opt.ir.model import Metadata, Model, Signature
 from edge_opt.ir.operators import options_table
 from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.references import check_references
+from edge_opt.schema.data import Source
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import ModelFile, read_model
 from edge_opt.schema.table import Table
@@ -25,8 +26,8 @@ _MAX_ELEMENTS = 1 << 48
 _MAX_RANK = 32  # of a numpy array, in its older versions
 
 
-def load(source: str | os.PathLike[str] | bytes) -> Model:
-    """Read a .tflite file (or its bytes). Weights stay on disk until somebody needs their numbers.
+def load(source: str | os.PathLike[str] | bytes | Source) -> Model:
+    """Read a .tflite file, its bytes, or a section of a bundle. Weights stay on disk until their numbers are needed.
 
     Raises:
         ModelFormatError: where the file is not a valid model; names table, field and byte offset, or subgraph,
