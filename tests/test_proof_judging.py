@@ -9,8 +9,7 @@ from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof.judging import UntoldError, all_of, judge
 from edge_opt.proof.metrics import Difference, measure
-from edge_opt.proof.pair import Outcome, OutputProof
-from edge_opt.proof.telling import untold
+from edge_opt.proof.pair import Outcome, OutputProof, untold
 
 SAME = Difference(8, finite=8, largest=4.0)
 RAN = (Ran("xnnpack"),)

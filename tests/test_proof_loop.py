@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_opt.proof.caches import cache_length, growing_axis, longest_prefill, new_tokens
 from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
+from edge_opt.proof.roles import cache_length, growing_axis, longest_prefill, new_tokens
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Arrays = dict[str, Any]

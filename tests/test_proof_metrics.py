@@ -156,7 +156,10 @@ def test_figures_are_json_without_nan_or_infinity(pair: tuple[np.ndarray, np.nda
 
 def test_nothing_to_compare_is_equal() -> None:
     empty = np.zeros((0, 4), np.float32)
-    assert measure(empty, empty, logits=True) == Difference(0, ulps=measure(empty, empty).ulps)
+    counts = tuple((name, 0) for name in ("0", "1", "2-4", "5-16", "17-256", "257-65536", ">65536", "nan"))
+    assert measure(empty, empty, logits=True) == Difference(0, ulps=counts)
+    for codes in (empty.astype(np.int8), np.ones(3, np.int8)):
+        assert measure(codes, codes).steps == 0
 
 
 @pytest.mark.parametrize(

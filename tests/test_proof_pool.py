@@ -1,7 +1,7 @@
 """Who gets the next piece of work, what is remembered of files, and what is ended at closing. No runtime is started."""
 
 import threading
-from collections import OrderedDict
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import pytest
 
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
-from edge_opt.proof import pool, source
+from edge_opt.proof import pool, runner, source
+from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.source import check_model
 
@@ -88,15 +89,35 @@ def test_closing_ends_what_runs_and_drops_what_waits(
 
     def run(_: Any) -> bool:
         begun.release()
-        return retired.wait(30)
+        return retired.wait(30) and not time.sleep(0.2)
 
     running = [made.submit(run) for _ in range(made.count)]
     for _ in running:
         assert begun.acquire(timeout=30)
     waiting = made.submit(run)
     made.close()
-    assert all(future.result() for future in running)
+    assert all(future.done() and future.result() for future in running)
     assert waiting.cancelled()
+
+
+def test_a_child_that_was_started_while_its_worker_was_retired_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, ended = runner.Worker(), []
+
+    class Child:
+        def __init__(self) -> None:
+            worker.retire()
+
+        def stop(self) -> None:
+            ended.append(self)
+
+    monkeypatch.setattr(runner, "ChildProcess", Child)
+    worker.start()
+    assert len(ended) == 1
+    with pytest.raises(RuntimeUnavailable, match="retired"):
+        worker.start()
+    assert len(ended) == 1
 
 
 def test_there_is_one_worker_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,17 +129,16 @@ def test_a_file_that_passed_is_read_once_and_the_oldest_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = to_bytes(parse("subgraph main (%x: float32[4]) { %y: float32[4] = ABS(%x) return %y }"))
-    files = [tmp_path / f"{number}.tflite" for number in range(3)]
+    files = [tmp_path / f"{number}.tflite" for number in range(33)]
     for file in files:
         file.write_bytes(content)
     read: list[Any] = []
     load = source.load
     monkeypatch.setattr(source, "load", lambda model: read.append(model) or load(model))
-    monkeypatch.setattr(source, "_passed", OrderedDict())
-    monkeypatch.setattr(source, "_MOST_REMEMBERED", 2)
-    for file in (*files, files[2], files[1], files[0], files[0]):
+    for file in (*files, files[32], files[1], files[0], files[0]):
         check_model(file)
-    assert read == [*files, files[0]]
-    check_model(content)
-    check_model(content)
-    assert len(read) == 6
+    assert read == [str(file) for file in (*files, files[0])]
+    files[0].write_bytes(content + bytes(16))
+    for model in (files[0], content, content):
+        check_model(model)
+    assert len(read) == 37

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pass_runs import rewrites_of
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.text import parse
+from edge_opt.passes import Demand
 from edge_opt.passes.rewrite import Rewrite, shape_violation
 from edge_opt.proof import noise
 from edge_opt.proof.pair import take
@@ -310,11 +312,8 @@ def rewritten(text: str) -> list[Structure]:
     found = []
     for rewrite in rewrites_of("mha_to_sha", parse(text)):
         inputs, outputs = rewrite.inputs(), rewrite.outputs()
-        found.append(
-            structure(
-                cut_out(Model(), rewrite.old, inputs, outputs), cut_out(Model(), rewrite.new, inputs, outputs)
-            )
-        )
+        models = (cut_out(Model(), part, inputs, outputs) for part in (rewrite.old, rewrite.new))
+        found.append(structure(*models, Demand()))
     return found
 
 
@@ -326,6 +325,8 @@ def test_layers_that_differ_in_numbers_only_have_one_structure(dtype: str) -> No
         assert "0.00017" in text
     first, second = rewritten(text)
     assert first == second
+    assert first.covers(second)
+    assert not first.covers(replace(second, demand=Demand("steps", 1)))
 
 
 @pytest.mark.parametrize(

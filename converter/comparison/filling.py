@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from edge_opt.proof import noise
-from edge_opt.proof.caches import cache_length, caches_of, growing_axis, longest_prefill, new_tokens, part_of
 from edge_opt.proof.errors import RuntimeFailed
 from edge_opt.proof.inputs import InputPlan, Stored, plan
 from edge_opt.proof.loop import Chunk
 from edge_opt.proof.protocol import Arrays
+from edge_opt.proof.roles import cache_length, caches_of, growing_axis, longest_prefill, new_tokens, part_of
 from edge_opt.proof.runner import Runnable, Worker
 from edge_opt.proof.tensors import SignatureInfo
 

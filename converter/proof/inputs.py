@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.proof import noise
-from edge_opt.proof.caches import cache_length
-from edge_opt.proof.roles import Role, role_of
+from edge_opt.proof.roles import Role, cache_length, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan"]

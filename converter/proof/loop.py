@@ -10,10 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from edge_opt.proof.caches import caches_of, growing_axis, part_of
 from edge_opt.proof.inputs import InputPlan, array_of, converted
 from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.roles import role_of
+from edge_opt.proof.roles import caches_of, growing_axis, part_of, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 _PARAMETERS = "param_tensor"

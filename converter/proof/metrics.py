@@ -103,12 +103,16 @@ def measure(
     assert a.shape == b.shape, "shapes are compared before elements are"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     real_a, real_b = _reals(quantized_a), _reals(quantized_b)
-    bits, sums = _Bits(one, other), _Sums(a.shape, atol, rtol)
-    for begin in range(0, one.size, _PIECE):
+    found, powers = Difference(0), [0.0] * 4
+    for begin in range(0, max(one.size, 1), _PIECE):
         piece = slice(begin, begin + _PIECE)
-        bits.add(one[piece], other[piece])
-        sums.add(begin, real_a(one[piece]), real_b(other[piece]))
-    found = replace(sums.result(), differing=bits.differing, steps=bits.steps, ulps=bits.ulps())
+        part, more = _in_reals(real_a(one[piece]), real_b(other[piece]), begin, atol, rtol)
+        part = replace(part, **_in_bits(one[piece], other[piece]))
+        found = merge(found, part) if begin else part
+        powers = [power + own for power, own in zip(powers, more, strict=True)]
+    place = found.worst and tuple(int(i) for i in np.unravel_index(found.worst[0], a.shape))
+    of_a, of_b, of_both, noise = powers
+    found = replace(found, worst=place, snr_db=_snr(of_a, noise), cosine=_cosine(of_a, of_b, of_both, noise))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
         found = replace(found, steps=None)
     if logits and a.size and a.ndim and a.shape[-1] > 1:
@@ -167,32 +171,22 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-class _Bits:
-    """What is counted over the pieces in bits: elements that differ, steps of codes, units in the last place."""
-
-    def __init__(self, a: NDArray[Any], b: NDArray[Any]) -> None:
-        same = a.dtype == b.dtype
-        self.differing = 0
-        self.steps = 0 if same and a.dtype.kind in "iu" else None
-        self._counts = np.zeros(len(_ULP_NAMES), np.int64) if same and a.dtype in _WITH_ULPS else None
-
-    def add(self, a: NDArray[Any], b: NDArray[Any]) -> None:
-        if a.dtype != b.dtype:
-            self.differing += a.size
-            return
-        other = (a.view(np.uint8) != b.view(np.uint8)).reshape(a.size, -1).any(axis=1)
-        differ = other & ~(np.isnan(a) & np.isnan(b)) if other.any() else other
-        self.differing += int(np.count_nonzero(differ))
-        if self.steps is not None:
-            self.steps = max(self.steps, int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max()))
-        if self._counts is not None:
-            places = np.zeros(a.size, np.int64)
-            places[differ] = np.searchsorted(_ULP_LIMITS, np.abs(_ordered(a[differ]) - _ordered(b[differ])))
-            places[differ & (np.isnan(a) | np.isnan(b))] = len(_ULP_LIMITS) + 1
-            self._counts += np.bincount(places, minlength=len(_ULP_NAMES))
-
-    def ulps(self) -> tuple[tuple[str, int], ...] | None:
-        return None if self._counts is None else tuple(zip(_ULP_NAMES, self._counts.tolist(), strict=True))
+def _in_bits(a: NDArray[Any], b: NDArray[Any]) -> dict[str, Any]:
+    """What two pieces differ in as bits: elements, steps of codes, units in the last place."""
+    if a.dtype != b.dtype:
+        return {"differing": a.size}
+    other = (a.view(np.uint8) != b.view(np.uint8)).reshape(-1, a.itemsize).any(axis=1)
+    differ = other & ~(np.isnan(a) & np.isnan(b)) if other.any() else other
+    found: dict[str, Any] = {"differing": int(np.count_nonzero(differ))}
+    if a.dtype.kind in "iu":
+        found["steps"] = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
+    if a.dtype in _WITH_ULPS:
+        places = np.zeros(a.size, np.int64)
+        places[differ] = np.searchsorted(_ULP_LIMITS, np.abs(_ordered(a[differ]) - _ordered(b[differ])))
+        places[differ & (np.isnan(a) | np.isnan(b))] = len(_ULP_LIMITS) + 1
+        counts = np.bincount(places, minlength=len(_ULP_NAMES)).tolist()
+        found["ulps"] = tuple(zip(_ULP_NAMES, counts, strict=True))
+    return found
 
 
 def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
@@ -202,73 +196,45 @@ def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(bits < 0, -(bits & np.iinfo(width).max), bits)
 
 
-class _Sums:
-    """What is added up over the pieces in real numbers."""
+def _in_reals(
+    a: Floats, b: Floats, begin: int, atol: float, rtol: float
+) -> tuple[Difference, tuple[float, float, float, float]]:
+    """How two pieces differ as real numbers, and their powers: of a, of b, of both, of the noise.
 
-    def __init__(self, shape: tuple[int, ...], atol: float, rtol: float) -> None:
-        self.shape = shape
-        self.atol = atol
-        self.rtol = rtol
-        self.finite = 0
-        self.outside = 0
-        self.max_abs = 0.0
-        self.worst: int | None = None
-        self.values: tuple[float, float] | None = None
-        self.largest = 0.0
-        self.aa = self.bb = self.ab = self.noise = 0.0
+    `worst` counts from `begin`, in row-major order.
+    """
+    finite = np.abs(a[np.isfinite(a)])
+    found = Difference(a.size, finite.size, largest=float(finite.max(initial=0.0)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        if finite.size == a.size and np.array_equal(a, b):
+            # The usual case; the rest would find no difference, in ten times the time.
+            power = float(a @ a)
+            return found, (power, power, power, 0.0)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        gap = np.where(same, 0.0, np.abs(a - b))
+        gap[np.isnan(gap)] = math.inf
+        close = (gap <= atol + rtol * np.abs(a)) & np.isfinite(gap)
+        powers = float(a @ a), float(b @ b), float(a @ b), float(gap @ gap)
+    found = replace(found, outside=int(np.count_nonzero(~same & ~close)))
+    place = int(gap.argmax())
+    if gap[place] > 0:
+        values = float(a[place]), float(b[place])
+        found = replace(found, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values)
+    return found, powers
 
-    def add(self, begin: int, a: Floats, b: Floats) -> None:
-        finite = np.abs(a[np.isfinite(a)])
-        self.finite += finite.size
-        self.largest = max(self.largest, float(finite.max(initial=0.0)))
-        with np.errstate(invalid="ignore", over="ignore"):
-            if finite.size == a.size and np.array_equal(a, b):
-                # The usual case; the rest would find no difference, in ten times the time.
-                power = float(a @ a)
-                self.aa, self.bb, self.ab = self.aa + power, self.bb + power, self.ab + power
-                return
-            same = (a == b) | (np.isnan(a) & np.isnan(b))
-            gap = np.where(same, 0.0, np.abs(a - b))
-            gap[np.isnan(gap)] = math.inf
-            close = (gap <= self.atol + self.rtol * np.abs(a)) & np.isfinite(gap)
-            self.outside += int(np.count_nonzero(~same & ~close))
-            self.aa += float(a @ a)
-            self.bb += float(b @ b)
-            self.ab += float(a @ b)
-            self.noise += float(gap @ gap)
-        place = int(gap.argmax())
-        if gap[place] > self.max_abs:
-            self.max_abs = float(gap[place])
-            self.worst = begin + place
-            self.values = float(a[place]), float(b[place])
 
-    def result(self) -> Difference:
-        worst = None
-        if self.worst is not None:
-            worst = tuple(int(i) for i in np.unravel_index(self.worst, self.shape))
-        return Difference(
-            elements=math.prod(self.shape),
-            finite=self.finite,
-            outside=self.outside,
-            max_abs=self.max_abs,
-            worst=worst,
-            worst_values=self.values,
-            largest=self.largest,
-            snr_db=self._snr(),
-            cosine=self._cosine(),
-        )
+def _snr(power: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    ratio = power / noise
+    return 10 * math.log10(ratio) if math.isfinite(ratio) and ratio > 0 else math.nan
 
-    def _snr(self) -> float:
-        if self.noise == 0:
-            return math.inf
-        ratio = self.aa / self.noise
-        return 10 * math.log10(ratio) if math.isfinite(ratio) and ratio > 0 else math.nan
 
-    def _cosine(self) -> float:
-        if self.noise == 0:
-            return 1.0
-        product = math.sqrt(self.aa) * math.sqrt(self.bb)
-        return min(self.ab / product, 1.0) if product > 0 and math.isfinite(product) else math.nan
+def _cosine(power: float, other: float, both: float, noise: float) -> float:
+    if noise == 0:
+        return 1.0
+    product = math.sqrt(power) * math.sqrt(other)
+    return min(both / product, 1.0) if product > 0 and math.isfinite(product) else math.nan
 
 
 def _rows_agreement(

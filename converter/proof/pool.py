@@ -7,13 +7,12 @@ can be prepared while another runs. A worker itself does one thing at a time.
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from edge_opt.proof.runner import Worker
 
 Result = TypeVar("Result")
-_STEP = 0.1  # seconds
 
 
 def free_cores() -> int:
@@ -30,7 +29,6 @@ class WorkerPool:
         self._users = dict.fromkeys(range(self.count), 0)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, "proof")
-        self._submitted: list[Future[Any]] = []
 
     def start(self) -> None:
         """Start the first, so that loading the runtime overlaps with other work."""
@@ -38,21 +36,14 @@ class WorkerPool:
 
     def submit(self, do: Callable[[Worker], Result], *, alone: bool = True) -> Future[Result]:
         """Have a worker do something; not `alone`, none is started for it where one is there."""
-        future = self._threads.submit(self._carry_out, do, alone)
-        self._submitted = [known for known in self._submitted if not known.done()] + [future]
-        return future
+        return self._threads.submit(self._carry_out, do, alone)
 
     def close(self) -> None:
-        """End all of them; what still runs is not waited for."""
+        """End all of them, what still runs included."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while True:
-            for worker in self.workers:
-                worker.retire()
-            # Asked one by one: `wait` never sees the end of what was cancelled before it began.
-            running = [future for future in self._submitted if not future.done()]
-            if not running:
-                break
-            wait(running, timeout=_STEP)
+        for worker in self.workers:
+            worker.retire()
+        self._threads.shutdown()
         for worker in self.workers:
             worker.close()
 

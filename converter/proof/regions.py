@@ -33,22 +33,10 @@ _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A region that is being examined, and its structure and demand, where only rows of it may be run."""
+    """A region that is being examined, and its structure where only rows of it may be run."""
 
     proof: Future[Proof]
-    kind: _Kind | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What regions have in common of which one stands for the others."""
-
-    structure: Structure
-    demand: Demand
-
-    def covers(self, other: _Kind) -> bool:
-        """Whether a proof of this is one of the other."""
-        return self.demand == other.demand and self.structure.covers(other.structure)
+    kind: Structure | None = None
 
 
 class RegionProver:
@@ -84,7 +72,7 @@ class RegionProver:
         self._known: dict[Hashable, Proof] = {}
         self._begun: dict[Hashable, _Begun] = {}
         self._current: _Begun | None = None
-        self._proved: list[tuple[_Kind, Proof]] = []
+        self._proved: list[tuple[Structure, Proof]] = []
         self._coming: Iterator[tuple[Rewrite, Demand]] = iter(())
 
     def __enter__(self) -> Self:
@@ -178,12 +166,12 @@ class RegionProver:
         """Have it examined; on rows, if a region of its structure was proved in full or will be by then."""
         if not self._settings.samples(question):
             return _Begun(self._submit(question))
-        kind = _Kind(structure(question.region.before, question.region.after), question.demand)
+        kind = structure(question.region.before, question.region.after, question.demand)
         earlier = (begun.kind for begun in (self._current, *self._begun.values()) if begun and begun.kind)
         covered = self._covering(kind) is not None or any(known.covers(kind) for known in earlier)
         return _Begun(self._submit(question, covered=covered), kind)
 
-    def _covering(self, kind: _Kind) -> Proof | None:
+    def _covering(self, kind: Structure) -> Proof | None:
         """The proof in full of a region that stands for those of this kind."""
         return next((proof for known, proof in self._proved if known.covers(kind)), None)
 

@@ -1,11 +1,12 @@
-"""What an input of a signature is, by its names, type and quantization; must not load the runtime."""
+"""What an input of a signature is, by names, type and quantization; of caches also how long, and what fills them."""
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
 
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
 
@@ -35,3 +36,61 @@ def _fits(role: Role, info: TensorInfo) -> bool:
     if role in {"position", "token"}:
         return unquantized_integer
     return role == "mask" or not unquantized_integer
+
+
+def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
+    """The inputs that are caches, by name."""
+    inputs = (info for info in signature.inputs if "slice" not in info.name)
+    return {info.name: info for info in inputs if role_of(info) == "cache"}
+
+
+def part_of(cache: str) -> str:
+    """The name of the output that has the new keys or values only, where an export splits them off."""
+    return cache.replace("cache", "slice")
+
+
+def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
+    """The axis along which new keys or values lie behind the old ones; None where the shapes do not tell."""
+    if len(cache.shape) != len(part.shape):
+        return None
+    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=True)) if len({*sizes}) > 1]
+    return places[0] if len(places) == 1 else None
+
+
+def cache_length(signature: SignatureInfo) -> int:
+    """Positions that the longest cache has room for; 0 without caches.
+
+    What a cache and its new part differ in tells, else the mask over it, else the smaller of its two largest sizes.
+    """
+    infos = {info.name: info for info in (*signature.inputs, *signature.outputs)}
+    caches = caches_of(signature)
+    sizes = []
+    for name, cache in caches.items():
+        part = infos.get(part_of(name))
+        axis = None if part is None else growing_axis(cache, part)
+        sizes += [] if axis is None else [cache.shape[axis]]
+    masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
+    guessed = (sorted(cache.shape)[-2] for cache in caches.values() if len(cache.shape) > 1)
+    return max(sizes or masks, default=min(guessed, default=0))
+
+
+def new_tokens(signature: SignatureInfo) -> int:
+    """How many tokens `[B, T]`, embeddings `[B, T, D]` or positions a signature takes at once."""
+    lengths = [
+        info.shape[1] if len(info.shape) > 1 else info.shape[0]
+        for info in signature.inputs
+        if info.shape and role_of(info) in {"token", "embedding", "position"}
+    ]
+    return max(lengths, default=1)
+
+
+def longest_prefill(known: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
+    """The longest prefill signature with all caches of the reader; None where there is none."""
+    wanted = {name: info.shape for name, info in caches_of(reader).items()}
+    fitting = [
+        signature
+        for signature in known
+        if "prefill" in signature.name
+        and wanted.items() <= {name: info.shape for name, info in caches_of(signature).items()}.items()
+    ]
+    return max(fitting, key=new_tokens, default=None)

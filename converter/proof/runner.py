@@ -239,6 +239,8 @@ class Worker:
             raise RuntimeUnavailable("the worker was retired: nothing more is run")
         if self._process is None:
             self._process = ChildProcess()
+            if self._retired:  # by another thread, meanwhile
+                self._process.stop()
         return self._process
 
 

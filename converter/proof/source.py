@@ -5,7 +5,7 @@ What our own reader and graph checks refuse goes no further. Runs nothing, and c
 
 import os
 import tempfile
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -49,10 +49,6 @@ class Source:
             self._folder.cleanup()
 
 
-_MOST_REMEMBERED = 32
-_passed: OrderedDict[tuple[object, ...], None] = OrderedDict()
-
-
 def check_model(model: str | os.PathLike[str] | bytes) -> None:
     """Read the model's tables and graphs; a file that passed and was not written to since is not read again.
 
@@ -62,19 +58,15 @@ def check_model(model: str | os.PathLike[str] | bytes) -> None:
     if isinstance(model, bytes):
         load(model)
         return
-    identity = _identity(Path(model))
-    if identity is not None and identity in _passed:
-        return
-    load(model)
-    if identity is not None:
-        _passed[identity] = None
-        while len(_passed) > _MOST_REMEMBERED:
-            _passed.popitem(last=False)
-
-
-def _identity(path: Path) -> tuple[object, ...] | None:
+    path = os.fspath(model)
     try:
-        status = path.stat()
+        status = Path(path).stat()
     except OSError:
-        return None  # the reader has the sentence for it
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        load(path)  # the reader has the sentence for it
+        return
+    _check_file(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=32)
+def _check_file(path: str, *_identity: int) -> None:
+    load(path)

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from edge_opt.ir import Model, Tensor, to_bytes
 from edge_opt.ir.extract import cut_out
+from edge_opt.passes.contract import Demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,17 @@ class Structure:
     """
 
     bare: bytes
+    demand: Demand
     origins: tuple[tuple[Hashable, ...], ...]
 
     def covers(self, other: Structure) -> bool:
-        """Whether the other is this one with other numbers, of which more may be equal.
+        """Whether the other is this one with other numbers, of which more may be equal, and the demand is the same.
 
         Then every number of its new version is a copy of the number of its old version that it is here. So what is
         right here is right there. Numbers that are equal here and differ there may have been mixed up unseen, though,
         and a scale of another layer, or one that is off by a step, is in no place here: such a region is not covered.
         """
-        if self.bare != other.bare:
+        if (self.bare, self.demand) != (other.bare, other.demand):
             return False
         stands_for: dict[Hashable, Hashable] = {}
         for own, others in zip(self.origins, other.origins, strict=True):
@@ -41,7 +43,7 @@ class Structure:
         return True
 
 
-def structure(before: Model, after: Model) -> Structure:
+def structure(before: Model, after: Model, demand: Demand) -> Structure:
     """The structure of a region of which these are the two versions."""
     places: dict[Hashable, int] = {}
     for tensor in _tensors(before):
@@ -52,7 +54,7 @@ def structure(before: Model, after: Model) -> Structure:
         digest.update(to_bytes(_bare(model)))
     numbers = [_numbers(tensor) for model in (before, after) for tensor in _tensors(model)]
     origins = (tuple(places.get(number, number) for number in own) for own in numbers)
-    return Structure(digest.digest(), tuple(origins))
+    return Structure(digest.digest(), demand, tuple(origins))
 
 
 def _tensors(model: Model) -> list[Tensor]:
