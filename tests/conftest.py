@@ -6,7 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from edge_opt.npu.sdk import SDK_VARIABLES
+from edge_opt.proof import runner
+from edge_opt.proof.process import ChildProcess
 from edge_opt.proof.regions import RegionProver
+from edge_opt.proof.runner import Worker
 
 
 def pytest_configure() -> None:
@@ -20,6 +23,49 @@ def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if "slow" not in request.keywords:
         for name in SDK_VARIABLES:
             monkeypatch.delenv(name, raising=False)
+
+
+_CLOSE = Worker.close
+
+
+class _Idle(list[ChildProcess]):
+    """Worker processes that ended one test well and serve the next: starting them took a third of the suite's time."""
+
+    def take(self) -> ChildProcess:
+        while self:
+            process = self.pop()
+            if process._ready and process._child.poll() is None:
+                return process
+        return ChildProcess()
+
+    def put(self, worker: Worker) -> None:
+        process, worker._process = worker._process, None
+        if process is not None and process._ready and process._child.poll() is None:
+            self.append(process)
+        elif process is not None:
+            process.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_workers() -> Iterator[None]:
+    idle = _Idle()
+
+    def close(worker: Worker) -> None:
+        idle.put(worker)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "ChildProcess", idle.take)
+        patch.setattr(Worker, "close", close)
+        yield
+    for process in idle:
+        process.end()
+
+
+@pytest.fixture
+def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the processes themselves: each starts its own, and closing ends it."""
+    monkeypatch.setattr(runner, "ChildProcess", ChildProcess)
+    monkeypatch.setattr(Worker, "close", _CLOSE)
 
 
 @pytest.fixture(scope="session")

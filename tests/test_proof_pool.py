@@ -14,6 +14,8 @@ from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.source import check_model
 
+pytestmark = pytest.mark.usefixtures("own_workers")
+
 
 class Worker:
     """There once it was started or had work."""

@@ -28,6 +28,8 @@ from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError
 
+pytestmark = pytest.mark.usefixtures("own_workers")
+
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 PAIR = {"x": X, "y": 10 * X}
 
@@ -200,14 +202,19 @@ def test_a_child_that_does_not_start_is_no_models_fault(
         worker.describe(models.adder())
 
 
-def test_a_backend_that_is_not_installed_names_the_extra(worker: Worker) -> None:
-    try:
-        import tensorflow as tf  # noqa: F401
-    except ImportError:
-        with pytest.raises(BackendMissing, match=r"pip install 'edge-opt\[tensorflow\]'"):
-            worker.run(models.adder(), "main", PAIR, "tensorflow")
-    else:
-        assert np.array_equal(worker.run(models.adder(), "main", PAIR, "tensorflow")["z"], 11 * X)
+def test_a_backend_that_is_not_installed_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise ImportError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Worker() as worker, pytest.raises(BackendMissing, match=r"pip install 'edge-opt\[tensorflow\]'"):
+        worker.run(models.adder(), "main", PAIR, "tensorflow")
+
+
+@pytest.mark.slow
+def test_tensorflow_is_a_backend(worker: Worker) -> None:
+    pytest.importorskip("tensorflow")
+    assert np.array_equal(worker.run(models.adder(), "main", PAIR, "tensorflow")["z"], 11 * X)
 
 
 def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:

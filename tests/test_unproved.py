@@ -18,6 +18,8 @@ from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import EdgeOptError, UsageError
 
+pytestmark = pytest.mark.usefixtures("own_workers")
+
 DEMO = Path(testdata.__file__).parent / "demo_gemma3.tflite"
 
 

@@ -101,6 +101,7 @@ class ChildProcess:
 
     def stop(self) -> None:
         """Kill the child and leave the rest to whoever waits for its answer."""
+        self._ready = False
         self._child.kill()
 
     def ending(self) -> str:

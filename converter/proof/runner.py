@@ -81,10 +81,10 @@ class Worker:
             process.end()
 
     def retire(self) -> None:
-        """End the child although another thread may be waiting for it, and start no other: that request fails."""
+        """End the child if another thread waits for it, whose request fails; and start no other."""
         self._retired = True
         process = self._process
-        if process is not None:
+        if process is not None and self._lock.locked():
             process.stop()
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
