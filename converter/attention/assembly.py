@@ -43,9 +43,15 @@ class Assembly:
         self._names.add(unique)
         return Tensor(unique, shape, like.dtype, quantization=quantization or like.quantization)
 
-    def emit(self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object) -> None:
-        """A new operator of a builtin kind."""
+    def emit(self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object) -> Tensor:
+        """A new operator of a builtin kind; gives its first result."""
         self._operators.append(self._model.new_operator(name, inputs, outputs, **options))
+        return outputs[0]
+
+    def copy(self, operator: Operator, inputs: Sequence[Tensor | None], output: Tensor) -> Tensor:
+        """An operator once more, on other tensors."""
+        self._operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
+        return output
 
     def again(
         self,
@@ -65,14 +71,6 @@ class Assembly:
             self._operators.append(Operator(operator.code, inputs, outputs, options, operator.table))
             self._again[key] = tuple(outputs)
         return self._again[key]
-
-    def moved(
-        self, operator: Operator, inputs: Sequence[Tensor | None], name: str, shape: Shape, like: Tensor
-    ) -> Tensor:
-        """A rearrangement once more, of another tensor, whose type and quantization it keeps."""
-        output = self.tensor(name, shape, like)
-        self._operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
-        return output
 
     def integers(self, name: str, values: object) -> Tensor:
         """An int32 constant."""

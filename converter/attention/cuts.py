@@ -140,10 +140,9 @@ class Cutter:
             operator, result = move.operator, move.tensor
             if keeps_order(Labelled(operator, fx.plain(result.shape))):
                 continue
-            read = self._unscaled(source, operator.input(0))
-            inputs = [read, *operator.inputs[1:]]
-            moved = self._assembly.moved(operator, inputs, f"{result.name}/unscaled", result.shape, source)
-            source = moved
+            inputs = [self._unscaled(source, operator.input(0)), *operator.inputs[1:]]
+            moved = self._assembly.tensor(f"{result.name}/unscaled", result.shape, source)
+            source = self._assembly.copy(operator, inputs, moved)
         return self._unscaled(source, moves[-1].tensor) if moves else source
 
     def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:

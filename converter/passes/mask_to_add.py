@@ -7,11 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import moved_from, still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite
 from edge_opt.passes.spreads import code_limits, is_integer
 
@@ -237,17 +239,17 @@ def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
         return refusal
     builder = _MaskBuilder(context, site)
     source, chain = condition_source(site.condition)
-    builder.softmax_of(builder.additive(source, chain))
+    new = builder.softmax_of(builder.additive(source, chain))
     old = (*chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
     exact = _is_exact(context, site)
     mask_input = MaskInput(source, *_values(chain, masked_when=site.masked_when), exact=exact)
-    return Rewrite(context.subgraph, old, (*kept, *builder.operators), site.softmax, mask_input)
+    return Rewrite(context.subgraph, old, (*kept, *new), site.softmax, mask_input)
 
 
 def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
     builder = _MaskBuilder(context, site)
-    builder.softmax_of(builder.quantized())
+    new = builder.softmax_of(builder.quantized())
     old = (site.select, *site.path, site.softmax)
     masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True)
     parameters = site.select.outputs[0].quantization
@@ -258,7 +260,7 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
     spreads = tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted)
-    return Rewrite(context.subgraph, old, tuple(builder.operators), site.softmax, masked, spreads=spreads)
+    return Rewrite(context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads)
 
 
 def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:
@@ -310,97 +312,72 @@ def _values(chain: Sequence[Operator], *, masked_when: bool) -> tuple[float, flo
 
 
 class _MaskBuilder:
-    """Emits the operators that make an additive mask of a condition's source."""
+    """Makes an additive mask of a condition, and the rest of the block with it."""
 
     def __init__(self, context: Context, site: MaskedSoftmax) -> None:
         self._context = context
         self._site = site
         self._like = site.select.outputs[0]
-        self.operators: list[Operator] = []
+        self._assembly = Assembly(context.model, context.constants)
 
-    def emit(self, name: str, inputs: Sequence[Tensor], output: Tensor, **options: object) -> Tensor:
-        self.operators.append(self._context.model.new_operator(name, inputs, [output], **options))
-        return output
-
-    def clone(self, operator: Operator, source: Tensor, output: Tensor) -> None:
-        inputs = (source, *operator.inputs[1:])
-        self.operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
-
-    def softmax_of(self, mask: Tensor) -> None:
-        """The rest of the block: the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
+    def softmax_of(self, mask: Tensor) -> list[Operator]:
+        """All operators: those of the mask, the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
+        site, make = self._site, self._assembly
         # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
         options = {"pot_scale_int16": False} if self._like.dtype is DType.INT16 else {}
-        tensor = self.emit("ADD", [self._site.logits, mask], self._masked_copy(self._like), **options)
-        for operator in self._site.path:
-            copy = self._masked_copy(operator.outputs[0])
-            self.clone(operator, tensor, copy)
-            tensor = copy
-        self.clone(self._site.softmax, tensor, self._site.softmax.outputs[0])
+        tensor = make.emit("ADD", [site.logits, mask], self._masked_copy(self._like), **options)
+        for operator in site.path:
+            inputs = [tensor, *operator.inputs[1:]]
+            tensor = make.copy(operator, inputs, self._masked_copy(operator.outputs[0]))
+        return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
-    @staticmethod
-    def _masked_copy(like: Tensor) -> Tensor:
-        return Tensor(f"{like.name}/masked", like.shape, like.dtype, quantization=like.quantization)
+    def _masked_copy(self, like: Tensor) -> Tensor:
+        return self._assembly.tensor(f"{like.name}/masked", like.shape, like)
 
     def quantized(self) -> Tensor:
         """One SELECT_V2 between 0 and a number as far below it as the logits' lowest code is below their highest."""
         site, like = self._site, self._like
-        assert like.dtype.numpy is not None
         assert like.quantization is not None
         lowest = code_limits(like)[0]
         # Masked: 2 * -lowest steps of the logits, one more than there are between two codes.
         parameters = Quantization.affine(2 * float(like.quantization.scale[0]), 0)
+        name, shape = f"{site.condition.name}/additive", site.condition.shape
+        mask = self._assembly.tensor(name, shape, like, parameters)
         codes = (lowest, 0) if site.masked_when else (0, lowest)
-        values = [
-            self._context.constants.make(
-                "mask/value", np.array(code, like.dtype.numpy), like.dtype, parameters
-            )
-            for code in codes
-        ]
-        mask = Tensor(
-            f"{site.condition.name}/additive", site.condition.shape, like.dtype, quantization=parameters
+        return self._assembly.emit(
+            "SELECT_V2", [site.condition, *two_values(self._context, mask, codes)], mask
         )
-        return self.emit("SELECT_V2", [site.condition, *values], mask)
 
     def additive(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """`c` where masked, 0 where open; shaped like the source until the end, then like the condition."""
-        masked = self._masked(source, chain)
-        name = self._site.condition.name
-        shape, dtype = masked.shape, self._like.dtype
+        masked, make = self._masked(source, chain), self._assembly
+        name, shape, dtype = self._site.condition.name, masked.shape, self._like.dtype
         number = Tensor(f"{name}/number", shape, dtype)
-        self.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
+        make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
         assert dtype.numpy is not None
         added = np.array(_added(self._context, self._site), dtype.numpy)
         constant = self._context.constants.make("mask/constant", added, dtype)
-        mask = Tensor(f"{name}/additive", shape, dtype)
-        self.emit("MUL", [number, constant], mask)
+        mask = make.emit("MUL", [number, constant], Tensor(f"{name}/additive", shape, dtype))
         target = self._site.condition.shape
         if shape == target:
             return mask
         steering = self._context.constants.make("mask/shape", np.array(target, np.int32), DType.INT32)
         reshaped = Tensor(f"{name}/additive/reshaped", target, dtype)
-        return self.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
+        return make.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
 
     def _masked(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """True where masked: the complement of the condition where that one says what is open."""
-        comparison = _comparison(chain)
-        negate = not self._site.masked_when
-        if comparison is None:
-            if not negate:
+        comparison, masked_when = _comparison(chain), self._site.masked_when
+        masked = Tensor(f"{self._site.condition.name}/masked", source.shape, DType.BOOL)
+        if comparison is None or comparison.name == "LOGICAL_NOT":
+            if masked_when is (comparison is None):
                 return source
-            return self._compare("LOGICAL_NOT", [source], source)
-        if comparison.name == "LOGICAL_NOT":
-            if negate:
-                return source
-            return self._compare("LOGICAL_NOT", [source], source)
-        kind = _COMPLEMENT[comparison.name] if negate else comparison.name
+            return self._assembly.emit("LOGICAL_NOT", [source], masked)
+        kind = comparison.name if masked_when else _COMPLEMENT[comparison.name]
         read = [self._scalar(t) if t is not None and t.is_constant else source for t in comparison.inputs]
-        return self._compare(kind, read, source)
+        return self._assembly.emit(kind, read, masked)
 
     def _scalar(self, constant: Tensor) -> Tensor:
         """The number compared with; with more axes than the source it would add axes to the mask."""
         value = constant.array().reshape(())
         return self._context.constants.make("mask/compared", value, constant.dtype, constant.quantization)
-
-    def _compare(self, name: str, inputs: Sequence[Tensor], source: Tensor) -> Tensor:
-        masked = Tensor(f"{self._site.condition.name}/masked", source.shape, DType.BOOL)
-        return self.emit(name, inputs, masked)

@@ -5,7 +5,6 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import DType, Operator, Tensor
@@ -100,14 +99,17 @@ def _build(context: Context, chain: tuple[Operator, ...], values: Sequence[float
     condition, last = _carried(chain[0]), chain[-1]
     assert condition is not None
     result = last.outputs[0]
-    assert result.dtype.numpy is not None
-    kind = result.dtype.numpy.type
-
-    def constant(value: float) -> Tensor:
-        array: NDArray[np.generic] = np.array(kind(value))
-        return context.constants.make("mask/value", array, result.dtype, result.quantization)
-
-    when_false, when_true = map(constant, values)
+    when_false, when_true = two_values(context, result, values)
     select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), [result])
     kept = still_needed(context.subgraph, chain, last)
     return Rewrite(context.subgraph, chain, (*kept, select), last)
+
+
+def two_values(context: Context, like: Tensor, stored: Iterable[float]) -> list[Tensor]:
+    """Constants that a mask is selected from, by the integers that stand for them."""
+    assert like.dtype.numpy is not None
+    kind = like.dtype.numpy.type
+    return [
+        context.constants.make("mask/value", np.array(kind(value)), like.dtype, like.quantization)
+        for value in stored
+    ]

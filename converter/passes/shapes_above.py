@@ -128,8 +128,7 @@ class _Sizes:
 
     def _sum(self, one: Tensor, other: Tensor) -> Tensor:
         result = self._assembly.tensor(f"{self._operator.output.name}/sum", (1,), self._operator.output)
-        self._assembly.emit("ADD", [one, other], result)
-        return result
+        return self._assembly.emit("ADD", [one, other], result)
 
     def _number(self, size: int) -> Tensor:
         like = self._operator.output
@@ -147,5 +146,4 @@ class _Sizes:
         if times == 1:
             return part
         result = make.tensor(f"{like.name}/axis_{axis}_times", (1,), like)
-        make.emit("MUL", [part, self._number(times)], result)
-        return result
+        return make.emit("MUL", [part, self._number(times)], result)
