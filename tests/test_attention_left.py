@@ -6,7 +6,7 @@ import pytest
 from cli_runs import run, written
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
-from edge_opt.attention.front import between_products
+from edge_opt.attention.surroundings import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_opt.attention.transposes import cancel_transposes
+from edge_opt.attention.assembly import cancel_transposes
 from edge_opt.ir.text import operator_text, parse
 
 INPUTS = "%a: float32[2,3,5], %b: float32[2,5,4], %c: float32[2,4,5], %d: int8[2,5,4]"

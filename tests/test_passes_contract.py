@@ -25,8 +25,14 @@ from edge_opt.ir.graph import Buffer
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import Ran, Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
-from edge_opt.passes.share import share_equal
+from edge_opt.passes.rewrite import (
+    Rewrite,
+    commit,
+    remove_dead,
+    shape_violation,
+    share_equal,
+    version_violation,
+)
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target, load_target

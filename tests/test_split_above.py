@@ -7,7 +7,7 @@ from attention_checks import assert_same_bits, convert, random_inputs
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.reach import above_the_core
+from edge_opt.attention.split import above_the_core
 from edge_opt.ir import Constants, Model, Operator, load, to_bytes
 from edge_opt.ir.text import parse, subgraph_text, to_text
 from edge_opt.passes import Context, Demand, Status, run_pass

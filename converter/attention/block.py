@@ -8,19 +8,20 @@ import math
 from collections.abc import Iterator
 
 from edge_opt.attention.found import Block, Match, NotABlock
-from edge_opt.attention.front import (
+from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.matcher import Matcher
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rules import is_product
+from edge_opt.attention.surroundings import (
+    OPAQUE,
     SOFTMAXES,
     between_products,
     is_residual,
     last_computation,
     multiplies_activations,
     products_before,
+    value_products,
 )
-from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.matcher import Matcher
-from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import is_product
-from edge_opt.attention.tail import OPAQUE, value_products
 from edge_opt.ir import Operator, Subgraph
 
 __all__ = ["Block", "Match", "NotABlock", "find_blocks"]

@@ -21,6 +21,11 @@ def with_composites(model: Model) -> OperandFactors:
     return OperandFactors({**RULES, COMPOSITE: Composite(model)})
 
 
+def body_of(model: Model, composite: Operator) -> Subgraph:
+    """The subgraph that says what a composite computes."""
+    return model.subgraphs[int(composite.option(BODY))]
+
+
 class Composite(Rule):
     """STABLEHLO_COMPOSITE, read off its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
 
@@ -36,7 +41,7 @@ class Composite(Rule):
         self._inner = OperandFactors({**RULES, COMPOSITE: self})
 
     def operands(self, of: Labelled) -> Operands:
-        body = self._body(of.operator)
+        body = body_of(self._model, of.operator)
         if not _fits(body, of.operator):
             text = "the composite and its body differ in arguments or results"
             raise RefusedError(Refusal(text, of.operator))
@@ -48,13 +53,10 @@ class Composite(Rule):
         return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
     def made(self, one: OneHead) -> Tensor:
-        body = self._for_one_head(self._body(one.of.operator), one.of.factored, f"head_{one.head}")
+        body = self._for_one_head(body_of(self._model, one.of.operator), one.of.factored, f"head_{one.head}")
         self._model.subgraphs.append(body)
         read = {index: one.piece(index) for index in range(len(body.inputs))}
         return one.clone(read, one.of.piece_shape(keep=True), **{BODY: len(self._model.subgraphs) - 1})
-
-    def _body(self, composite: Operator) -> Subgraph:
-        return self._model.subgraphs[int(composite.option(BODY))]
 
     def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored]:
         """Factors of all that the result is made of, by the identity of the body's tensors."""

@@ -2,21 +2,31 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block, Match, NotABlock
-from edge_opt.attention.front import JOINING, MASKING, mask_between, producers, softmax_behind, walked
+from edge_opt.attention.head_axes import factors_by_origin, placed_by_products
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighing, Weighings
-from edge_opt.attention.origins import labelling_by_origin
-from edge_opt.attention.product_axes import labelling_by_products
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
-from edge_opt.attention.tail import Tail
+from edge_opt.attention.surroundings import (
+    JOINING,
+    MASKING,
+    mask_between,
+    producers,
+    softmax_behind,
+    tail_of,
+    walked,
+)
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.shapes.call import constants_of
 
 _SUMS = frozenset({"SUM", "MEAN"})
+
+_Told: TypeAlias = tuple[Tensor, Factored]
+"""A tensor behind the value products, and how the heads lie in it."""
 
 
 class Matcher:
@@ -41,19 +51,18 @@ class Matcher:
         self._head_size = self._weighing.head_size
         self._operands = operands
         self._labelling = Labelling(products, operands)
-        self._tail = Tail(products)
+        self._tail, self._ends = tail_of(products)
 
     def match(self) -> Match:
         """What the SOFTMAX belongs to."""
         found = self._by_size() or self._by_origin()
         return self._by_products() if found is None else self._told(*found)
 
-    def _told(self, output: Tensor, factored: Factored, heads: int) -> Match:
+    def _told(self, output: Tensor, factored: Factored) -> Match:
         """The block, by a tensor of its tail of which it is known how the heads lie in it."""
-        output, factored = self._before_escapes(output, factored)
-        return self._block([(output, factored)], heads, core=self._labelling.core(output, factored))
+        return self._block([self._before_escapes(output, factored)], fx.piece_count(factored))
 
-    def _by_size(self) -> tuple[Tensor, Factored, int] | None:
+    def _by_size(self) -> _Told | None:
         """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
         if {own.head_size for own in self._products.values()} != {self._head_size} or self._head_size == 1:
             return None
@@ -61,19 +70,19 @@ class Matcher:
 
     def _by_products(self) -> Match:
         """By the batch axes of the products, where nothing else tells."""
-        summed = self._tail.tensors[:1]
+        summed = self._tail[:1]
         alike = summed and summed[0].shape[:-2] == self._first.outputs[0].shape[:-2]
         outputs = summed if alike else [product.outputs[0] for product in self._products]
-        placed = labelling_by_products(outputs, self._products, self._operands)
+        placed = placed_by_products(outputs, self._products, self._operands)
         if placed is None:
             found = self._by_weights() or self._by_mask()
             return self._without_heads() if found is None else self._told(*found)
         if isinstance(placed, Refusal):
             return NotABlock(self._softmax, placed)
-        self._labelling = placed.labelling
-        return self._block(placed.outputs, placed.heads, core=True)
+        return self._block(*placed)
 
-    def _block(self, outputs: Sequence[tuple[Tensor, Factored]], heads: int, *, core: bool) -> Match:
+    def _block(self, outputs: Sequence[_Told], heads: int) -> Match:
+        core = all(self._labelling.core(output, factored) for output, factored in outputs)
         logits = self._labelling.logits
         reason = self._refusal(heads, core=core)
         if reason is not None:
@@ -101,11 +110,9 @@ class Matcher:
             others=tuple(others),
         )
 
-    def _in_execution_order(
-        self, outputs: Sequence[tuple[Tensor, Factored]]
-    ) -> list[tuple[Tensor, Factored]]:
+    def _in_execution_order(self, outputs: Sequence[_Told]) -> list[_Told]:
         left = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
-        ordered: list[tuple[Tensor, Factored]] = []
+        ordered: list[_Told] = []
         operator: Operator | None = self._softmax
         while len(left) > 1 and operator is not None:
             if operator in left:
@@ -130,30 +137,30 @@ class Matcher:
 
     def _without_heads(self) -> Match:
         """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
-        for tensor in self._tail.tensors:
+        for tensor in self._tail:
             distrusted = tensor.producer and self._operands.distrusted(tensor.producer)
             if distrusted:
                 return NotABlock(self._softmax, distrusted)
         shape = self._first.outputs[0].shape
-        for end in self._tail.ends:
+        for end in self._ends:
             if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
                 return NotABlock(
                     self._softmax, Refusal("heads are summed before they stand side by side", end)
                 )
-        joined = bool(self._tail.ends) and all(end.name in JOINING for end in self._tail.ends)
+        joined = bool(self._ends) and all(end.name in JOINING for end in self._ends)
         if math.prod(shape[1:-2]) > 1 and not joined:
-            last = self._tail.ends[0] if self._tail.ends else self._first
+            last = self._ends[0] if self._ends else self._first
             reason = Refusal(
                 "heads never stand beside the head size",
                 last,
                 None,
                 f"[.., N*{self._head_size}] or [.., N, {self._head_size}]",
-                self._tail.tensors[-1].shape if self._tail.tensors else shape,
+                self._tail[-1].shape if self._tail else shape,
             )
             return NotABlock(self._softmax, reason)
         rows = shape[self._weighing.rows]
         lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
-        output = self._tail.tensors[0] if self._tail.tensors else self._first.outputs[0]
+        output = self._tail[0] if self._tail else self._first.outputs[0]
         return Block(
             self._softmax,
             output,
@@ -168,10 +175,10 @@ class Matcher:
 
     # Where the heads are
 
-    def _merged(self) -> tuple[Tensor, Factored, int] | None:
+    def _merged(self) -> _Told | None:
         """Heads beside the head size, in the axis that the output projection contracts: `[.., N*H]`."""
         size = self._head_size
-        for tensor in self._tail.tensors:
+        for tensor in self._tail:
             width = tensor.shape[-1] if tensor.shape else 0
             if width <= size or width % size:
                 continue
@@ -180,7 +187,7 @@ class Matcher:
             if self._ends_in_head_size(tensor, (*front, (Factor(heads), Factor(size, 1)))):
                 sequence = self._sequence_among(tensor, (*front, (Factor(heads, 1), Factor(size))))
                 own = (*fx.plain((sequence,))[0], Factor(heads // sequence, 1), Factor(size))
-                return tensor, (*front, own), heads // sequence
+                return tensor, (*front, own)
         return None
 
     def _sequence_among(self, tensor: Tensor, factored: Factored) -> int:
@@ -201,15 +208,19 @@ class Matcher:
             length = max(length, math.prod(outside))
         return length
 
-    def _side_by_side(self) -> tuple[Tensor, Factored, int] | None:
+    def _side_by_side(self) -> _Told | None:
         """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
 
         The nearest tensor that has them all: `[.., K, G, H]` on the way to it has only some.
         """
-        found: tuple[Tensor, Factored, int] | None = None
-        for tensor in self._tail.tensors:
+        found: _Told | None = None
+        for tensor in self._tail:
             shape = tensor.shape
-            if len(shape) < 3 or shape[-1] != self._head_size or shape[-2] <= (found[2] if found else 1):
+            if (
+                len(shape) < 3
+                or shape[-1] != self._head_size
+                or shape[-2] <= (fx.piece_count(found[1]) if found else 1)
+            ):
                 continue
             front = fx.plain(shape[:-1])
             if not self._ends_in_head_size(tensor, (*front, (Factor(shape[-1], 1),))):
@@ -217,30 +228,30 @@ class Matcher:
             factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
             reached = self._labelling.reach_products(tensor, factored).items()
             if reached and all(_heads_apart(own, self._products[product]) for product, own in reached):
-                found = tensor, factored, shape[-2]
+                found = tensor, factored
         return found
 
-    def _next_query(self) -> tuple[Tensor, Factored, int] | None:
+    def _next_query(self) -> _Told | None:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
-        for end in self._tail.ends:
+        for end in self._ends:
             softmax = softmax_behind(end) if is_product(end) else None
             block = None if softmax in (None, self._softmax) else self._match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue
             for index, factored in self._operands.known(end, block.logits[end]).items():
                 tensor = end.input(index)
-                held = any(tensor is other for other in self._tail.tensors)
+                held = any(tensor is other for other in self._tail)
                 if held and fx.piece_count(factored) == block.heads:
-                    return tensor, factored, block.heads
+                    return tensor, factored
         return None
 
-    def _by_weights(self) -> tuple[Tensor, Factored, int] | None:
+    def _by_weights(self) -> _Told | None:
         """As a product with constants has them, one matrix a head: values leave a latent by `[N,T,C] x [N,C,H]`."""
-        for end in self._tail.ends:
+        for end in self._ends:
             for index in (0, 1) if end.name == "BATCH_MATMUL" else ():
                 tensor, batch = end.input(index), end.input(1 - index).shape[:-2]
                 heads, first = math.prod(batch), len(tensor.shape) - 2 - len(batch)
-                held = any(tensor is other for other in self._tail.tensors)
+                held = any(tensor is other for other in self._tail)
                 if heads == 1 or not held or not end.input(1 - index).is_constant:
                     continue
                 labelled = fx.regroup(((Factor(heads, 1),),), batch)
@@ -250,7 +261,7 @@ class Matcher:
                 factored = (*around[:first], *labelled, *around[-2:])
                 reached = self._labelling.reach_products(tensor, factored)
                 if len(reached) == len(self._products) and not any(map(self._in_head_size, reached.items())):
-                    return tensor, factored, heads
+                    return tensor, factored
         return None
 
     def _in_head_size(self, reached: tuple[Operator, Factored]) -> bool:
@@ -258,7 +269,7 @@ class Matcher:
         product, own = reached
         return fx.tells_heads(own[self._products[product].columns])
 
-    def _by_mask(self) -> tuple[Tensor, Factored, int] | None:
+    def _by_mask(self) -> _Told | None:
         """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
         product, shape, place = self._first, self._first.outputs[0].shape, self._weighing.rows
         if len(self._products) > 1 or math.prod(shape[:-2]) > 1:
@@ -274,19 +285,16 @@ class Matcher:
                 if operator.outputs[0].shape[axis] == shape[place] and axis % len(shape) == len(shape) - 2:
                     axes = list(fx.plain(shape))
                     axes[place] = (Factor(count, 1), Factor(shape[place] // count))
-                    return product.outputs[0], tuple(axes), count
+                    return product.outputs[0], tuple(axes)
         return None
 
-    def _by_origin(self) -> tuple[Tensor, Factored, int] | None:
+    def _by_origin(self) -> _Told | None:
         """As the queries have them, where nothing that follows tells: the label goes forward instead of back."""
-        if not self._tail.tensors:
+        if not self._tail:
             return None
-        output = self._tail.tensors[0]
-        told = labelling_by_origin(output, self._products, self._before, self._operands)
-        if told is None:
-            return None
-        self._labelling, factored, heads = told
-        return output, factored, heads
+        output = self._tail[0]
+        factored = factors_by_origin(output, self._products, self._before, self._operands)
+        return None if factored is None else (output, factored)
 
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""
@@ -299,12 +307,12 @@ class Matcher:
             for product, weighing in self._products.items()
         )
 
-    def _before_escapes(self, output: Tensor, factored: Factored) -> tuple[Tensor, Factored]:
+    def _before_escapes(self, output: Tensor, factored: Factored) -> _Told:
         """The block may end earlier: where somebody else reads a tensor of the tail too, it ends there.
 
         Else the operators up to that tensor would stay, beside those of the single heads.
         """
-        whole = {id(tensor) for tensor in self._tail.tensors}
+        whole = {id(tensor) for tensor in self._tail}
         best, tensor, labelled = (output, factored), output, factored
         while tensor.producer is not None:
             operator, operands = tensor.producer, self._operands.of(tensor, labelled)

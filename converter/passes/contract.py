@@ -15,8 +15,14 @@ from edge_opt.ir import Constants, Model, Operator, Subgraph, control_edges
 from edge_opt.ir.cleanup import remove_uncalled
 from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.open_lengths import OpenLengths
-from edge_opt.passes.rewrite import Rewrite, commit, remove_dead, shape_violation, version_violation
-from edge_opt.passes.share import share_equal
+from edge_opt.passes.rewrite import (
+    Rewrite,
+    commit,
+    remove_dead,
+    shape_violation,
+    share_equal,
+    version_violation,
+)
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.targets import Target
 

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.attention.front import multiplies_activations
+from edge_opt.attention.composite_rules import COMPOSITE, body_of
 from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.surroundings import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
 from edge_opt.ir.extent import MAX_EXTENT
 from edge_opt.ir.extract import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.targets.target import COMPOSITE
 
 
 class InlineComposites(Pass):
@@ -34,7 +34,7 @@ class InlineComposites(Pass):
         for operator in context.subgraph.operators:
             if operator.name != COMPOSITE:
                 continue
-            body = decomposition(context.model, operator)
+            body = body_of(context.model, operator)
             if not (context.target.inline_composites or any(map(multiplies_activations, body.operators))):
                 continue
             total += _opened(context.model, body, sizes)
@@ -44,15 +44,10 @@ class InlineComposites(Pass):
                 yield Site(operator, partial(_build, context, operator, body))
 
 
-def decomposition(model: Model, composite: Operator) -> Subgraph:
-    """The subgraph that says what a composite computes."""
-    return model.subgraphs[int(composite.option("decomposition_subgraph_index"))]
-
-
 def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
     """How many operators a body has once all that is in it is opened; bodies within bodies may double it each time."""
     if id(body) not in sizes:
-        inner = (decomposition(model, operator) for operator in body.operators if operator.name == COMPOSITE)
+        inner = (body_of(model, operator) for operator in body.operators if operator.name == COMPOSITE)
         sizes[id(body)] = len(body) + sum(_opened(model, called, sizes) for called in inner)
     return sizes[id(body)]
 

@@ -3,12 +3,12 @@
 from collections.abc import Container, Iterator, Sequence
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.passes.contract import SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.targets.target import COMPOSITE
 
 
 def attention_left(

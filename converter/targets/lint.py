@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
-from edge_opt.targets.target import COMPOSITE, Target, composite_name
+from edge_opt.targets.target import Target, composite_name
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6

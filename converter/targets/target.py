@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.attention.block import Block
+from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Operator
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
-
-COMPOSITE = "STABLEHLO_COMPOSITE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,25 @@
-"""What leads to a SOFTMAX: the products of queries and keys, and the mask. Follows operators, knows no heads."""
+"""What stands around a SOFTMAX: the products of queries and keys that lead to it, the mask, and the value products.
+
+Follows operators, and knows no heads.
+"""
 
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 
-from edge_opt.attention.labelling import DEEPEST
-from edge_opt.attention.rules import CUTTING, ELEMENTWISE, MOVEMENT, PADDING, REPEATING, UNARY, is_product
+from edge_opt.attention.labelling import DEEPEST, Weighing, Weighings
+from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.rules import (
+    CUTTING,
+    ELEMENTWISE,
+    MOVEMENT,
+    PADDING,
+    REPEATING,
+    UNARY,
+    data_input,
+    is_product,
+)
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.region import moved_from
 
@@ -15,6 +29,13 @@ SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
 _PROJECTIONS = PRODUCTS | {"CONV_2D"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
+_PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
+_REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
+OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
+"""Operators that may do anything, a value product for instance."""
+
+
+# In front of it
 
 
 def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator]]:
@@ -135,3 +156,74 @@ def softmax_behind(product: Operator) -> Operator | None:
         return _readers(operator) if operator is product or operator.name in _FOLLOWED else ()
 
     return next((operator for operator in walked([product], behind) if operator.name == "SOFTMAX"), None)
+
+
+# Behind it
+
+
+def value_products(softmax: Operator) -> Weighings | Refusal:
+    """The products of the probabilities with the values."""
+    found: Weighings = {}
+    blocked: Operator | None = None
+    seen: set[int] = set()
+    frontier = [softmax.outputs[0]]
+    while frontier:
+        tensor = frontier.pop()
+        for operator in tensor.consumers:
+            if id(operator) in seen:
+                continue
+            seen.add(id(operator))
+            if is_product(operator):
+                operand = 0 if operator.inputs[0] is tensor else 1
+                shape = operator.outputs[0].shape
+                if len(shape) < 2:
+                    return Refusal("a value product must be a matrix", operator)
+                found[operator] = Weighing(operand, shape[-1 - operand])
+            elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
+                frontier.extend(operator.outputs)
+            elif blocked is None or operator.name in OPAQUE:
+                blocked = operator
+    if found:
+        return found
+    if blocked is not None and blocked.name in OPAQUE:
+        return Refusal("the probabilities go into an operator that nothing is known of", blocked)
+    return Refusal("no value product behind this SOFTMAX: not attention", blocked)
+
+
+def _per_element(operator: Operator, tensor: Tensor) -> bool:
+    """True where each element of the result belongs to one of the tensor: a mask, a guard against NaN, a clip."""
+    return operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
+
+
+def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
+    """True where nothing but this tensor and single numbers is in the operator's results."""
+    if operator.name == "PACK" and len(operator.inputs) > 1:
+        return False
+    if operator.name in allowed:
+        return data_input(operator) is tensor
+    others = [t for t in operator.inputs if t is not tensor and t is not None]
+    return operator.name in ELEMENTWISE and all(t.elements == 1 for t in others)
+
+
+def tail_of(products: Weighings) -> tuple[list[Tensor], list[Operator]]:
+    """The tensors behind the value products that hold all of them, nearest first; and what reads them and does more."""
+    parts = {id(product.outputs[0]): frozenset({product}) for product in products}
+    reached = [product.outputs[0] for product in products]
+    tensors: list[Tensor] = []
+    ends: list[Operator] = []
+    # More tensors are reached while these are looked at.
+    for tensor in islice(reached, DEEPEST):
+        whole = len(parts[id(tensor)]) == len(products)
+        if whole:
+            tensors.append(tensor)
+        for operator in tensor.consumers:
+            held = [parts[id(t)] for t in operator.inputs if t is not None and id(t) in parts]
+            maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
+            # Nothing else goes in: the ADD of two segments of keys, or a gate.
+            combines = operator.name in ELEMENTWISE and len(held) == len(operator.inputs)
+            if not maps and not combines:
+                ends += [operator] * whole
+            elif id(operator.outputs[0]) not in parts:
+                parts[id(operator.outputs[0])] = frozenset().union(*held)
+                reached.append(operator.outputs[0])
+    return tensors, ends
