@@ -50,18 +50,13 @@ def _head_counts(logits: Iterable[Operator]) -> set[int]:
     """Numbers of heads that some tensor above the queries or keys may have, going by its shape."""
     counts: set[int] = set()
     for product in logits:
-        for index in (0, 1):
-            size = _contracted(product)
-            tensor: Tensor | None = product.input(index)
-            for _ in range(DEEPEST):
-                if tensor is None:
-                    break
-                shape = tensor.shape
-                if shape and shape[-1] > size and shape[-1] % size == 0:
-                    counts.add(shape[-1] // size)
-                elif len(shape) > 2 and shape[-1] == size and shape[-2] > 1:
-                    counts.add(shape[-2])
-                tensor = _above(tensor)
+        size = _contracted(product)
+        for tensor in (*_rising(product.input(0)), *_rising(product.input(1))):
+            shape = tensor.shape
+            if shape and shape[-1] > size and shape[-1] % size == 0:
+                counts.add(shape[-1] // size)
+            elif len(shape) > 2 and shape[-1] == size and shape[-2] > 1:
+                counts.add(shape[-2])
     return counts
 
 
@@ -70,15 +65,20 @@ def _contracted(product: Operator) -> int:
     return shape[-2 if is_turned(product, 0) else -1]
 
 
-def _above(tensor: Tensor) -> Tensor | None:
-    """What a tensor is a rearrangement or scaling of."""
-    operator = tensor.producer
-    if operator is None:
-        return None
-    if operator.name in UNARY | MOVEMENT | {"PACK", "UNPACK"}:
-        return operator.inputs[0]
-    varying = [t for t in operator.inputs if t is not None and not t.is_constant]
-    return varying[0] if operator.name in ("MUL", "DIV") and len(varying) == 1 else None
+def _rising(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor, and one after the other those that it is a rearrangement or scaling of."""
+    for _ in range(DEEPEST):
+        yield tensor
+        operator = tensor.producer
+        if operator is None:
+            return
+        varying = [t for t in operator.inputs if t is not None and not t.is_constant]
+        if operator.name in UNARY | MOVEMENT | {"PACK", "UNPACK"}:
+            tensor = operator.input(0)
+        elif operator.name in ("MUL", "DIV") and len(varying) == 1:
+            tensor = varying[0]
+        else:
+            return
 
 
 def _placement(shape: Shape, rows: int, heads: int) -> Factored | None:
@@ -111,14 +111,14 @@ def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged:
         size = _contracted(product)
         for index, own in operands.known(product, factored).items():
             tensor, labelled = product.input(index), _with_size(product, index, own, size)
-            for _ in range(DEEPEST):
+            for source in _rising(tensor):
+                if source is not tensor:
+                    operator, above = tensor.producer, operands.of(tensor, labelled)
+                    if operator is None or not isinstance(above, dict):
+                        break
+                    tensor, labelled = source, above[operator.inputs.index(source)]
                 if _beside(labelled, size, heads, merged=merged):
                     return True
-                operator, above = tensor.producer, operands.of(tensor, labelled)
-                source = _above(tensor)
-                if source is None or operator is None or not isinstance(above, dict):
-                    break
-                tensor, labelled = source, above[operator.inputs.index(source)]
     return False
 
 

@@ -32,7 +32,7 @@ def _place_violation(rewrite: Rewrite) -> str | None:
         inside = operator.subgraph is rewrite.subgraph
         if inside != (operator in old):
             where = "belongs to the graph already" if inside else "is not in the graph any more"
-            return f"the operator {operator.name} that defines '{operator.outputs[0].name}' {where}"
+            return f"{_named(operator)} {where}"
     missing = len(old) - 1
     earlier = rewrite.subgraph.before(rewrite.anchor)
     while missing and earlier is not None:
@@ -138,56 +138,46 @@ class Frame:
 
     def violation(self) -> str | None:
         """What is different that no allowed rewrite accounts for; None where nothing is."""
-        return self._operators_violation() or self._tensors_violation() or self._interface_violation()
-
-    def _operators_violation(self) -> str | None:
         present = set(self._subgraph.operators)
         for operator, facts in self._operators.items():
-            name = operator.outputs[0].name if operator.outputs else ""
             if operator not in present and operator not in self._removed:
-                return f"the operator {operator.name} that defines '{name}' is gone"
+                return f"{_named(operator)} is gone"
             # Also of those that were replaced: the proof took them as they were when it ran.
             if facts != _operator_facts(operator):
-                return (
-                    f"the operator {operator.name} that defines '{name}' has other inputs, outputs or options"
-                )
+                return f"{_named(operator)} has other inputs, outputs or options"
         for operator in present - self._operators.keys():
-            return f"the operator {operator.name} that defines '{operator.outputs[0].name}' is new"
-        return None
-
-    def _tensors_violation(self) -> str | None:
-        for tensor, facts in self._tensors.items():
-            if facts != _tensor_facts(tensor):
+            return f"{_named(operator)} is new"
+        for tensor, known in self._tensors.items():
+            if known != _tensor_facts(tensor):
                 return f"the tensor '{tensor.name}' has another name, type, shape, quantization or bytes"
-        return None
-
-    def _interface_violation(self) -> str | None:
         if self._interface != _interface(self._model, self._subgraph):
             return "the graph's inputs, outputs or signatures are others"
         return None
 
 
-def _interface(model: Model, subgraph: Subgraph) -> Hashable:
-    def ids(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-        return tuple(id(tensor) for tensor in tensors)
+def _named(operator: Operator) -> str:
+    name = operator.outputs[0].name if operator.outputs else ""
+    return f"the operator {operator.name} that defines '{name}'"
 
-    signatures = tuple(
-        (
-            s.key,
-            id(s.subgraph),
-            *((name, id(t)) for named in (s.inputs, s.outputs) for name, t in named.items()),
-        )
+
+def _interface(model: Model, subgraph: Subgraph) -> Hashable:
+    signatures = (
+        (s.key, id(s.subgraph), *(tuple(named) + _ids(named.values()) for named in (s.inputs, s.outputs)))
         for s in model.signatures
     )
-    return (ids(subgraph.inputs), ids(subgraph.outputs), signatures)
+    return (_ids(subgraph.inputs), _ids(subgraph.outputs), *signatures)
+
+
+def _ids(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
+    return tuple(id(tensor) for tensor in tensors)
 
 
 def _operator_facts(operator: Operator) -> Hashable:
     options = operator.options
     return (
         id(operator.code),
-        tuple(id(tensor) for tensor in operator.inputs),
-        tuple(id(tensor) for tensor in operator.outputs),
+        _ids(operator.inputs),
+        _ids(operator.outputs),
         None if options is None else (id(options), options.key()),
     )
 
@@ -196,13 +186,6 @@ def _tensor_facts(tensor: Tensor) -> Hashable:
     quantization = tensor.quantization
     # The scales of weights may be many; those arrays are the file's own and cannot be written to.
     small = quantization is not None and not quantization.is_per_axis
-    return (
-        tensor.name,
-        tensor.shape,
-        tensor.shape_signature,
-        tensor.dtype,
-        tensor.is_variable,
-        id(tensor.buffer),
-        id(quantization),
-        quantization.key() if quantization is not None and small else None,
-    )
+    numbers = quantization.key() if quantization is not None and small else None
+    type_of_it = (tensor.dtype, tensor.shape, tensor.shape_signature, tensor.is_variable)
+    return (tensor.name, type_of_it, id(tensor.buffer), id(quantization), numbers)

@@ -23,6 +23,8 @@ UNDERFLOW = 104.0
 LOWEST_ROW_MAXIMUM = -1024.0
 """Logits of trained models stay far above it; a row whose largest logit were lower would not be masked exactly."""
 
+_HIDDEN = LOWEST_ROW_MAXIMUM - UNDERFLOW
+
 LARGEST_LOGIT = LOWEST_ROW_MAXIMUM / -2
 """Quantized logits are drawn within plus and minus this much, which is how far apart the bound above lets them be."""
 
@@ -114,42 +116,47 @@ def match_masked_softmax(subgraph: Subgraph, softmax: Operator) -> MaskedSoftmax
 def _match_operands(
     select: Operator, softmax: Operator, path: tuple[Operator, ...]
 ) -> MaskedSoftmax | Refusal:
+    refusal = _wrong_types(select)
+    if refusal is not None:
+        return refusal
     condition, when_true, when_false = (select.input(i) for i in range(3))
     result = select.outputs[0]
-    if not _addable(result):
-        found = result.dtype.name.lower()
-        return Refusal(
-            "logits are neither float nor quantized", select, result, "float32, int16 or int8", found
-        )
-    other = next((t for t in (when_true, when_false) if t.dtype is not result.dtype), None)
-    if other is not None:
-        expected, found = result.dtype.name.lower(), other.dtype.name.lower()
-        return Refusal("SELECT's operands and result differ in type", select, other, expected, found)
-    if condition.dtype is not DType.BOOL:
-        found = condition.dtype.name.lower()
-        return Refusal("the condition of a SELECT must be bool", select, condition, "bool", found)
-    if select.name == "SELECT" and condition.shape not in ((), result.shape):
-        text = "SELECT's condition chooses whole rows"
-        return Refusal(text, select, condition, result.shape, condition.shape)
     constants = [_uniform(tensor, result) for tensor in (when_true, when_false)]
-    if constants[0] is None and constants[1] is None:
-        return Refusal("no operand of the SELECT is one constant", select, when_false)
     masked_when = constants[0] is not None
     constant = constants[0] if masked_when else constants[1]
-    logits = when_false if masked_when else when_true
-    assert constant is not None
+    if constant is None:
+        return Refusal("no operand of the SELECT is one constant", select, when_false)
+    masked, logits = (when_true, when_false) if masked_when else (when_false, when_true)
     if logits.shape != result.shape:
         return Refusal("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
-    if not constant <= LOWEST_ROW_MAXIMUM - UNDERFLOW:
+    if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
-        masked = when_true if masked_when else when_false
-        least = f"at most {LOWEST_ROW_MAXIMUM - UNDERFLOW:g}"
-        return Refusal(text, select, masked, least, f"{constant:g}")
+        return Refusal(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
     closed = _lowest_number(logits)
     if closed == -np.inf:
         text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"
         return Refusal(text, select, logits)
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, closed)
+
+
+def _wrong_types(select: Operator) -> Refusal | None:
+    condition, when_true, when_false = (select.input(i) for i in range(3))
+    result = select.outputs[0]
+    dtype = result.dtype.name.lower()
+    if not _addable(result):
+        text = "logits are neither float nor quantized"
+        return Refusal(text, select, result, "float32, int16 or int8", dtype)
+    for tensor in (when_true, when_false):
+        if tensor.dtype is not result.dtype:
+            text = "SELECT's operands and result differ in type"
+            return Refusal(text, select, tensor, dtype, tensor.dtype.name.lower())
+    if condition.dtype is not DType.BOOL:
+        text = "the condition of a SELECT must be bool"
+        return Refusal(text, select, condition, "bool", condition.dtype.name.lower())
+    if select.name == "SELECT" and condition.shape not in ((), result.shape):
+        text = "SELECT's condition chooses whole rows"
+        return Refusal(text, select, condition, result.shape, condition.shape)
+    return None
 
 
 def _lowest_number(logits: Tensor) -> float:
@@ -265,11 +272,11 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
 
 def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:
     """The target may ask for a constant that no longer hides what is masked."""
-    added, least = _added(context, site), LOWEST_ROW_MAXIMUM - UNDERFLOW
-    if added <= least:
+    added = _added(context, site)
+    if added <= _HIDDEN:
         return None
     text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
-    return Refusal(text, site.select, None, f"at most {least:g}", f"{added:g}")
+    return Refusal(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
 
 
 def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:
