@@ -13,6 +13,7 @@ import time
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
+from textwrap import dedent, indent
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from cli_runs import run
 from pretend_stages import FLOAT, Place, Stages, write
 
 from edge_opt import build as package
-from edge_opt.build import Job, StageFailedError, pipeline
+from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes
 from edge_opt.build.processes import Processes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.sdk import SDK_VARIABLES
@@ -113,18 +114,33 @@ def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixt
 # --- a stage in a process of its own ---
 
 
-def child(place: Place, stage: str, monkeypatch: pytest.MonkeyPatch, code: str) -> Any:
-    """Carry out a stage that a module on the path puts in the place of the real one."""
+STARTS_A_PROCESS = """
+    import subprocess
+    started = subprocess.Popen(["sleep", "600"])
+    open({told!r}, "w").write(str(started.pid))
+    time.sleep(600)
+"""
+
+
+def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Make the stage `export` that code in every process that is started from here."""
+    body = indent(dedent(code).strip(), "    ")
     (place.folder / "sitecustomize.py").write_text(
-        f"import time, os\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n    {code}\n"
-        f"pipeline.STAGES = {{**pipeline.STAGES, {stage!r}: stage}}\n"
+        f"import os, time\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n{body}\n"
+        f"pipeline.STAGES['export'] = stage\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
+
+
+def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Carried, list[tuple[int, ...]]]:
+    """Carry out a stage of that code."""
+    put_in_place(place, monkeypatch, code)
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.05)
     scratch, made = place.folder / "scratch", place.folder / "made"
     for folder in (scratch, made):
         folder.mkdir()
-    steps: list[tuple[int, int]] = []
-    job = Job(stage, str(made), libraries=str(place.sdk))
+    steps: list[tuple[int, ...]] = []
+    job = Job("export", str(made), libraries=str(place.sdk))
     done = Processes().carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
     return done, steps
 
@@ -132,12 +148,16 @@ def child(place: Place, stage: str, monkeypatch: pytest.MonkeyPatch, code: str) 
 def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = (
-        "progress('x', 3, 7); held = bytearray(200 << 20); print(os.environ['LD_LIBRARY_PATH']); time.sleep(1.5); "
-        "return {'tmp': os.environ['TMPDIR']}"
-    )
-    done, steps = child(place, "export", monkeypatch, code)
+    code = """
+        progress("x", 3, 7)
+        held = bytearray(200 << 20)
+        print(os.environ["LD_LIBRARY_PATH"])
+        time.sleep(0.3)
+        return {"tmp": os.environ["TMPDIR"]}
+    """
+    done, steps = child(place, monkeypatch, code)
     assert (3, 7) in steps
+    assert done.peak_bytes is not None
     assert done.peak_bytes > 200 << 20
     assert done.told == {"tmp": str(place.folder / "scratch" / "tmp")}
     assert str(place.sdk) in (place.folder / "log").read_text()
@@ -146,11 +166,7 @@ def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
-        ("raise ValueError('for field x:\\n  no int\\nor so')", StageFailedError, "ValueError: for field x: no int"),
         ("raise OSError(28, 'No space left on device')", OutputError, "the disk is full"),
-        ("raise OSError(27, '')", OutputError, "a file would become larger than it may be here (ulimit -f)"),
-        ("from edge_opt import UsageError; raise UsageError('no such setting')", UsageError, "no such setting"),
         ("os.kill(os.getpid(), 9)", StageFailedError, "killed by SIGKILL, as the system does when memory runs out"),
         ("os._exit(7)", StageFailedError, "exit status 7"),
     ],
@@ -159,8 +175,46 @@ def test_however_a_stages_process_ends_there_is_a_cause(
     place: Place, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        child(place, "export", monkeypatch, code)
+        child(place, monkeypatch, code)
     assert str(caught.value) == sentence
+
+
+def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """What the parent makes of a child's answer to an error, with no process between them."""
+
+    def stage(*_: object) -> dict[str, Any]:
+        raise error
+
+    monkeypatch.setitem(pipeline.STAGES, "export", stage)
+    files = [place.folder / name for name in ("job.json", "outcome.json")]
+    files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
+    monkeypatch.setattr(sys, "argv", ["", "0", *map(str, files)])
+    monkeypatch.setattr(processes, "_leave_with", lambda _: None)
+    assert processes.main() == 1
+    processes._carried(1, files[1], place.folder)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (ValueError("a scale of zero\nand more"), StageFailedError, "ValueError: a scale of zero"),
+        (ValueError("for field x:\n  no int\nor so"), StageFailedError, "ValueError: for field x: no int"),
+        (OSError(27, ""), OutputError, "a file would become larger than it may be here (ulimit -f)"),
+        (UsageError("no such setting"), UsageError, "no such setting"),
+    ],
+)  # fmt: skip
+def test_an_error_of_a_stage_is_told_in_a_sentence(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        fails(place, monkeypatch, error)
+    assert str(caught.value) == sentence
+
+
+def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=0))
+    with pytest.raises(OutputError, match="the disk is full"):
+        fails(place, monkeypatch, RuntimeError("Unable to write"))
 
 
 def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
@@ -169,18 +223,12 @@ def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
     told = place.folder / "pid"
 
     def interrupt() -> None:
-        while not told.exists() or not told.read_text():
-            time.sleep(0.05)
+        _wait_for(told)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    waiting = threading.Thread(target=interrupt, daemon=True)
-    waiting.start()
-    code = (
-        f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(told)!r}, 'w').write(str(p.pid)); "
-        f"time.sleep(600)"
-    )
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        child(place, "export", monkeypatch, code)
+        child(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     assert _gone(int(told.read_text()))
 
 
@@ -188,30 +236,16 @@ def test_a_build_that_is_killed_takes_the_processes_of_its_stage_with_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = place.folder / "pid"
-    (place.folder / "sitecustomize.py").write_text(
-        "import os, subprocess, time\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n"
-        f"    p = subprocess.Popen(['sleep', '600']); open({str(told)!r}, 'w').write(str(p.pid)); time.sleep(600)\n"
-        "pipeline.STAGES = {**pipeline.STAGES, 'export': stage}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
+    put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
         "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.processes import Processes; "
         "here = pathlib.Path(sys.argv[1]); "
         "Processes().carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(place.folder)]) as command:
-        while not told.exists() or not told.read_text():
-            assert command.poll() is None
-            time.sleep(0.05)
+        _wait_for(told, command)
         command.kill()
     assert _gone(int(told.read_text()))
-
-
-def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = SimpleNamespace(total=1, used=1, free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(OutputError, match="the disk is full"):
-        child(place, "export", monkeypatch, "raise RuntimeError('Unable to write')")
 
 
 def test_of_a_compiler_that_fails_the_first_complaint_is_told(
@@ -253,6 +287,12 @@ def test_prompts_that_leave_an_entry_point_out_are_a_sentence(
     job = Job("calibrate", str(place.folder), inputs, {"cache_length": 64})
     with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
         pipeline.calibrate(job, lambda *_: None)
+
+
+def _wait_for(told: Path, command: subprocess.Popen[bytes] | None = None) -> None:
+    while not told.exists() or not told.read_text():
+        assert command is None or command.poll() is None
+        time.sleep(0.05)
 
 
 def _gone(pid: int) -> bool:

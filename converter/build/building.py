@@ -5,19 +5,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from edge_opt.build.checkpoint import read_json
-from edge_opt.build.errors import BuildCheckError, StageFailedError
-from edge_opt.build.jobs import MODEL, Job, Progress
+from edge_opt.build.jobs import MODEL, BuildCheckError, Job, StageFailedError
 from edge_opt.build.processes import Processes
 from edge_opt.build.sections import faults
-from edge_opt.build.source import Given, Kind, check_prompts, look_at
+from edge_opt.build.source import Given, Kind, check_prompts, look_at, read_json
 from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
-from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of
+from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of, taken
 from edge_opt.conversion import Verify
+from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import Sections
 from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.npu.sdk import libraries_digest
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.schema.litertlm import stamp_by_content
@@ -25,7 +25,6 @@ from edge_opt.schema.strict_json import strict
 from edge_opt.schema.transfer import copy_range
 
 StagePath = str | os.PathLike[str]
-
 
 _SUFFIX = Path(MODEL).suffix
 _OURS = ("configure", "optimize")
@@ -123,33 +122,36 @@ def build(
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
     given = look_at(Path(source))
     _check_together(given, prompts, prefill, cache)
-    told = {**(settings or {})}
-    told |= {} if prefill is None else {"prefill_lengths": list(prefill)}
-    told |= {} if cache is None else {"cache_length": cache}
+    lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
+    options = {
+        "vendor": vendor.name,
+        "chip": chip,
+        "model_type": given.model_type,
+        "cache_shape": given.cache_shape,
+        "file": _read_config(config),
+        "settings": {
+            **(settings or {}),
+            **{name: told for name, told in lengths.items() if told is not None},
+        },
+    }
     libraries, missing = _compiler(vendor, sdk)
     tools = toolchain or Processes()
     result = BuildResult(
         str(source), str(given.kind), chip, vendor.title, str(folder), versions=tools.versions()
     )
-    with WorkFolder(folder) as kept:
+    with taken(folder) as kept:
         run = _Run(
             kept, tools, result, libraries, progress or (lambda *_: None), on_stage or (lambda _: None)
         )
-        options = {
-            "vendor": vendor.name,
-            "chip": chip,
-            "model_type": given.model_type,
-            "cache_shape": given.cache_shape,
-            "file": _read_config(config),
-            "settings": told,
-        }
         quantized = _quantized(run, given, options, prompts)
-        converted = run.optimize(quantized, {"target": vendor.target, "sections": sections, "verify": verify})
-        result.converted = str(converted.folder / MODEL)
+        how = {"target": vendor.target, "sections": sections, "verify": verify}
+        sdk = None if libraries is None else str(libraries)
+        made = run.stage("optimize", [*run.compiler, how], {**how, "sdk": sdk}, model=quantized)
+        result.optimized, converted = made.told, _bundle(made)
+        result.converted = str(converted.path)
         if missing is not None:
             raise _with(
-                CompilerMissingError(f"{missing}; what is converted until there, is {result.converted}"),
-                result,
+                CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}"), result
             )
         _deliver(run, converted, Path(output), overwrite=overwrite)
     return result
@@ -200,6 +202,17 @@ def _read_config(path: StagePath | None) -> dict[str, Any]:
     return told
 
 
+class _Input(NamedTuple):
+    """What a stage reads; its result is taken again only where the digest is the same."""
+
+    path: Path
+    digest: str
+
+
+def _bundle(made: Kept) -> _Input:
+    return _Input(made.folder / MODEL, made.digest)
+
+
 @dataclass
 class _Run:
     """The stages of one build."""
@@ -213,35 +226,29 @@ class _Run:
     config: dict[str, Any] = field(default_factory=dict)
 
     def stage(
-        self,
-        name: str,
-        inputs: Mapping[str, Path],
-        digests: Mapping[str, str],
-        *,
-        depends: object = None,
-        options: Mapping[str, Any] | None = None,
+        self, name: str, depends: object, options: Mapping[str, Any] | None = None, **inputs: _Input
     ) -> Kept:
         """The result of a stage: an earlier run's where it was made from the same, else made now."""
         ours = name in _OURS
         versions = {tool: text for tool, text in self.result.versions.items() if ours or tool != "edge-opt"}
+        digests = {role: given.digest for role, given in inputs.items()}
         key = key_of([name, digests, depends, versions])
         kept = self.work.kept(name, key)
-        made = kept is None
-        if kept is None:
-            kept = self._make(name, key, inputs, options or {})
-        report = StageReport(name, kept.seconds, kept.peak_bytes, kept.size, made, str(self.work.log(name)))
+        made = kept or self._make(name, key, inputs, options or {})
+        log = str(self.work.log(name))
+        report = StageReport(name, made.seconds, made.peak_bytes, made.size, kept is None, log)
         self.result.stages.append(report)
         self.on_stage(report)
-        return kept
+        return made
 
-    def _make(self, name: str, key: str, inputs: Mapping[str, Path], options: Mapping[str, Any]) -> Kept:
+    def _make(self, name: str, key: str, inputs: Mapping[str, _Input], options: Mapping[str, Any]) -> Kept:
         log, started = self.work.log(name), time.perf_counter()
         self.progress(name, 0, 1)
         try:
             job = Job(
                 name,
                 str(self.work.begin(name).resolve()),
-                {role: str(path.resolve()) for role, path in inputs.items()},
+                {role: str(given.path.resolve()) for role, given in inputs.items()},
                 self.config or None,
                 options,
                 None if self.libraries is None else str(self.libraries),
@@ -262,67 +269,42 @@ class _Run:
         kind = next((one for one in (UsageError, OutputError) if isinstance(error, one)), StageFailedError)
         return _with(kind(f"stage '{name}': {error}; its log is {self.work.log(name)}"), self.result)
 
-    def optimize(self, model: tuple[Path, str], options: dict[str, Any]) -> Kept:
-        """Our own stage."""
-        path, digest = model
-        kept = self.stage(
-            "optimize",
-            {"model": path},
-            {"model": digest},
-            depends=[self.result.settings["compile"], options, _identity(self.libraries)],
-            options={**options, "sdk": None if self.libraries is None else str(self.libraries)},
-        )
-        self.result.optimized = kept.told
-        return kept
+    @property
+    def compiler(self) -> list[Any]:
+        """What a stage that runs the vendor's compiler depends on: its settings and its libraries."""
+        libraries = "" if self.libraries is None else libraries_digest(self.libraries)
+        return [self.result.settings["compile"], libraries]
 
 
-def _quantized(
-    run: _Run, given: Given, options: Mapping[str, Any], prompts: StagePath | None
-) -> tuple[Path, str]:
-    """The quantized bundle and its digest: the input itself, or what the first stages make of it."""
+def _quantized(run: _Run, given: Given, options: Mapping[str, Any], prompts: StagePath | None) -> _Input:
+    """The quantized bundle: the input itself, or what the first stages make of it."""
     root = given.path if given.path.is_dir() else given.path.parent
-    source = digest_of(given.files, root)
+    model = _Input(given.path, digest_of(given.files, root))
+    # Not of the content: the settings do not follow from it.
     depends = [str(given.path.resolve()), options]
-    told = run.stage("configure", {"model": given.path}, {}, depends=depends, options=options).told
+    told = run.stage("configure", depends, options, model=_Input(given.path, "")).told
     run.config, run.result.settings = told["config"], told["settings"]
     settings = told["settings"]
-    model, digest = given.path, source
     if given.kind is Kind.CHECKPOINT:
-        made = run.stage("export", {"model": model}, {"model": digest}, depends=settings["export"])
-        model, digest = made.folder / MODEL, made.digest
+        model = _bundle(run.stage("export", settings["export"], model=model))
     if given.kind is not Kind.QUANTIZED:
         assert prompts is not None, "asked for above"
         text = Path(prompts)
-        ranges = run.stage(
-            "calibrate",
-            {"model": model, "prompts": text},
-            {"model": digest, "prompts": digest_of([text], text.parent)},
-            depends=settings["calibrate"],
-        )
-        made = run.stage(
-            "quantize",
-            {"model": model, "ranges": ranges.folder},
-            {"model": digest, "ranges": ranges.digest},
-            depends=settings["quantize"],
-        )
+        read = _Input(text, digest_of([text], text.parent))
+        ranges = run.stage("calibrate", settings["calibrate"], model=model, prompts=read)
+        found = _Input(ranges.folder, ranges.digest)
+        made = run.stage("quantize", settings["quantize"], model=model, ranges=found)
         run.result.sections_put_back = list(made.told["put_back"])
-        model, digest = made.folder / MODEL, made.digest
-    return model, digest
+        model = _bundle(made)
+    return model
 
 
-def _deliver(run: _Run, converted: Kept, output: Path, *, overwrite: bool) -> None:
+def _deliver(run: _Run, converted: _Input, output: Path, *, overwrite: bool) -> None:
     """Compile, look at what came of it, and write the output."""
-    model, flags = converted.folder / MODEL, run.result.optimized["compile_configs"]
-    compiled = run.stage(
-        "compile",
-        {"model": model},
-        {"model": converted.digest},
-        depends=[run.result.settings["compile"], flags, _identity(run.libraries)],
-        options={"compile_configs": flags},
-    )
-    made = compiled.folder / MODEL
+    told = {"compile_configs": run.result.optimized["compile_configs"]}
+    made, _ = _bundle(run.stage("compile", [*run.compiler, told], told, model=converted))
     shared = run.result.vendor == QUALCOMM.title and not run.config.get("disable_weight_sharing")
-    wrong = faults(model, made, shared=shared)
+    wrong = faults(converted.path, made, shared=shared)
     if wrong:
         raise _with(BuildCheckError(f"{made} is not as it has to be: {'; '.join(wrong)}"), run.result)
     with made.open("rb") as file, replacing(output, overwrite=overwrite) as target:
@@ -334,12 +316,3 @@ def _with(error: EdgeOptError, result: BuildResult) -> EdgeOptError:
     """The error with what was done until then, for `--json`."""
     error.result = result  # type: ignore[attr-defined]
     return error
-
-
-def _identity(libraries: Path | None) -> str:
-    """Which compiler it is: the digest of its main libraries."""
-    if libraries is None:
-        return ""
-    return digest_of(
-        sorted(libraries.glob("libQnnHtp.so")) + sorted(libraries.glob("libHtpPrepare.so")), libraries
-    )

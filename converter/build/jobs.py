@@ -1,14 +1,24 @@
-"""What a stage is told and what it answers, as plain values: another process carries it out."""
+"""What a stage is told, what it answers, and how it fails; as plain values: another process carries it out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Progress = Callable[[str, int, int], None]
+from edge_opt.schema.errors import EdgeOptError
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
+
+
+class StageFailedError(EdgeOptError):
+    """A tool of a stage failed; `result` has what was done until then."""
+
+
+class BuildCheckError(EdgeOptError):
+    """The compiled bundle is not what it has to be; `result` has what was done until then."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)

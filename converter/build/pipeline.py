@@ -17,8 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.jobs import Job, Progress
-from edge_opt.build.sections import MAIN, keep_sections, model_of
+from edge_opt.build.jobs import Job
+from edge_opt.build.sections import keep_sections, model_of
+from edge_opt.conversion.choices import Progress
+from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
@@ -199,7 +201,7 @@ def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
     return {}
 
 
-STAGES: Mapping[str, Callable[[Job, Progress], dict[str, Any]]] = {
+STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     "configure": configure,
     "export": export,
     "calibrate": calibrate,
@@ -215,13 +217,13 @@ def _lib(name: str) -> Any:
 
 def _check_ranges(model: Path, ranges: Path, cache: int) -> None:
     """Whether every entry point ran; a prompt takes the shortest prefill that holds it."""
-    found = json.loads(next(ranges.glob(f"*{MAIN}*.json")).read_text(encoding="utf-8"))["model_qsvs"]
+    found = json.loads(next(ranges.glob(f"*{MAIN_SECTION}*.json")).read_text(encoding="utf-8"))["model_qsvs"]
     if not found:
         raise UsageError(
             f"every prompt is as long as the cache, {cache} tokens, or longer, and such are left out: give shorter "
             f"ones, or a longer --cache"
         )
-    main = model_of(read_bundle(model), MAIN)
+    main = model_of(read_bundle(model))
     keys = [] if main is None else [signature.key for signature in main.signatures]
     idle = [key for key in keys if not any(name.startswith(f"{key}_") for name in found)]
     if idle:

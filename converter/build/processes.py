@@ -1,20 +1,29 @@
-"""The real toolchain: each stage in a process of its own, so that its memory, its noise and its crashes end with it."""
+"""The real toolchain: each stage in a process of its own, so that its memory, its noise and its crashes end with it.
 
+That process, `main` here, prints what the tools print, and lines `stage done/total` of progress; its answer is a file.
+It never outlives its parent, nor do the processes that it started.
+"""
+
+import errno
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.errors import StageFailedError
-from edge_opt.build.jobs import Carried, Job, Progress
-from edge_opt.build.pipeline import check_versions
+from edge_opt.build.jobs import Carried, Job, StageFailedError
+from edge_opt.build.pipeline import STAGES, check_versions
+from edge_opt.conversion.choices import Progress
 from edge_opt.npu.sdk import search_path
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 
@@ -23,6 +32,14 @@ _STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)
 _TAIL = 4096
 _ALMOST_FULL = 1 << 20
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
+_CHILD = "from edge_opt.build.processes import main; raise SystemExit(main())"
+_PARENT_CHECK_SECONDS = 0.5
+_LONGEST_CAUSE = 300
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would become larger than it may be here (ulimit -f)",
+}
 
 
 class Processes:
@@ -46,15 +63,7 @@ class Processes:
         """
         told, outcome = scratch / "job.json", scratch / "outcome.json"
         told.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "edge_opt.build.child",
-            str(os.getpid()),
-            str(told),
-            str(outcome),
-        ]
+        command = [sys.executable, "-P", "-c", _CHILD, str(os.getpid()), str(told), str(outcome)]
         with log.open("wb") as out:
             child = subprocess.Popen(
                 command,
@@ -123,3 +132,49 @@ def _carried(code: int, outcome: Path, scratch: Path) -> Carried:
         if -code == signal.SIGKILL:
             how += ", as the system does when memory runs out"
     raise StageFailedError(how)
+
+
+# The other end
+
+
+def main() -> int:
+    """Carry out the job of the second argument for the process of the first; 0 where the third has a result."""
+    parent, job, outcome = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    told = _answer(Job(**json.loads(job.read_text(encoding="utf-8"))))
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    unit = 1 if sys.platform == "darwin" else 1024
+    told["peak_bytes"] = unit * max(resource.getrusage(one).ru_maxrss for one in who)
+    outcome.write_text(json.dumps(told, default=str), encoding="utf-8")
+    return 0 if "told" in told else 1
+
+
+def _answer(job: Job) -> dict[str, Any]:
+    try:
+        return {"told": STAGES[job.stage](job, _progress)}
+    except EdgeOptError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return {"error": _NO_ROOM[error.errno], "exit_code": OutputError.exit_code}
+        return {
+            "error": f"{type(error).__name__}: {_first_sentence(str(error))}"[:_LONGEST_CAUSE],
+            "exit_code": EdgeOptError.exit_code,
+        }
+
+
+def _first_sentence(text: str) -> str:
+    """The first line, and the next where that only announces it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+
+
+def _progress(stage: str, done: int, total: int) -> None:
+    print(f"{stage} {done}/{total}", flush=True)  # noqa: T201  the parent reads it
+
+
+def _leave_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -2,33 +2,30 @@
 
 from pathlib import Path
 
+from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.ir import Model, load
+from edge_opt.npu.figures import constants, size_of
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMBundle, LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
 
-MAIN = "prefill_decode"
 _CALL = "DISPATCH_OP"
 _CHUNK = 1 << 20
 _STEP = 1 << 14
 """Bytes that an operator may take in a compiled graph beside its weights; 3,400 were measured."""
 
 
-def model_of(bundle: LiteRTLMBundle, kind: str) -> Model | None:
-    """The model of a kind, e.g. `prefill_decode`."""
+def model_of(bundle: LiteRTLMBundle) -> Model | None:
+    """The prefill/decode model, if there is one."""
     for index, section in enumerate(bundle.sections):
-        if section.model_type == kind:
+        if section.model_type == MAIN_SECTION:
             return load(bundle.content(index))
     return None
 
 
 def is_compiled(model: Model) -> bool:
     """Whether an NPU is called anywhere."""
-    return any(_calls(model))
-
-
-def _calls(model: Model) -> list[bool]:
-    return [operator.code.custom_code == _CALL for graph in model.subgraphs for operator in graph.operators]
+    return any(op.code.custom_code == _CALL for graph in model.subgraphs for op in graph.operators)
 
 
 def keep_sections(before: Path, after: Path) -> list[str]:
@@ -65,23 +62,23 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
     found = []
     for index, section in enumerate(old.sections):
         contents = old.content(index), new.content(index)
-        if not section.is_model:
-            told = [] if _same(*contents) else ["is not what it was"]
-        elif section.model_type == MAIN:
+        if section.model_type != MAIN_SECTION and _same(*contents):
+            continue
+        told = ["is not what it was"]
+        if section.is_model:
             models = [load(content) for content in contents]
-            told = _main_faults(*models) or (_weight_faults(models[0], contents[1].size) if shared else [])
-        else:
-            told = [] if _same(*contents) else _other_faults(*(load(c) for c in contents))
+            told = _model_faults(*models, main=section.model_type == MAIN_SECTION)
+            if section.model_type == MAIN_SECTION and shared and not told:
+                told = _weight_faults(models[0], contents[1].size)
         found += [f"its {name(section)} {fault}" for fault in told]
     return found
 
 
-_OTHER_SIGNATURES = "model has not the signatures that it had"
-
-
-def _main_faults(before: Model, after: Model) -> list[str]:
+def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
     if signatures(before) != signatures(after):
-        return [_OTHER_SIGNATURES]
+        return ["model has not the signatures that it had"]
+    if not main:
+        return [] if is_compiled(after) else ["model is another one, and not compiled"]
     found = []
     for key, graph in after.entry_points():
         left = [operator for operator in graph.operators if operator.code.custom_code != _CALL]
@@ -94,13 +91,6 @@ def _main_faults(before: Model, after: Model) -> list[str]:
     if not found and len(after.subgraphs) != len(after.entry_points()):
         found.append(f"model holds {len(after.subgraphs)} subgraphs, more than it has signatures")
     return found
-
-
-def _other_faults(before: Model, after: Model) -> list[str]:
-    """Of a model that is not the same bytes."""
-    if signatures(before) != signatures(after):
-        return [_OTHER_SIGNATURES]
-    return [] if is_compiled(after) else ["model is another one, and not compiled"]
 
 
 def _weight_faults(before: Model, size: int) -> list[str]:
@@ -116,18 +106,10 @@ def _weight_faults(before: Model, size: int) -> list[str]:
 
 def weights(model: Model) -> tuple[int, int]:
     """Bytes of the constants that the signatures read: those of all together, each once, and the sum of each one's."""
-    used = [
-        {
-            id(tensor.buffer): tensor.dtype.byte_size(tensor.elements) or 0
-            for operator in graph.operators
-            for tensor in operator.inputs
-            if tensor is not None and tensor.is_constant
-        }
-        for _, graph in model.entry_points()
-    ]
-    return sum({key: size for each in used for key, size in each.items()}.values()), sum(
-        sum(each.values()) for each in used
-    )
+    used = [constants(graph) for _, graph in model.entry_points()]
+    together = {key: tensor for each in used for key, tensor in each.items()}
+    once, *each = (sum(map(size_of, found.values())) for found in (together, *used))
+    return once, sum(each)
 
 
 def signatures(model: Model) -> dict[str, tuple[set[tuple[object, ...]], ...]]:

@@ -8,12 +8,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from edge_opt.schema.errors import OutputError, UsageError
 
@@ -24,9 +23,13 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The result of a stage: its folder, the digest of what is in it, its size in bytes, and what the stage said."""
+    """The result of a stage: what it was made from, the digest of what is in its folder, and what the stage said.
+
+    `size` and `peak_bytes` (of its largest process) are in bytes.
+    """
 
     folder: Path
+    key: str
     digest: str
     size: int
     seconds: float
@@ -34,45 +37,11 @@ class Kept:
     told: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class WorkFolder:
-    """A folder that is ours alone while a build runs; `with` takes it and gives it free.
+    """A folder that is ours alone while a build runs, see `taken`."""
 
-    Raises:
-        UsageError: another build is in it, or it holds something else.
-        OutputError: it cannot be made or written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = -1
-
-    def __enter__(self) -> Self:
-        mark = self.path / _MARK
-        try:
-            if self.path.is_dir() and any(self.path.iterdir()) and not mark.exists():
-                raise UsageError(
-                    f"{self.path} holds other files: give an empty folder, or a new one, with --work"
-                )
-            self.path.mkdir(exist_ok=True)
-            self._lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise OutputError(f"work folder {self.path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise UsageError(
-                f"another build is at work in {self.path}: wait for it, or give another --work"
-            ) from None
-        for left in (self.scratch, *self.path.glob(f"*{_PARTIAL}")):
-            shutil.rmtree(left, ignore_errors=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        os.close(self._lock)
+    path: Path
 
     @property
     def scratch(self) -> Path:
@@ -86,10 +55,10 @@ class WorkFolder:
     def kept(self, stage: str, key: str) -> Kept | None:
         """The result of an earlier run, where it was made from the same; None where it is to be made."""
         folder = self.path / stage
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
-            if told["key"] == key and digest_of(_files(folder), folder) == told["digest"]:
-                return _kept(folder, told)
+        with suppress(OSError, ValueError, TypeError):
+            found = Kept(folder, **json.loads((folder / _TOLD).read_text(encoding="utf-8")))
+            if found.key == key and digest_of(_files(folder), folder) == found.digest:
+                return found
         return None
 
     def begin(self, stage: str) -> Path:
@@ -106,19 +75,44 @@ class WorkFolder:
         """Give what was made its name; what an earlier run left there goes."""
         partial, folder = self.path / f"{stage}{_PARTIAL}", self.path / stage
         files = _files(partial)
-        values = {
-            "key": key,
-            "digest": digest_of(files, partial),
-            "size": sum(file.stat().st_size for file in files),
-            "seconds": round(seconds, 3),
-            "peak_bytes": peak_bytes,
-            "told": told,
-        }
+        size = sum(file.stat().st_size for file in files)
+        made = Kept(folder, key, digest_of(files, partial), size, round(seconds, 3), peak_bytes, told)
+        values = {name: value for name, value in asdict(made).items() if name != "folder"}
         (partial / _TOLD).write_text(json.dumps(values, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         shutil.rmtree(self.scratch, ignore_errors=True)
-        return _kept(folder, values)
+        return made
+
+
+@contextmanager
+def taken(path: Path) -> Iterator[WorkFolder]:
+    """A folder, which nobody else works in meanwhile.
+
+    Raises:
+        UsageError: another build is in it, or it holds something else.
+        OutputError: it cannot be made or written.
+    """
+    mark, work = path / _MARK, WorkFolder(path)
+    try:
+        if path.is_dir() and any(path.iterdir()) and not mark.exists():
+            raise UsageError(f"{path} holds other files: give an empty folder, or a new one, with --work")
+        path.mkdir(exist_ok=True)
+        lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OutputError(f"work folder {path} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UsageError(f"another build is at work in {path}: wait for it, or give another --work") from None
+    for left in (work.scratch, *path.glob(f"*{_PARTIAL}")):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work.scratch, ignore_errors=True)
+        os.close(lock)
 
 
 def key_of(value: object) -> str:
@@ -139,7 +133,3 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _TOLD)
-
-
-def _kept(folder: Path, told: dict[str, Any]) -> Kept:
-    return Kept(folder, told["digest"], told["size"], told["seconds"], told["peak_bytes"], dict(told["told"]))

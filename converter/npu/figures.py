@@ -129,20 +129,23 @@ def read_floor(subgraph: Subgraph) -> int:
     float32 constants count half: NPUs keep them as fp16. Inputs count in the type that the caller hands in. What the
     bodies of composites hold is not counted; it is a few numbers. Dynamic dimensions count as the file records them.
     """
-    inputs = sum(_size(tensor) for tensor in subgraph.inputs if tensor.consumers)
-    constants = {
+    inputs = sum(size_of(tensor) for tensor in subgraph.inputs if tensor.consumers)
+    return inputs + sum(
+        size_of(tensor) // 2 if tensor.dtype is DType.FLOAT32 else size_of(tensor)
+        for tensor in constants(subgraph).values()
+    )
+
+
+def constants(subgraph: Subgraph) -> dict[int, Tensor]:
+    """Every constant that the operators read, once each, by what identifies its buffer."""
+    return {
         id(tensor.buffer): tensor
         for operator in subgraph.operators
         for tensor in operator.inputs
         if tensor is not None and tensor.is_constant
     }
-    return inputs + sum(_weight_size(tensor) for tensor in constants.values())
 
 
-def _size(tensor: Tensor) -> int:
+def size_of(tensor: Tensor) -> int:
+    """Bytes; 0 for a type of no fixed size."""
     return tensor.dtype.byte_size(tensor.elements) or 0
-
-
-def _weight_size(tensor: Tensor) -> int:
-    size = _size(tensor)
-    return size // 2 if tensor.dtype is DType.FLOAT32 else size
