@@ -81,12 +81,12 @@ def replacing(
             check(temporary)
         _finish(fd, temporary, target, overwrite=overwrite)
     except OSError as error:
-        _remove(temporary)
+        temporary.unlink(missing_ok=True)
         raise OutputError(
             f"{path} could not be written: {_reason(error)}; nothing was left behind"
         ) from error
     except BaseException:
-        _remove(temporary)
+        temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(fd)
@@ -152,7 +152,7 @@ def _create(target: Path) -> tuple[Path, int]:
             if _still_there(temporary, fd):
                 return temporary, fd
         except BaseException:
-            _remove(temporary)
+            temporary.unlink(missing_ok=True)
             os.close(fd)
             raise
         os.close(fd)
@@ -188,10 +188,6 @@ def _flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def _remove(temporary: Path) -> None:
-    temporary.unlink(missing_ok=True)
 
 
 def _reason(error: Exception) -> str:

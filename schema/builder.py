@@ -1,24 +1,18 @@
 """Tables to flatbuffer bytes, with holes where the positions of weights will go; it never sees a weight.
 
-`flatbuffers.Builder` grows and aligns the buffer; strings and vectors are put in whole, tables one struct at a time,
-from a layout that is compiled once per table and set of present fields.
+Strings, vectors and tables are each packed in one piece, tables from a layout that is compiled once per table and set
+of present fields.
 """
 
 import struct
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import flatbuffers
 import numpy as np
 
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import ModelFormatError
-from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
-from edge_opt.schema.tables import STORED_AFTER, UNIONS
-
-IDENTIFIER: Final = b"TFL3"
-
-_DOUBLED: Final = 1 << 20
+from edge_opt.schema.tables import IDENTIFIER, MAX_FLATBUFFER_SIZE, STORED_AFTER, UNIONS, FieldSpec, TableSpec
 
 
 class Hole(NamedTuple):
@@ -55,12 +49,7 @@ def build(root: Table, *, inside: bool) -> Built:
         ModelFormatError: a field holds something that the format cannot.
     """
     builder = _TableBuilder(inside, _puts_new_data_after(root))
-    try:
-        content = builder.finish(root)
-    except flatbuffers.builder.BuilderSizeError as error:
-        raise ModelFormatError(
-            "the tables take over 2 GB, which no flatbuffer can: remove something"
-        ) from error
+    content = builder.finish(root)
     total = len(content)
     return Built(content, [Hole(total - hole.at, hole.data, hole.external) for hole in builder.holes])
 
@@ -71,23 +60,6 @@ def _puts_new_data_after(root: Table) -> bool:
     return any(isinstance(data, Data) and data.external for data in stored)
 
 
-class _Growing(flatbuffers.Builder):  # type: ignore[misc]  # it has no types
-    """Grows by a quarter once it is large, not to twice its size."""
-
-    Bytes: bytearray
-
-    def GrowByteBuffer(self) -> None:  # noqa: N802 - the name of what it replaces
-        size = len(self.Bytes)
-        if size <= _DOUBLED:
-            super().GrowByteBuffer()
-            return
-        if size >= self.MAX_BUFFER_SIZE:
-            raise flatbuffers.builder.BuilderSizeError("over 2 GB")
-        grown = bytearray(min(size + size // 4, self.MAX_BUFFER_SIZE))
-        grown[-size:] = self.Bytes
-        self.Bytes = grown
-
-
 class _TableBuilder:
     """Writes back to front, as flatbuffers do: positions count from the end until everything is built."""
 
@@ -95,7 +67,9 @@ class _TableBuilder:
         self.holes: list[Hole] = []
         self._inside = inside
         self._new_after = new_after
-        self._builder = _Growing(1 << 16)
+        self._pieces: list[bytes] = []  # the last one comes first in the file
+        self._size = 0
+        self._alignment = 1
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._vtables: dict[bytes, int] = {}
         self._tables: dict[int, int] = {}
@@ -103,10 +77,23 @@ class _TableBuilder:
         self._strings: dict[str, int] = {}
 
     def finish(self, root: Table) -> bytearray:
-        self._builder.Finish(self._table(root), file_identifier=IDENTIFIER)
-        content: bytearray = self._builder.Bytes
-        del content[: self._builder.head]  # in place, where Output() would make a second one
-        return content
+        start = self._table(root)
+        self._align(self._alignment, 8)
+        self._put(struct.pack("<I4s", self._size + 8 - start, IDENTIFIER))
+        return bytearray().join(reversed(self._pieces))
+
+    def _put(self, piece: bytes) -> int:
+        """The position of a piece, which goes in front of all others."""
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > MAX_FLATBUFFER_SIZE:
+            raise ModelFormatError("the tables take over 2 GB, which no flatbuffer can: remove something")
+        return self._size
+
+    def _align(self, alignment: int, length: int) -> None:
+        """Fill up with zeros, so that the byte behind the next `length` ones is aligned."""
+        self._alignment = max(self._alignment, alignment)
+        self._put(bytes(-(self._size + length) % alignment))
 
     def _table(self, table: Table) -> int:
         known = self._tables.get(id(table))
@@ -142,30 +129,20 @@ class _TableBuilder:
         return fields | {offset: 0, size: data.length}, data, True
 
     def _place(self, layout: _Layout, spec: TableSpec, fields: dict[str, Any], targets: list[int]) -> int:
-        builder = self._builder
         vtable = self._vtables.get(layout.vtable)
         if vtable is None:
-            vtable = self._vtables[layout.vtable] = self._place_vtable(layout.vtable)
+            self._align(2, len(layout.vtable))
+            vtable = self._vtables[layout.vtable] = self._put(layout.vtable)
         # The largest fields come first, so what has to be aligned is the byte after the vtable offset.
-        builder.Prep(layout.align, layout.size - 4)
-        start: int = builder.Offset() + layout.size
+        self._align(layout.align, layout.size - 4)
+        start = self._size + layout.size
         row = [fields[name] for name in layout.order]
         for (field, index), target in zip(layout.references, targets, strict=True):
             row[index] = start - layout.places[field.name] - target
-        builder.head -= layout.size
         try:
-            layout.pack.pack_into(builder.Bytes, builder.head, vtable - start, *row)
+            return self._put(layout.pack.pack(vtable - start, *row))
         except struct.error as error:
             _refuse_values(spec, fields, error)
-        return start
-
-    def _place_vtable(self, vtable: bytes) -> int:
-        builder = self._builder
-        builder.Prep(2, len(vtable))
-        builder.head -= len(vtable)
-        builder.Bytes[builder.head : builder.head + len(vtable)] = vtable
-        offset: int = builder.Offset()
-        return offset
 
     def _reference(self, field: FieldSpec, fields: dict[str, Any]) -> int:
         value = fields[field.name]
@@ -210,21 +187,16 @@ class _TableBuilder:
             return self._counted(len(numbers), numbers.tobytes(), numbers.itemsize)
         write = self._child if field.kind == "tables" else self._string
         targets = [write(field, item) for item in value]
-        self._builder.Prep(4, 4 * len(targets))
-        first = self._builder.Offset() + 4 * len(targets)
+        self._align(4, 4 * len(targets))
+        first = self._size + 4 * len(targets)
         # Slot i lies 4 * i bytes behind the first, and its offset counts from itself.
         offsets = [first - 4 * index - target for index, target in enumerate(targets)]
         return self._counted(len(targets), struct.pack(f"<{len(targets)}I", *offsets), 4)
 
     def _counted(self, count: int, content: bytes, alignment: int) -> int:
         """`[count, four bytes][content]`, as a flatbuffer has vectors and strings; the content is aligned."""
-        builder = self._builder
-        builder.Prep(max(4, alignment), len(content))
-        end = builder.head
-        builder.head = end - len(content) - 4
-        builder.Bytes[builder.head : end] = count.to_bytes(4, "little") + content
-        offset: int = builder.Offset()
-        return offset
+        self._align(max(4, alignment), len(content))
+        return self._put(count.to_bytes(4, "little") + content)
 
 
 def _numbers(field: FieldSpec, value: Any) -> np.ndarray[Any, Any]:

@@ -27,27 +27,23 @@ class Source:
 
     __slots__ = ("__weakref__", "_array", "_finalizer", "_stat", "base", "content", "fd", "path", "size")
 
-    def __init__(self, content: bytes) -> None:
-        self.path: Path | None = None
-        self.fd: int | None = None
-        self.content: bytes | None = content
+    def __init__(
+        self,
+        content: bytes | None,
+        *,
+        path: Path | None = None,
+        fd: int | None = None,
+        base: int = 0,
+        size: int = 0,
+        status: tuple[int, ...] | None = None,
+    ) -> None:
+        """The bytes, or where None a part of an open file, whose descriptor is closed with the source."""
+        self.content, self.path, self.fd, self.base = content, path, fd, base
         # All arrays look into this one: four times cheaper than a buffer each.
-        self._array: Bytes | None = np.frombuffer(content, np.uint8)
-        self.size = len(content)
-        self.base = 0
-        self._stat: tuple[int, ...] | None = None
-        self._finalizer: Any = None
-
-    @classmethod
-    def _of(
-        cls, path: Path | None, fd: int, begin: int, size: int, identity: tuple[int, ...] | None
-    ) -> "Source":
-        """A part of an open file; the descriptor is closed with the source."""
-        source = cls(b"")
-        source.path, source.fd, source.content, source._array = path, fd, None, None
-        source.base, source.size, source._stat = begin, size, identity
-        source._finalizer = weakref.finalize(source, os.close, fd)
-        return source
+        self._array: Bytes | None = None if content is None else np.frombuffer(content, np.uint8)
+        self.size = size if content is None else len(content)
+        self._stat = status
+        self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
@@ -62,7 +58,7 @@ class Source:
         except (OSError, ValueError) as error:
             raise ModelFormatError(_cannot_open(Path(path), error)) from error
         status = os.fstat(fd)
-        source = cls._of(Path(path), fd, 0, status.st_size, _identity(status))
+        source = cls(None, path=Path(path), fd=fd, size=status.st_size, status=_identity(status))
         wrong = _no_model(Path(path), status)
         if wrong is not None:
             source.close()
@@ -80,7 +76,8 @@ class Source:
             raise ModelFormatError(f"{self.name}: a section lies outside the file ({where})")
         if self.fd is None:
             return Source(bytes(self.view(begin, size)))
-        return self._of(self.path, os.dup(self.fd), self.base + begin, size, self._stat)
+        fd = os.dup(self.fd)
+        return Source(None, path=self.path, fd=fd, base=self.base + begin, size=size, status=self._stat)
 
     @property
     def name(self) -> str:
@@ -150,11 +147,11 @@ def beginning(path: str | os.PathLike[str], length: int) -> bytes:
 class Data:
     """Bytes in a region of a `Source` or in memory; `external`: stored after the flatbuffer, not inside it.
 
-    An array is looked into, not copied: leave it alone afterwards. For bytes in memory `external=None` means:
-    wherever the other weights of the model are.
+    An array is looked into, not copied: leave it alone afterwards. `placement` is what `external` was said to be; None,
+    for bytes in memory, means wherever the other weights of the model are.
     """
 
-    __slots__ = ("_external", "_memory", "length", "offset", "source")
+    __slots__ = ("_memory", "length", "offset", "placement", "source")
 
     def __init__(
         self,
@@ -166,7 +163,7 @@ class Data:
         length: int = 0,
     ) -> None:
         self._memory = None if content is None else _as_bytes(content)
-        self._external = external
+        self.placement = external
         self.source = source
         self.offset = offset
         self.length = length if self._memory is None else self._memory.nbytes
@@ -179,12 +176,7 @@ class Data:
     @property
     def external(self) -> bool:
         """Whether the bytes lie after the flatbuffer."""
-        return bool(self._external)
-
-    @property
-    def placement(self) -> bool | None:
-        """As `external`, but None for bytes in memory that may go anywhere."""
-        return self._external
+        return bool(self.placement)
 
     def view(self) -> Bytes:
         """The bytes, uint8[length], read-only; those of a file are read anew each time, and not kept.

@@ -15,15 +15,18 @@ import numpy as np
 
 from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.errors import ModelFormatError, UsageError
-from edge_opt.schema.spec import FieldSpec, TableSpec
 from edge_opt.schema.table import NUMPY_TYPES, Table
-from edge_opt.schema.tables import ENUMS, STORED_AFTER, TABLES, UNIONS
+from edge_opt.schema.tables import (
+    ENUMS,
+    IDENTIFIER,
+    MAX_FLATBUFFER_SIZE,
+    STORED_AFTER,
+    TABLES,
+    UNIONS,
+    FieldSpec,
+    TableSpec,
+)
 from edge_opt.schema.window import Window
-
-IDENTIFIER: Final = b"TFL3"
-
-# A flatbuffer addresses its own bytes with signed 32-bit offsets.
-MAX_FLATBUFFER_SIZE: Final = 2**31 - 1
 
 # Gemma3-270M has 15,000 tables, 80,000 objects in all. The bound keeps a file made of nothing but tiny tables
 # within a second and 200 MiB; who trusts a larger model raises it.

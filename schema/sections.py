@@ -8,10 +8,9 @@ from typing import NamedTuple, Protocol
 
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source
-from edge_opt.schema.placement import Placement
 from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import copy_range
-from edge_opt.schema.writer import Progress, counter, write_placed
+from edge_opt.schema.writer import Placement, Progress, counter, write_placed
 
 
 class Section(Protocol):

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.schema.data import Data
-from edge_opt.schema.spec import SCALAR_CODES, TableSpec
-from edge_opt.schema.tables import TABLES, UNIONS
+from edge_opt.schema.tables import SCALAR_CODES, TABLES, UNIONS, TableSpec
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()}
 

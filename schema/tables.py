@@ -1,10 +1,36 @@
-"""TFLite's tables, unions and enums, as `tables.json` has them; `testdata/make_tables.py` writes that file."""
+"""TFLite's tables, unions and enums as data, read from `tables.json`; `testdata/make_tables.py` writes that file.
+
+It must not know about files or values.
+"""
 
 import json
+import struct
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from edge_opt.schema.spec import TableSpec, table_specs
+Default = int | float | bool | None
+Row = tuple[str, int, str, Default]
+
+IDENTIFIER: Final = b"TFL3"
+
+# A flatbuffer addresses its own bytes with signed 32-bit offsets.
+MAX_FLATBUFFER_SIZE: Final = 2**31 - 1
+
+# Type name in schema.fbs (with its width spelled out) -> struct code.
+SCALAR_CODES: Final[dict[str, str]] = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
+}
 
 TABLES_FILE: Final = Path(__file__).with_name("tables.json")
 
@@ -18,7 +44,54 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 }
 """Union -> discriminator -> table."""
 
-TABLES: Final[dict[str, TableSpec]] = table_specs(_CONTENT["tables"], UNIONS)
+
+_KINDS = {"string": "string"} | dict.fromkeys(SCALAR_CODES, "scalar") | dict.fromkeys(UNIONS, "union")
+
+
+class FieldSpec(NamedTuple):
+    """One field; `kind` is scalar(s), string(s), table(s) or union, `element` the type without brackets."""
+
+    table: str
+    name: str
+    slot: int
+    type: str
+    default: Default
+    kind: str
+    element: str
+
+    @property
+    def size(self) -> int:
+        """Inline bytes of the field: a scalar's own, four (a uoffset) for everything else."""
+        return struct.calcsize(f"<{self.code}")
+
+    @property
+    def code(self) -> str:
+        """Struct code of the inline value."""
+        return SCALAR_CODES[self.element] if self.kind == "scalar" else "I"
+
+
+class TableSpec:
+    """One table: its name, its fields in slot order, and the value of each field when it is absent."""
+
+    __slots__ = ("by_name", "by_slot", "defaults", "fields", "name", "slots")
+
+    def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
+        """`rows`: field, slot, type as in schema.fbs, and default."""
+        self.name = name
+        self.slots = slots
+        self.fields = tuple(FieldSpec(name, *row, *_kind(row[2])) for row in rows)
+        self.by_name = {field.name: field for field in self.fields}
+        self.by_slot = {field.slot: field for field in self.fields}
+        self.defaults = {field.name: field.default for field in self.fields}
+
+
+def _kind(type_name: str) -> tuple[str, str]:
+    element = type_name.strip("[]")
+    kind = _KINDS.get(element, "table")
+    return (kind if element == type_name else f"{kind}s"), element
+
+
+TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
 """Table -> its fields."""
 
 # Table -> the field that holds bytes, and the two that say where they lie if they lie after the flatbuffer.

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
-from edge_opt.schema.reader import IDENTIFIER
 from edge_opt.schema.sections import Bundle, Place
 from edge_opt.schema.table import Table
+from edge_opt.schema.tables import IDENTIFIER
 from edge_opt.schema.transfer import write_bytes
 from edge_opt.schema.writer import place_model
 

@@ -37,9 +37,8 @@ from edge_opt.schema import (
     read_model,
 )
 from edge_opt.schema.litertlm import MAGIC
-from edge_opt.schema.spec import FieldSpec
 from edge_opt.schema.table import NUMPY_TYPES
-from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
+from edge_opt.schema.tables import ENUMS, TABLES, UNIONS, FieldSpec
 
 SECONDS = 1.0
 """Processor time that a mutant may take."""

@@ -44,7 +44,6 @@ THIRD_PARTY = {
     "typer": ("cli/",),
     "rich": ("cli/",),
     "numpy": ("converter/", "schema/"),
-    "flatbuffers": ("schema/",),
 }
 
 

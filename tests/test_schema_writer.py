@@ -26,12 +26,13 @@ from edge_opt.schema import (
     Data,
     ModelFormatError,
     Table,
+    builder,
     model_bytes,
     new_table,
-    placement,
     read_model,
     transfer,
     write_model,
+    writer,
 )
 from edge_opt.schema.writer import place_model
 
@@ -174,10 +175,17 @@ def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(
     inside: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = len(model_bytes(read_model(inside).root))
-    monkeypatch.setattr(placement, "MAX_FLATBUFFER_SIZE", tables - 1)
+    monkeypatch.setattr(writer, "MAX_FLATBUFFER_SIZE", tables - 1)
     written = model_bytes(read_model(inside).root)
     assert all(data.external for data in stored(read_model(written).root))
     assert_same(read_model(written).root, unpack(written), written)
+
+
+def test_tables_over_the_limit_are_refused(inside: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = read_model(inside).root
+    monkeypatch.setattr(builder, "MAX_FLATBUFFER_SIZE", 100)
+    with pytest.raises(ModelFormatError, match="tables take over 2 GB"):
+        model_bytes(root)
 
 
 LARGE = bytes(range(256)) * 8192
