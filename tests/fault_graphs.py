@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
-from edge_opt.ir.versions import required_version
+from edge_opt.ir.operators import required_version
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table

@@ -4,8 +4,8 @@ import pytest
 
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes
-from edge_opt.ir.arity import ARITIES, FOLLOWED
 from edge_opt.ir.graph import BUILTIN_OPERATORS
+from edge_opt.ir.operators import ARITIES, FOLLOWED
 from edge_opt.ir.references import DEEPEST, SUBGRAPH_FIELDS
 from edge_opt.schema import TABLES, ModelFormatError, new_table
 from edge_opt.shapes.rules import RULES as SHAPE_RULES

@@ -8,7 +8,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import convert, load, testdata
 from edge_opt.ir import Buffer, Metadata, Model, save, to_bytes
-from edge_opt.ir.control_edges import ENTRY, reordered
+from edge_opt.ir.cleanup import CONTROL_EDGES, reordered
 from edge_opt.ir.text import parse
 from edge_opt.schema import Data, UsageError
 
@@ -75,7 +75,7 @@ def test_extracting_a_signature_leaves_the_order_of_operators_of_its_graphs_alon
     count = len(model.subgraphs)
     # One edge for each subgraph, from operator 0 to that with the subgraph's own number.
     edges = [b"\x01\x00" + bytes([2 * index]) for index in range(count)]
-    model.metadata.append(Metadata(ENTRY, Buffer(Data(b"\x01" + bytes([count]) + b"".join(edges)))))
+    model.metadata.append(Metadata(CONTROL_EDGES, Buffer(Data(b"\x01" + bytes([count]) + b"".join(edges)))))
     source, output = tmp_path / "in.tflite", tmp_path / "out.tflite"
     save(model, source)
     decode = next(s.subgraph for s in model.signatures if s.key == "decode")
@@ -84,7 +84,7 @@ def test_extracting_a_signature_leaves_the_order_of_operators_of_its_graphs_alon
     assert names[decode.name]
     convert(source, output, extract_signature="decode", verify="none")
     written = load(output)
-    (entry,) = [entry for entry in written.metadata if entry.name == ENTRY]
+    (entry,) = [entry for entry in written.metadata if entry.name == CONTROL_EDGES]
     assert entry.buffer.data is not None
     kept = [edges[names[graph.name]] for graph in written.subgraphs]
     assert bytes(entry.buffer.data.view()) == b"\x01" + bytes([len(kept)]) + b"".join(kept)

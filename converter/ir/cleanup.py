@@ -1,16 +1,26 @@
-"""Drops what a rewrite left unused: subgraphs, tensors, buffers, operator codes. What was unused before is kept."""
+"""What a rewrite leaves to do: unused things go, what was unused before stays, and metadata stays true."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from edge_opt.ir import control_edges
 from edge_opt.ir.extract import renumbered
 from edge_opt.ir.graph import Buffer, Subgraph, Tensor
 from edge_opt.ir.model import Model
+from edge_opt.ir.operators import runtime_version
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.schema.data import Data
+from edge_opt.schema.errors import UsageError
+
+CONTROL_EDGES: Final = "model_control_dependencies"
+"""The metadata entry that says which operators of each subgraph have to wait for which others."""
+
+_RUNTIME: Final = "min_runtime_version"
+_VERSION: Final = 1
+_NUMBER: Final = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")  # of 64 bits at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,8 @@ def remove_unused(model: Model, before: Usage) -> None:
 
     Some readers refuse a model that merely lists an operator they don't know. Buffer 0 stays: it is the empty one.
     """
-    _remove_subgraphs(model, before)
+    called = _called(model)
+    _drop_others(model, [g for g in model.subgraphs if id(g) in called or id(g) not in before.subgraphs])
     now = Usage.of(model)
     for subgraph in model.subgraphs:
         if any(tensor.is_blockwise for tensor in subgraph.tensors):
@@ -82,9 +93,7 @@ def remove_unused(model: Model, before: Usage) -> None:
 def remove_uncalled(model: Model, listed: int) -> None:
     """Drop subgraphs behind the first `listed` that nothing calls: made for rewrites of which nothing came."""
     called = _called(model, model.subgraphs[:listed])
-    kept = [graph for place, graph in enumerate(model.subgraphs) if place < listed or id(graph) in called]
-    if len(kept) < len(model.subgraphs):
-        _renumber(model, kept)
+    _drop_others(model, [g for i, g in enumerate(model.subgraphs) if i < listed or id(g) in called])
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:
@@ -121,23 +130,83 @@ def keep_signature(model: Model, key: str) -> None:
     remove_unused(model, usage)
 
 
-def _remove_subgraphs(model: Model, before: Usage) -> None:
-    """Bodies of composites that were opened everywhere go; operators that call the others are told their new places."""
-    called = _called(model)
-    kept = [graph for graph in model.subgraphs if id(graph) in called or id(graph) not in before.subgraphs]
+def _drop_others(model: Model, kept: list[Subgraph]) -> None:
     if len(kept) < len(model.subgraphs):
         _renumber(model, kept)
 
 
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
+    """Keep these subgraphs alone, in this order; operators that call them are told their new places."""
     index = {id(graph): place for place, graph in enumerate(model.subgraphs)}
     places = {index[id(graph)]: place for place, graph in enumerate(kept)}
     for entry in model.metadata:
-        if entry.name == control_edges.ENTRY:
+        if entry.name == CONTROL_EDGES:
             content = b"" if entry.buffer.data is None else bytes(entry.buffer.data.view())
-            entry.buffer = Buffer(Data(control_edges.reordered(content, list(places))))
+            entry.buffer = Buffer(Data(reordered(content, list(places))))
     model.subgraphs[:] = kept
     for graph in kept:
         for operator in graph.operators:
             if operator.options is not None and subgraph_indices(operator.options):
                 operator.options = renumbered(operator.options, places)
+
+
+def raise_runtime_version(model: Model) -> None:
+    """Raise `min_runtime_version` to what the operators that rewrites added need; one that says nothing is left alone.
+
+    The bytes get a buffer of their own, as long as the old one (16 bytes in what TFLite's converters write).
+    """
+    added = {id(code) for code in model.new_codes.values()}
+    used = {op.code for graph in model.subgraphs for op in graph.operators if id(op.code) in added}
+    needed = max((_numbers(runtime_version(code.name, code.version)) for code in used), default=())
+    for entry in model.metadata:
+        if entry.name != _RUNTIME or entry.buffer.data is None:
+            continue
+        raw = bytes(entry.buffer.data.view())
+        recorded = _numbers(raw.rstrip(b"\0").decode("ascii", "replace"))
+        if recorded and recorded < needed:
+            text = ".".join(map(str, needed)).encode()
+            entry.buffer = Buffer(Data(text.ljust(len(raw), b"\0")))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d{1,9}(\.\d{1,9})*", version) else ()
+
+
+def reordered(content: bytes, order: Sequence[int]) -> bytes:
+    """The control edges' bytes for a model that has the subgraphs `order` (their places before) and no others.
+
+    They are a version, the number of subgraphs, and for each the number of its edges and two operators' places an edge;
+    a number takes seven bits of each byte, the eighth says that more follow.
+    Source: TensorFlow, compiler/mlir/lite/experimental/remat/metadata_util.cc.
+
+    Raises:
+        UsageError: the bytes are no such entry, or of a version that is not known.
+    """
+    numbers: list[bytes] = _NUMBER.findall(content)
+    graphs: list[bytes] = []
+    end = 2
+    while end < len(numbers):
+        begin, end = end, end + 1 + 2 * _value(numbers[end])
+        graphs.append(b"".join(numbers[begin:end]))
+    complete = b"".join(numbers) == content and end == len(numbers)
+    if not complete or [_value(number) for number in numbers[:2]] != [_VERSION, len(graphs)]:
+        raise _unreadable()
+    if any(place >= len(graphs) for place in order):
+        raise _unreadable()
+    return b"".join([bytes([_VERSION]), _written(len(order)), *(graphs[place] for place in order)])
+
+
+def _value(number: bytes) -> int:
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(number))
+
+
+def _written(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low]) if not rest else bytes([low | 0x80]) + _written(rest)
+
+
+def _unreadable() -> UsageError:
+    return UsageError(
+        f"the model orders operators by their place (metadata {CONTROL_EDGES}) in a form that is not known, so its "
+        "subgraphs cannot be moved: leave --extract-signature out"
+    )

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir.arity import misformed
 from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature
-from edge_opt.ir.operators import options_table
+from edge_opt.ir.operators import misformed, options_table
 from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.references import check_references
 from edge_opt.schema.data import Source

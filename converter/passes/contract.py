@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import Constants, Model, Operator, Subgraph, control_edges
-from edge_opt.ir.cleanup import remove_uncalled
+from edge_opt.ir import Constants, Model, Operator, Subgraph
+from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
 from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.open_lengths import OpenLengths
 from edge_opt.passes.rewrite import (
@@ -229,8 +229,8 @@ class Context:
     def frozen(self) -> str:
         """Why nothing in this model may be rewritten; empty where it may."""
         names = {entry.name for entry in self.model.metadata}
-        if control_edges.ENTRY in names:
-            return f"the model orders operators by index (metadata {control_edges.ENTRY}), which a rewrite breaks"
+        if CONTROL_EDGES in names:
+            return f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
         return ""
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Hashable, Iterable
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.effects import is_pure
-from edge_opt.ir.region import reads
+from edge_opt.ir.region import is_pure, reads
 from edge_opt.passes.rewrite import Rewrite
 
 

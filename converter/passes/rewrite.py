@@ -9,10 +9,9 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.effects import is_pure
+from edge_opt.ir.operators import required_version
 from edge_opt.ir.references import subgraph_indices
-from edge_opt.ir.region import reads
-from edge_opt.ir.versions import required_version
+from edge_opt.ir.region import is_pure, reads
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Fact, constants_of, recorded_shape
 from edge_opt.shapes.dimension import Shape

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from edge_opt.ir import Model, Operator, Tensor
-from edge_opt.ir.effects import is_pure
 from edge_opt.ir.extract import cut_out
+from edge_opt.ir.region import is_pure
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge_opt.attention.composite_rules import BODY, COMPOSITE
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
-from edge_opt.ir.versions import required_version
+from edge_opt.ir.operators import required_version
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take
 from edge_opt.proof.row_rules import RULES, Box, Indices, NotReducibleError, Step, cuts, sizes, slim, union

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.ir import Operator
-from edge_opt.ir.arity import ARITIES
+from edge_opt.ir.operators import ARITIES
 from edge_opt.shapes.call import Call, Constant, Enter, Results
 from edge_opt.shapes.dimension import Shape, ShapeError, UnknownError, as_shape
 
