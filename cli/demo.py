@@ -15,10 +15,7 @@ from edge_opt.ir import load
 from edge_opt.schema.atomic import resolve_target, write_whole
 from edge_opt.schema.errors import OutputError
 
-MODELS = {
-    "demo_gemma3.tflite": "float32",
-    "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights",
-}
+MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
 
 
 def run(asked: Demo) -> int:

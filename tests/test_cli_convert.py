@@ -2,15 +2,12 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 
 from edge_opt.ir import load
-from edge_opt.schema import Table, read_model
-from edge_opt.schema.data import Data
+from edge_opt.ir.text import subgraph_text
 
 Captured = pytest.CaptureFixture[str]
 REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
@@ -21,22 +18,6 @@ def demo(tmp_path: Path) -> Path:
     return shutil.copy(DEMO, tmp_path / "gemma.tflite")
 
 
-def same(a: Any, b: Any) -> bool:
-    """Equal tables: the same fields present with the same values, weights byte for byte."""
-    if isinstance(a, Table):
-        return (
-            isinstance(b, Table)
-            and a.spec.name == b.spec.name
-            and a.fields.keys() == b.fields.keys()
-            and all(same(a.fields[name], b.fields[name]) for name in a.fields)
-        )
-    if isinstance(a, list):
-        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, Data):
-        return isinstance(b, Data) and np.array_equal(a.view(), b.view())
-    return np.array_equal(a, b) if isinstance(a, np.ndarray) else bool(a == b)
-
-
 # --- the main job ---
 
 
@@ -45,22 +26,14 @@ def test_every_block_is_converted_proved_and_gives_the_same_numbers(
     model: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "out.tflite"
-    ran = run(capsys, "convert", model, "-o", out, "--require-all", "--json")
+    ran = run(capsys, "convert", model, "-o", out, "--require-all", "--require-match", "--json")
     assert (ran.code, ran.err) == (0, "")
     said = ran.json
     assert [site["signature"] for site in said["sites"]] == ["prefill_8"] * 2 + ["decode"] * 3
+    expected = {"pass": "mha_to_sha", "status": "converted", "heads": 4, "kv_heads": 1}
     for site in said["sites"]:
-        assert (site["pass"], site["status"], site["heads"], site["kv_heads"]) == (
-            "mha_to_sha",
-            "converted",
-            4,
-            1,
-        )
-        assert (site["proof"]["demand"], site["proof"]["bitwise"], site["proof"]["max_abs"]) == (
-            "bitwise",
-            True,
-            0,
-        )
+        assert expected.items() <= site.items()
+        assert {"demand": "bitwise", "bitwise": True, "max_abs": 0}.items() <= site["proof"].items()
     compared = run(capsys, "compare", model, out, "--backend", "both", "--json")
     assert compared.code == 0
     assert compared.json["bitwise"]
@@ -99,21 +72,6 @@ def test_the_table_shows_each_signature_before_and_after(demo: Path, capsys: Cap
     assert "5 of 5 sites converted, each proved bit for bit" in ran.out
 
 
-def test_the_same_input_gives_the_same_bytes(demo: Path, tmp_path: Path, capsys: Captured) -> None:
-    for name in ("a", "b"):
-        assert run(capsys, "convert", demo, "-o", tmp_path / name, "-q").code == 0
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_converting_twice_changes_nothing_more(demo: Path, tmp_path: Path, capsys: Captured) -> None:
-    once, twice = tmp_path / "once.tflite", tmp_path / "twice.tflite"
-    run(capsys, "convert", demo, "-o", once)
-    ran = run(capsys, "convert", once, "-o", twice)
-    assert ran.code == 0
-    assert "single-head already" in ran.out
-    assert same(read_model(once).root, read_model(twice).root)
-
-
 # --- options ---
 
 
@@ -134,11 +92,13 @@ def test_force_replaces_an_existing_output(demo: Path, capsys: Captured) -> None
 
 
 def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) -> None:
-    said = run(capsys, "convert", demo, "--signatures", "decode", "--json").json
+    said = run(capsys, "convert", demo, "--signatures", "decode", "--verify", "none", "--json").json
     prefill, decode = said["signatures"]
     assert prefill["operators_before"] == prefill["operators_after"]
     assert decode["operators_before"] < decode["operators_after"]
-    assert {site["signature"] for site in said["sites"]} == {"decode"}
+    assert {(site["signature"], site["status"]) for site in said["sites"]} == {("decode", "converted")}
+    pairs = zip(load(demo).subgraphs[:2], load(said["output"]).subgraphs[:2], strict=True)
+    assert [subgraph_text(old) == subgraph_text(new) for old, new in pairs] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -146,11 +106,9 @@ def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) 
     [["--skip", "mha_to_sha"], ["--passes", "mask_to_add"], ["--passes", "matmul_convert,mask_to_add"]],
 )
 def test_passes_and_skip_choose(options: list[str], demo: Path, capsys: Captured) -> None:
-    said = run(capsys, "convert", demo, "--json", *options).json
-    left = [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
-    assert {(site["status"], site["reason"]) for site in left} == {
-        ("skipped", "the pass mha_to_sha was left out")
-    }
+    sites = run(capsys, "convert", demo, "--json", *options).json["sites"]
+    left = ("mha_to_sha", "skipped", "the pass mha_to_sha was left out")
+    assert [(site["pass"], site["status"], site["reason"]) for site in sites] == [left] * 5
 
 
 @pytest.mark.parametrize(("verify", "proved"), [("regions", True), ("full", True), ("none", False)])
@@ -187,26 +145,17 @@ def test_require_all_exits_1_and_writes_nothing(demo: Path, capsys: Captured) ->
 # --- models without attention ---
 
 
-def test_without_attention_the_same_tables_are_written_and_one_sentence_says_so(
+def test_without_attention_require_match_exits_4_and_require_all_is_fulfilled(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    model = written(tmp_path, NO_ATTENTION)
-    ran = run(capsys, "convert", model)
-    assert ran.code == 0
-    assert "The model holds no attention: there was nothing to split." in ran.out.splitlines()
-    assert same(read_model(model).root, read_model(tmp_path / "model.opt.tflite").root)
-
-
-def test_without_attention_require_match_exits_4_and_writes_nothing(tmp_path: Path, capsys: Captured) -> None:
     model = written(tmp_path, NO_ATTENTION)
     before = state(tmp_path)
     ran = run(capsys, "convert", model, "--require-match")
     assert "no attention block was converted" in ran.failed_in_one_sentence(4)
     assert state(tmp_path) == before
-
-
-def test_without_attention_require_all_is_fulfilled(tmp_path: Path, capsys: Captured) -> None:
-    assert run(capsys, "convert", written(tmp_path, NO_ATTENTION), "--require-all").code == 0
+    ran = run(capsys, "convert", model, "--require-all")
+    assert ran.code == 0, "all of nothing"
+    assert "The model holds no attention: there was nothing to split." in ran.out.splitlines()
 
 
 def test_attention_that_the_target_leaves_is_not_called_single_head(capsys: Captured, tmp_path: Path) -> None:

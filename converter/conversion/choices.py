@@ -50,12 +50,7 @@ def path_of(source: ModelLike) -> str | None:
 
 
 def asked(
-    facts: Target,
-    passes: list[Pass],
-    form: str | None,
-    rows_per_tile: int | None,
-    *,
-    inline_composites: bool,
+    facts: Target, passes: list[Pass], form: str | None, rows_per_tile: int | None, *, inline_composites: bool
 ) -> Target:
     """The target's facts, with what the caller wants otherwise."""
     if form is not None and form not in FORM_NAMES:

@@ -55,9 +55,7 @@ from edge_opt.targets import Target, load_target
 
 @overload
 def convert(
-    source: ModelLike,
-    output: str | os.PathLike[str] | None = None,
-    **options: Unpack[ConvertOptions],
+    source: ModelLike, output: str | os.PathLike[str] | None = None, **options: Unpack[ConvertOptions]
 ) -> ConversionResult: ...
 
 

@@ -14,11 +14,7 @@ from edge_opt.targets import Target
 
 _Place = tuple[str, int]
 
-_COLOURS = {
-    Status.CONVERTED: "#bfe5cb",
-    Status.SKIPPED: "#f7dcae",
-    Status.ROLLED_BACK: "#f3b8b0",
-}
+_COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLED_BACK: "#f3b8b0"}
 _SETTLED = "#e3e6ea"
 
 
