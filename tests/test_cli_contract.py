@@ -12,7 +12,8 @@ from typing import get_args
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 
-from edge_opt.cli import app, inspect
+import edge_opt
+from edge_opt.cli import app, inspect, output
 from edge_opt.cli.declare import Command
 from edge_opt.comparison.compare import Backend, compare
 from edge_opt.conversion import Verify, convert
@@ -21,6 +22,8 @@ from edge_opt.ir import save
 from edge_opt.ir.text import parse
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
+from edge_opt.passes import PASSES
+from edge_opt.targets import target_names
 
 Captured = pytest.CaptureFixture[str]
 
@@ -37,16 +40,7 @@ OPTIONS = {
     "demo": "--force",
 }
 # Help needs none of these; each costs more than all the rest together.
-HEAVY = (
-    "numpy",
-    "rich",
-    "flatbuffers",
-    "ai_edge_litert",
-    "torch",
-    "tensorflow",
-    "edge_opt.schema",
-    "edge_opt.ir",
-)
+HEAVY = "numpy rich flatbuffers ai_edge_litert torch tensorflow edge_opt.schema edge_opt.ir"
 
 
 # --- help ---
@@ -54,8 +48,7 @@ HEAVY = (
 
 def test_help_names_every_command_and_the_exit_codes(capsys: Captured) -> None:
     ran = run(capsys, "--help")
-    assert ran.code == 0
-    assert ran.err == ""
+    assert (ran.code, ran.err) == (0, "")
     for command in COMMANDS:
         assert f"  {command} " in ran.out
     assert "Exit codes: 0 done; 1 a difference" in ran.out
@@ -75,7 +68,7 @@ def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str
         f"import sys; from edge_opt.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {name for name in HEAVY if name in done.stderr.split()}
+    assert not set(HEAVY.split()) & set(done.stderr.split())
 
 
 def test_options_with_fixed_values_name_those_of_the_library() -> None:
@@ -93,27 +86,17 @@ def test_what_a_command_runs_exists_and_takes_what_was_asked(declared: type[Comm
 
 
 def test_the_defaults_of_the_command_line_are_those_of_the_library() -> None:
-    for declared, function in (
-        (app.Convert, convert),
-        (app.Compare, compare),
-        (app.Compare, compare_on_npu),
-        (app.Tune, tune),
-    ):
+    pairs = ((app.Convert, convert), (app.Compare, compare), (app.Compare, compare_on_npu), (app.Tune, tune))
+    for declared, function in pairs:
         for name, parameter in signature(function).parameters.items():
             if parameter.default not in (None, Parameter.empty) and hasattr(declared, name):
                 assert getattr(declared, name) == parameter.default, name
 
 
 def test_version_is_that_of_the_package(capsys: Captured) -> None:
-    import edge_opt
-
-    assert run(capsys, "--version").out == f"edge-opt {edge_opt.__version__}\n"
-
-
-def test_python_m_is_the_same_command() -> None:
-    ran = run_apart("--version")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("edge-opt ")
+    """And `python -m` is the same command."""
+    for ran in (run(capsys, "--version"), run_apart("--version")):
+        assert (ran.code, ran.out, ran.err) == (0, f"edge-opt {edge_opt.__version__}\n", "")
 
 
 # --- usage errors ---
@@ -129,10 +112,7 @@ def test_python_m_is_the_same_command() -> None:
         (["compare", "a", "b", "c"], "unexpected extra argument"),
         (["convert", "a", "--forse"], "did you mean --force?"),
         (["convert", "a", "--verify", "fll"], "'fll' does not exist, did you mean 'full'?"),
-        (
-            ["convert", "a", "--verify", "xyz"],
-            "'xyz' does not exist, there are: regions, exhaustive, full, none",
-        ),
+        (["convert", "a", "--verify", "z"], "'z' does not exist, there are: regions, exhaustive, full, none"),
         (["convert", "a", "--passes", ","], "it names nothing"),
         (["compare", "a", "b", "--runs", "0"], "--runs"),
         (["compare", "a", "b", "--backend", "xnpack"], "did you mean 'xnnpack'?"),
@@ -172,17 +152,11 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
     ran = run(capsys, "inspect", tmp_path / "missing.tflite", "--json")
     sentence = ran.failed_in_one_sentence(3)
     assert ran.json == {"error": {"type": "ModelFormatError", "message": sentence, "exit_code": 3}}
-
-
-def test_json_is_one_object_also_for_usage_errors(capsys: Captured) -> None:
     ran = run(capsys, "inspect", "--json", "--nonsense")
     assert ran.json["error"]["exit_code"] == ran.code == 2
-
-
-def test_json_after_two_dashes_is_a_file_name(capsys: Captured) -> None:
     ran = run(capsys, "inspect", "--", "--json")
     ran.failed_in_one_sentence(3)
-    assert ran.out == ""
+    assert ran.out == "", "behind two dashes it is the name of a file"
 
 
 @pytest.mark.parametrize("command", ["inspect", "shapes", "explain"])
@@ -193,29 +167,9 @@ def test_json_on_a_pipe_is_one_object_and_nothing_else(command: str) -> None:
 
 
 def test_figures_that_are_not_finite_are_null(capsys: Captured) -> None:
-    from edge_opt.cli import output
-
     output.say_json({"a": [float("inf"), {"b": float("nan")}], "c": (1.5, True, None)})
-    assert capsys.readouterr().out.split() == (
-        [
-            "{",
-            '"a":',
-            "[",
-            "null,",
-            "{",
-            '"b":',
-            "null",
-            "}",
-            "],",
-            '"c":',
-            "[",
-            "1.5,",
-            "true,",
-            "null",
-            "]",
-            "}",
-        ]
-    )
+    said = "".join(capsys.readouterr().out.split())
+    assert said == '{"a":[null,{"b":null}],"c":[1.5,true,null]}'
 
 
 # --- what is printed where ---
@@ -233,11 +187,9 @@ def test_progress_goes_to_a_terminal_on_standard_error(
     options: list[str], shown: bool, tmp_path: Path
 ) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "edge_opt", "convert", str(DEMO), "-o", str(tmp_path / "o.tflite")]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(
-        [*command, *options], stdout=subprocess.PIPE, stderr=theirs, env=environment, check=False
-    )
+    given = ["convert", str(DEMO), "-o", str(tmp_path / "o.tflite"), *options]
+    command, environment = [sys.executable, "-m", "edge_opt", *given], {**os.environ, "TERM": "xterm"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, check=False)
     os.close(theirs)
     drawn = b""
     while piece := _read(ours):
@@ -318,11 +270,8 @@ def test_a_bug_is_one_sentence_that_says_how_to_see_more(
 
 
 def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "edge_opt", "shapes", "--coverage"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    command = [sys.executable, "-m", "edge_opt", "shapes", "--coverage"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -330,25 +279,25 @@ def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
         assert process.wait() == 141
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")  # noqa: PTH110
-@pytest.mark.parametrize("arguments", [["passes"], ["--help"], ["inspect", str(DEMO), "--json"]])
-def test_standard_output_that_cannot_be_written_is_exit_5(arguments: list[str]) -> None:
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
-        done = subprocess.run(
-            [sys.executable, "-m", "edge_opt", *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["passes"],
+        ["--help"],
+        ["inspect", DEMO, "--json"],
+        ["convert", DEMO, "-o", "-", "-q", "--verify", "none"],
+    ],
+)
+def test_standard_output_that_cannot_be_written_is_exit_5(arguments: list[object]) -> None:
+    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 5
     assert done.stderr == f"{SENTENCE}standard output could not be written: No space left on device\n"
 
 
 def test_lists_are_generated_from_the_code(capsys: Captured) -> None:
-    from edge_opt.passes import PASSES
-    from edge_opt.targets import target_names
-
     passes, targets = run(capsys, "passes"), run(capsys, "targets")
     for name, chosen in PASSES.items():
         assert any(name in line and chosen.summary in line for line in passes.out.splitlines())
