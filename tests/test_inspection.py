@@ -18,11 +18,7 @@ def test_inspect_lists_every_attention_block(model: Path, capsys: Captured) -> N
     blocks = said["attention"]
     assert [block["signature"] for block in blocks] == ["prefill_8"] * 2 + ["decode"] * 3
     assert [block["mask"] for block in blocks] == [
-        "mask_local",
-        "mask_global",
-        "mask_local",
-        "mask_global",
-        "mask_local",
+        f"mask_{kind}" for kind in ("local", "global") * 2 + ("local",)
     ]
     for block in blocks:
         rows = 8 if block["signature"] == "prefill_8" else 1
@@ -56,18 +52,17 @@ def test_inspect_gives_sizes_operators_arguments_and_dtypes(capsys: Captured) ->
     assert {"name": "logits", "shape": [1, 1, 64], "dtype": "INT16"} in decode["outputs"]
 
 
-def test_weights_that_signatures_share_are_counted_once() -> None:
+def test_inspect_counts_shared_weights_and_prints_equal_blocks_once(capsys: Captured) -> None:
     assert inspect(DEMO).weights == {"FLOAT32": 323_924, "INT32": 428}
-
-
-def test_inspect_prints_equal_blocks_once(capsys: Captured) -> None:
     ran = run(capsys, "inspect", DEMO)
     assert ran.code == 0
     assert "  2 x multi-head: N=4 K=1 H=16 T=1, 32 + 1 keys, mask mask_local" in ran.out.splitlines()
 
 
 def test_a_softmax_that_is_no_attention_is_not_listed(tmp_path: Path, capsys: Captured) -> None:
-    said = run(capsys, "inspect", written(tmp_path, NO_ATTENTION), "--json").json
+    model = written(tmp_path, NO_ATTENTION)
+    assert example_rewrite(load(model), "main") is None, "and there is no rewrite to show"
+    said = run(capsys, "inspect", model, "--json").json
     assert said["attention"] == []
     assert said["signatures"][0]["attention_unmatched"] == 0
 
@@ -83,18 +78,15 @@ def test_explain_gives_every_softmax_a_verdict(tmp_path: Path, capsys: Captured)
     assert "prefill_8#0 mha_to_sha: would be converted" in ran.out
 
 
-def test_explaining_a_file_leaves_it_alone() -> None:
+def test_looking_at_a_file_or_model_does_not_change_it() -> None:
     before = DEMO.read_bytes()
     assert len(explain(DEMO)) == 5
     assert DEMO.read_bytes() == before
-
-
-def test_inspecting_a_model_does_not_change_it() -> None:
     model = load(DEMO)
-    before = to_bytes(model)
+    known = to_bytes(model)
     inspect(model)
     example_rewrite(model, "decode")
-    assert to_bytes(model) == before
+    assert to_bytes(model) == known
 
 
 def test_the_text_of_a_rewrite_folds_heads_that_are_alike() -> None:
@@ -105,7 +97,3 @@ def test_the_text_of_a_rewrite_folds_heads_that_are_alike() -> None:
     assert any("CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in line for line in before)
     assert sum("BATCH_MATMUL" in line for line in after) == 4
     assert "... 3 more like these 11 ..." in after
-
-
-def test_where_nothing_matches_there_is_no_rewrite_to_show(tmp_path: Path) -> None:
-    assert example_rewrite(load(written(tmp_path, NO_ATTENTION)), "main") is None

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
@@ -32,6 +31,7 @@ LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
 HOSTILE = (
     "<script>alert('1')</script> & `code` | **bold** [link](http://x.test)\n```\n# head ![i](http://x.test/i)"
 )
+SUFFIXES = (".json", ".md", ".html")
 EMPTY = ("meta", "br", "img", "hr", "input", "link")
 
 
@@ -96,28 +96,19 @@ def pictures(page: str) -> list[ET.Element]:
     return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-def titles(picture: ET.Element) -> Counter[str]:
-    return Counter(
-        group.find("text").text  # type: ignore[union-attr]
-        for group in picture.iter("g")
-        if group.get("class") == "operator"
-    )
+def titles(picture: ET.Element) -> Counter[str | None]:
+    groups = (group for group in picture.iter("g") if group.get("class") == "operator")
+    return Counter(group.findtext("text") for group in groups)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".md", ".html"])
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        "5 of 5 sites converted, each proved bit for bit on XNNPACK and the reference kernels.",
-        "prefill_8",
-        "decode",
-        "bit for bit",
-        LINT[0][1],
-    ],
-)
-def test_every_format_has_summary_signatures_figures_and_lint(suffix: str, wanted: str) -> None:
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_has_summary_signatures_figures_and_lint(suffix: str) -> None:
     text = render(report(), suffix)
-    assert wanted in (Reader(text).words if suffix == ".html" else text.replace("\\_", "_"))
+    said = Reader(text).words if suffix == ".html" else text.replace("\\_", "_")
+    proved = "5 of 5 sites converted, each proved bit for bit on XNNPACK and the reference kernels."
+    for wanted in (proved, "prefill_8", "decode", "bit for bit", LINT[0][1]):
+        assert wanted in said
+    assert "bit for bit" in render(report(QUANTIZED), suffix)
 
 
 def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> None:
@@ -126,18 +117,19 @@ def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> N
     assert set(plain) < set(said)
     assert [site["status"] for site in said["sites"]] == ["converted"] * 5
     assert said["largest_differences"] == [{"bucket": "bit for bit", "sites": 5}]
-    assert [(s["name"], s["blocks"], s["blocks_converted"]) for s in said["signatures"]] == [
-        ("prefill_8", 2, 2),
-        ("decode", 3, 3),
-    ]
+    blocks = [(found["name"], found["blocks"], found["blocks_converted"]) for found in said["signatures"]]
+    assert blocks == [("prefill_8", 2, 2), ("decode", 3, 3)]
     assert said["lint"] == [{"severity": "warning", "message": LINT[0][1]}]
     assert sum("BATCH_MATMUL" in line for line in said["example"]["before"]) == 4
     assert sum("BATCH_MATMUL" in line for line in said["example"]["after"]) == 16
 
 
-def test_what_did_not_change_is_said_once() -> None:
+def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too() -> None:
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
     assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in render(conversion_report(done), ".md")
+    for suffix in (".md", ".html"):
+        page = render(conversion_report(done, lint=[]), suffix)
+        assert "Nothing in the result that the target is known to refuse" in page
 
 
 def test_markdown_has_a_row_for_each_signature_and_site() -> None:
@@ -155,7 +147,7 @@ def test_the_summary_says_what_to_compile_with() -> None:
     target = replace(load_target("qualcomm-htp"), compiler_flags=flags)
     result = convert(QUANTIZED, dry_run=True, target=target, verify="none")
     report = conversion_report(result, target=target)
-    for suffix in (".md", ".html", ".json"):
+    for suffix in SUFFIXES:
         said = html.unescape(render(report, suffix))
         assert "Compile it with LiteRT's compiler" in said
         assert "tools/apply_plugin_main --cmd=apply --model=MODEL" in said
@@ -215,11 +207,6 @@ def test_the_example_is_drawn_from_the_model_as_it_was(tmp_path: Path) -> None:
     assert "SPLIT" not in {operator.name for operator in example.before}
 
 
-def test_quantized_models_have_a_report_too() -> None:
-    for suffix in (".json", ".md", ".html"):
-        assert "bit for bit" in render(report(QUANTIZED), suffix)
-
-
 def test_a_model_without_attention_has_a_report_without_a_picture(tmp_path: Path) -> None:
     found = report(written(tmp_path, NO_ATTENTION))
     assert found.example is None
@@ -265,33 +252,21 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5, 6}
 
 
-def test_rows_that_are_masked_everywhere_have_a_line_of_their_own_everywhere() -> None:
+@pytest.mark.parametrize(("target", "told"), [("mediatek", True), ("generic", False)])
+def test_rows_that_are_masked_everywhere_have_a_line_of_their_own_everywhere(target: str, told: bool) -> None:
     text = (Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text()
-    for target, told in (("mediatek", True), ("generic", False)):
-        result = convert(to_bytes(parse(text)), target=target, passes=["mask_to_add"])
-        made = conversion_report(result, target=target)
-        figures = result.to_dict()["masked_rows"]
-        if told:
-            assert (figures["sites"], figures["passes"], figures["max_abs"] > 0.01) == (
-                3,
-                ["mask_to_add"],
-                True,
-            )
-            figure = f"by up to {figures['max_abs']:.3g} (3 sites of mask_to_add)"
-            assert (
-                sum(
-                    f"But rows that are masked everywhere change {figure}" in line
-                    for line in result.summary().splitlines()
-                )
-                == 1
-            )
-        else:
-            assert figures is None
-            assert not any("masked everywhere" in line for line in result.summary().splitlines())
-        pages = [render(made, suffix) for suffix in (".md", ".html")]
-        for page in pages:
-            assert ("But rows that are masked everywhere change by up to" in page) is told
-        assert json.loads(render(made, ".json"))["masked_rows"] == figures
+    result = convert(to_bytes(parse(text)), target=target, passes=["mask_to_add"])
+    figures = result.to_dict()["masked_rows"]
+    lines = [line for line in result.summary().splitlines() if "masked everywhere" in line]
+    assert [len(lines), figures is not None] == [told, told]
+    if told:
+        assert (figures["sites"], figures["passes"], figures["max_abs"] > 0.01) == (3, ["mask_to_add"], True)
+        change = f"change by up to {figures['max_abs']:.3g} (3 sites of mask_to_add)"
+        assert f"But rows that are masked everywhere {change}" in lines[0]
+    made = conversion_report(result, target=target)
+    for suffix in (".md", ".html"):
+        assert ("But rows that are masked everywhere change by up to" in render(made, suffix)) is told
+    assert json.loads(render(made, ".json"))["masked_rows"] == figures
 
 
 def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
@@ -301,51 +276,33 @@ def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
 
 
 def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
-    paths = [tmp_path / f"report{suffix}" for suffix in (".json", ".md", ".html")]
-    ran = run(
-        capsys,
-        "convert",
-        DEMO,
-        "-o",
-        tmp_path / "o.tflite",
-        *(x for path in paths for x in ("--report", path)),
-    )
+    paths = [tmp_path / f"report{suffix}" for suffix in SUFFIXES]
+    reports = [given for path in paths for given in ("--report", path)]
+    ran = run(capsys, "convert", DEMO, "-o", tmp_path / "o.tflite", *reports)
     assert (ran.code, ran.err) == (0, "")
     for path in paths:
         assert f"Report: {path}" in ran.out
         assert "5 of 5 sites converted" in path.read_text()
 
 
-def refused(arguments: list[Any], folder: Path, code: int, capsys: Captured) -> str:
-    before = state(folder)
-    sentence = run(capsys, "convert", *arguments).failed_in_one_sentence(code)
-    assert state(folder) == before
-    return sentence
-
-
 def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -> None:
-    output, path = tmp_path / "o.tflite", tmp_path / "r.md"
-    assert "the ending must be one of .json, .md, .html" in refused(
-        [DEMO, "-o", output, "--report", tmp_path / "r.pdf"], tmp_path, 2, capsys
-    )
+    output, path, model = tmp_path / "o.tflite", tmp_path / "r.md", tmp_path / "model.json"
+    model.write_bytes(DEMO.read_bytes())
     path.write_text("mine")
-    assert "exists: pass --force" in refused([DEMO, "-o", output, "--report", path], tmp_path, 2, capsys)
-    missing = tmp_path / "no" / "r.md"
-    assert "does not exist" in refused([DEMO, "-o", output, "--report", missing], tmp_path, 5, capsys)
-    twice = [DEMO, "-o", output, "--report", path, "--report", path, "--force"]
-    assert "that this run reads or writes" in refused(twice, tmp_path, 2, capsys)
+    before = state(tmp_path)
+    for source, out, reports, code, said in (
+        (DEMO, output, [tmp_path / "r.pdf"], 2, "the ending must be one of .json, .md, .html"),
+        (DEMO, output, [path], 2, "exists: pass --force"),
+        (DEMO, output, [tmp_path / "no" / "r.md"], 5, "does not exist"),
+        (DEMO, output, [path, path, "--force"], 2, "that this run reads or writes"),
+        (model, output, [model, "--force"], 2, "that this run reads or writes"),
+        (DEMO, model, [model, "--force"], 2, "that this run reads or writes"),
+    ):
+        given = [x for one in reports for x in ([one] if one == "--force" else ["--report", one])]
+        assert said in run(capsys, "convert", source, "-o", out, *given).failed_in_one_sentence(code)
+        assert state(tmp_path) == before
     assert run(capsys, "convert", DEMO, "-o", output, "--report", path, "--force").code == 0
     assert "mine" not in path.read_text()
-
-
-def test_a_report_never_replaces_the_model(tmp_path: Path, capsys: Captured) -> None:
-    model = tmp_path / "model.json"
-    model.write_bytes(DEMO.read_bytes())
-    options = ["--report", model, "--force"]
-    assert "that this run reads or writes" in refused(
-        [model, "-o", tmp_path / "o", *options], tmp_path, 2, capsys
-    )
-    assert "that this run reads or writes" in refused([DEMO, "-o", model, *options], tmp_path, 2, capsys)
 
 
 def test_the_library_writes_the_same_report(tmp_path: Path) -> None:
@@ -387,11 +344,3 @@ def test_lines_between_boxes_that_are_not_neighbours_pass_beside_the_boxes_betwe
     for point, behind in zip(long[1:-1], places[1:3], strict=True):
         assert point[1] == behind[1]
         assert abs(point[0] - behind[0]) > _WIDTH / 2
-
-
-def test_a_target_without_a_finding_is_told_too() -> None:
-    result = convert(DEMO, dry_run=True, verify="none")
-    for suffix in (".md", ".html"):
-        assert "Nothing in the result that the target is known to refuse" in render(
-            conversion_report(result, lint=[]), suffix
-        )
