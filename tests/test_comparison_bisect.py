@@ -105,12 +105,10 @@ def test_it_takes_a_logarithmic_number_of_runs(wrong: int, worker: Worker) -> No
     counted.describe = worker.describe  # type: ignore[method-assign]
     found = located(chain(200), chain(200, wrong), counted)
     assert found.tensor == ("y" if wrong == 199 else f"t{wrong + 1}")
-    assert found.operators_a == (
-        f"{found.short_name}: float32[1,8] = ADD({found.equal_before[0]}, float32(1.0))",
-    )
-    assert found.operators_b == (
-        f"{found.short_name}: float32[1,8] = ADD({found.equal_before[0]}, float32(1.5))",
-    )
+    for operators, more in ((found.operators_a, 1.0), (found.operators_b, 1.5)):
+        assert operators == (
+            f"{found.short_name}: float32[1,8] = ADD({found.equal_before[0]}, float32({more}))",
+        )
     # Twice to compare, then three times twelve cuts, and perhaps what the tensor is computed from.
     assert len(asked) <= 2 * (1 + 3 + 1)
 
@@ -148,16 +146,12 @@ def test_models_without_common_names_are_shown_whole_and_it_says_so(worker: Work
 def test_a_changed_weight_is_named(tmp_path: Path, worker: Worker) -> None:
     models = []
     for value in (0.25, 0.5):
-        model = parse(
-            "signature main = #0 (x=%x) -> (y=%y)\nsubgraph main (%x: float32[1,200]) {\n"
-            "  %h: float32[1,200] = ABS(%x)\n  %y: float32[1,200] = MUL(%h, %h)\n  return %y\n}"
-        )
+        model = parse(CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"))
         graph = model.subgraphs[0]
         *_, multiply = graph.operators
-        numbers = np.full((1, 200), value, np.float32)
-        graph.set_input(
-            multiply, 1, graph.add_tensor(Constants(model).make("weight", numbers, graph.outputs[0].dtype))
-        )
+        numbers = np.full((1, 8), value, np.float32)
+        weight = Constants(model).make("weight", numbers, graph.outputs[0].dtype)
+        graph.set_input(multiply, 1, graph.add_tensor(weight))
         models.append(tmp_path / f"{value}.tflite")
         save(model, models[-1])
     found = located(*models, worker)

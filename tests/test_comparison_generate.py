@@ -27,15 +27,10 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A split export with its helpers, an unsplit one, and of each one that computes something else."""
-    return export(
-        tmp_path_factory.mktemp("export"),
-        model=models.split(),
-        other=models.split(-1.0),
-        embedder=models.embedder(),
-        auxiliary=models.auxiliary(),
-        unsplit=models.unsplit(),
-        unsplit_other=models.unsplit(-1.0),
-    )
+    helpers = {"embedder": models.embedder(), "auxiliary": models.auxiliary()}
+    split = {"model": models.split(), "other": models.split(-1.0)}
+    unsplit = {"unsplit": models.unsplit(), "unsplit_other": models.unsplit(-1.0)}
+    return export(tmp_path_factory.mktemp("export"), **helpers, **split, **unsplit)
 
 
 def generated(a: Any, b: Any, worker: Worker, count: int = 8, **options: Any) -> GenerationComparison:
@@ -80,9 +75,7 @@ def test_a_prompt_leaves_room_for_what_is_generated(folder: Path, worker: Worker
 def test_other_tokens_are_a_difference(pair: tuple[str, str], folder: Path, worker: Worker) -> None:
     a, b = (folder / f"{name}.tflite" for name in pair)
     report = compare(a, b, generate=8, worker=worker, atol=1e9)
-    assert all(signature.equal for signature in report.signatures), (
-        "only the tokens differ within this tolerance"
-    )
+    assert all(each.equal for each in report.signatures), "only the tokens differ within this tolerance"
     found = report.generation
     assert found is not None
     assert found.first_difference is not None
@@ -111,10 +104,7 @@ def test_what_is_missing_is_one_sentence(folder: Path, tmp_path: Path, worker: W
     with pytest.raises(UsageError, match="input 'embeddings' comes from the embedder model"):
         generated(path, path, worker)
     assert generated(path, path, worker, **helpers).equal
-
-
-def test_helpers_of_one_model_serve_the_other(folder: Path, tmp_path: Path, worker: Worker) -> None:
-    path = alone(tmp_path, "model", models.split())
+    # Helpers of one model serve the other.
     assert generated(folder / "model.tflite", path, worker).equal
     assert generated(path, folder / "model.tflite", worker).equal
 
@@ -130,12 +120,9 @@ def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path, worker: W
     sections = {"prefill_decode": "model", "embedder": "embedder", "aux": "auxiliary"}
 
     def made(name: str, **other: str) -> Path:
-        files = {**sections, **other}
-        parts = [
-            model_part(kind, (folder / f"{file}.tflite").read_bytes()) for kind, file in files.items() if file
-        ]
+        files = {kind: folder / f"{file}.tflite" for kind, file in {**sections, **other}.items() if file}
         path = tmp_path / f"{name}.litertlm"
-        path.write_bytes(bundle(parts))
+        path.write_bytes(bundle([model_part(kind, file.read_bytes()) for kind, file in files.items()]))
         return path
 
     whole = made("whole")
@@ -165,19 +152,9 @@ def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str])
     ran = run(capsys, "compare", folder / "model.tflite", folder / "model.tflite", "--generate", "4")
     assert (ran.code, ran.err) == (0, "")
     assert "Generated: 4 generated tokens are the same, after a prompt of 5 (xnnpack)" in ran.out
-    ran = run(
-        capsys,
-        "compare",
-        folder / "model.tflite",
-        folder / "other.tflite",
-        "--generate",
-        "8",
-        "--json",
-        "--embedder",
-        folder / "embedder.tflite",
-        "--auxiliary",
-        folder / "auxiliary.tflite",
-    )
+    helpers = [x for name in ("embedder", "auxiliary") for x in (f"--{name}", folder / f"{name}.tflite")]
+    pair = folder / "model.tflite", folder / "other.tflite"
+    ran = run(capsys, "compare", *pair, "--generate", "8", "--json", *helpers)
     assert ran.code == 1
     said = ran.json["generation"]
     assert (said["equal"], said["count"], len(said["a"]), len(said["b"])) == (False, 8, 8, 8)

@@ -1,6 +1,7 @@
 """What `compare` runs on: inputs of lookups span their tables, state is carried, masks close whole rows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,27 +39,25 @@ def lookup(table: np.ndarray, name: str = "ids") -> bytes:
     return build(Graph(tensors, operators, [name], ["y"]))
 
 
+TABLE = np.random.default_rng(0).standard_normal((ROWS, 4)).astype(np.float32)
+CUT = np.where(np.arange(ROWS)[:, None] < 128, TABLE, np.float32(0))
+
+
 @pytest.mark.parametrize("name", ["token_ids", "whatever"])
 def test_rows_far_down_a_table_are_read(name: str) -> None:
-    table = np.random.default_rng(0).standard_normal((ROWS, 4)).astype(np.float32)
-    cut = table.copy()
-    cut[128:] = 0
-    assert not compare(lookup(table, name), lookup(cut, name)).equal
-    assert compare(lookup(table, name), lookup(table, name)).bitwise
+    assert not compare(lookup(TABLE, name), lookup(CUT, name)).equal
+    assert compare(lookup(TABLE, name), lookup(TABLE, name)).bitwise
 
 
 def test_of_two_tables_the_shorter_one_bounds_the_inputs() -> None:
-    table = np.random.default_rng(0).standard_normal((ROWS, 4)).astype(np.float32)
-    assert compare(lookup(table), lookup(table[:200])).bitwise
-    assert compare(lookup(table[:200]), lookup(table)).bitwise
+    assert compare(lookup(TABLE), lookup(TABLE[:200])).bitwise
+    assert compare(lookup(TABLE[:200]), lookup(TABLE)).bitwise
 
 
 def test_golden_files_are_recorded_on_the_whole_table(tmp_path: Path) -> None:
-    table = np.random.default_rng(0).standard_normal((ROWS, 4)).astype(np.float32)
-    golden = record(lookup(table), tmp_path / "g.npz")
-    assert check(lookup(table), golden).equal
-    table[128:] = 0
-    assert not check(lookup(table), golden).equal
+    golden = record(lookup(TABLE), tmp_path / "g.npz")
+    assert check(lookup(TABLE), golden).equal
+    assert not check(lookup(CUT), golden).equal
 
 
 _PLAIN = "%y: float32[4,2] = EMBEDDING_LOOKUP(%i, %t)"
@@ -67,6 +66,8 @@ _WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
   %w: int32[4] = ADD(%i, int32(60))
   %s: int32[4] = SELECT_V2(%n, %w, %i)
   %y: float32[4,2] = EMBEDDING_LOOKUP(%s, %t)"""
+_COMPUTED = """%d: int32[] = ABS(int32(40))
+  %y: float32[4,40] = ONE_HOT(%i, %d, float32(1.0), float32(0.0))"""
 # What the graph does with the index %i and the table %t, and how many entries the index may name.
 LOOKUPS = {
     "gather": ("[4]", "[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
@@ -74,12 +75,7 @@ LOOKUPS = {
     "gather_nd": ("[4,2]", "[9,30,2]", "%y: float32[4,2] = GATHER_ND(%t, %i)", 9),
     "embedding": ("[4]", "[60,2]", _PLAIN, 60),
     "one_hot": ("[4]", "[1]", "%y: float32[4,40] = ONE_HOT(%i, int32(40), float32(1.0), float32(0.0))", 40),
-    "one_hot, of a depth that is computed": (
-        "[4]",
-        "[1]",
-        "%d: int32[] = ABS(int32(40))\n  %y: float32[4,40] = ONE_HOT(%i, %d, float32(1.0), float32(0.0))",
-        0,
-    ),
+    "one_hot, of a depth that is computed": ("[4]", "[1]", _COMPUTED, 0),
     "the smaller of two": ("[4]", "[60,2]", f"{_PLAIN.replace('y', 'a', 1)}\n  {_SMALLER}", 20),
     "negative ones wrapped": ("[4]", "[60,2]", _WRAPPED, 60),
     "what is looked up in": ("[4]", "[1]", "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}", 0),
@@ -158,10 +154,8 @@ subgraph init () {{
 """)
     main, init = model.subgraphs
 
-    def add(
-        graph: object, name: str, inputs: list[Tensor], outputs: list[Tensor], table: object = None
-    ) -> None:
-        graph.append(Operator(model.operator_code(name), inputs, outputs, table))  # type: ignore[attr-defined]
+    def add(graph: Any, name: str, inputs: list[Tensor], outputs: list[Tensor], table: Any = None) -> None:
+        graph.append(Operator(model.operator_code(name), inputs, outputs, table))
 
     zero = init.add_tensor(Constants(model).make("zero", np.zeros(4, np.float32), DType.FLOAT32))
     add(init, "ASSIGN_VARIABLE", [init.tensors[0], zero], [])
@@ -214,14 +208,10 @@ def test_rows_that_are_masked_everywhere_are_compared_apart() -> None:
     report = compare(before, to_bytes(half))
     assert (report.equal, report.bitwise) == (True, True), "no token has such a row"
     (sentence,) = report.notes()
-    assert sentence.startswith(
-        "with rows that are masked everywhere, 1 of 1 outputs of signature 'main' (xnnpack) "
-    )
+    where = "with rows that are masked everywhere, 1 of 1 outputs of signature 'main' (xnnpack) "
+    assert sentence.startswith(where)
     (figures,) = report.to_dict()["signatures"][0]["masked_rows"]
     assert f"differ, by up to {figures['max_abs']:.3g}" in sentence
     assert not compare(before, to_bytes(half), hostile=True).equal
-
-
-def test_models_without_a_mask_have_no_such_rows() -> None:
-    x = parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
-    assert compare(to_bytes(x), to_bytes(x)).signatures[0].masked_rows == ()
+    without = to_bytes(parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}"))
+    assert compare(without, without).signatures[0].masked_rows == (), "no input is a mask"

@@ -68,11 +68,8 @@ def test_a_decode_signature_has_caches_and_one_output_of_logits() -> None:
         planner(verify).prefill(DECODE)
 
 
-def test_a_signature_that_takes_tokens_and_gives_its_caches_is_called_alone() -> None:
-    assert called(planner(PREFILL, DECODE), DECODE) == [("main", "decode")]
-
-
 def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
+    assert called(planner(PREFILL, DECODE), DECODE) == [("main", "decode")], "tokens in, caches out"
     made = planner(SPLIT, embedder=[OTHER_EMBEDDER, EMBEDDER], auxiliary=[ROPE, MASKS, UPDATE])
     assert called(made, SPLIT) == [
         ("embedder", "decode_embedder"), ("auxiliary", "masks"), ("auxiliary", "rope"), ("main", "decode"),
@@ -80,38 +77,31 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     ]  # fmt: skip
 
 
-ALL = {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS, UPDATE]}
+GIVE, BESIDE = "; give the one that was exported with it", ".tflite beside it: give one with"
 
 
 @pytest.mark.parametrize(
     ("helpers", "said"),
     [
         (
-            {**ALL, "embedder": None},
-            "input 'embeddings' comes from the embedder model, and there is no embedder.tflite ADD --embedder",
+            {"embedder": None},
+            f"input 'embeddings' comes from the embedder model, and there is no embedder{BESIDE} --embedder",
         ),
+        ({"embedder": [OTHER_EMBEDDER]}, f"the embedder model gives no 'embeddings' of 1x1x64{GIVE}"),
         (
-            {**ALL, "embedder": [OTHER_EMBEDDER]},
-            "the embedder model gives no 'embeddings' of 1x1x64; give the one that was exported with it",
+            {"auxiliary": None},
+            f"input 'mask' comes from the auxiliary model, and there is no auxiliary{BESIDE} --auxiliary",
         ),
-        (
-            {"embedder": [EMBEDDER]},
-            "input 'mask' comes from the auxiliary model, and there is no auxiliary.tflite ADD --auxiliary",
-        ),
-        (
-            {**ALL, "auxiliary": [MASKS, UPDATE]},
-            "the auxiliary model gives no 'pos_emb_cos' of 1x1x8; give the one that was exported with it",
-        ),
-        ({**ALL, "auxiliary": [ROPE, MASKS]}, "no signature of the auxiliary model updates its caches"),
+        ({"auxiliary": [MASKS, UPDATE]}, f"the auxiliary model gives no 'pos_emb_cos' of 1x1x8{GIVE}"),
+        ({"auxiliary": [ROPE, MASKS]}, "no signature of the auxiliary model updates its caches"),
     ],
-)  # fmt: skip
-def test_what_is_missing_is_said(helpers: dict[str, Any], said: str) -> None:
-    made = planner(SPLIT, **{name: given for name, given in helpers.items() if given is not None})
+)
+def test_what_is_missing_is_said_and_what_to_give(helpers: dict[str, Any], said: str) -> None:
+    given = {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS, UPDATE], **helpers}
+    made = planner(SPLIT, **{name: known for name, known in given.items() if known is not None})
     with pytest.raises(UsageError) as caught:
         made.calls(SPLIT)
-    assert str(caught.value) == f"model.tflite, signature 'decode': {said}".replace(
-        "ADD", "beside it: give one with"
-    )
+    assert str(caught.value) == f"model.tflite, signature 'decode': {said}"
 
 
 def test_caches_that_nothing_updates_are_said() -> None:
@@ -135,16 +125,13 @@ def test_inputs_that_nobody_knows_are_said() -> None:
     step = SignatureInfo("decode", (tensor("embeddings", 1, 1, 64), CACHE), (CACHE, LOGITS))
     with pytest.raises(UsageError, match="embedder model, signature 'embedder': input 'x' is not known here"):
         planner(step, embedder=[asking]).calls(step)
-    assert called(planner(step, embedder=[EMBEDDER]), step) == [
-        ("embedder", "decode_embedder"),
-        ("main", "decode"),
-    ]
+    calls = called(planner(step, embedder=[EMBEDDER]), step)
+    assert calls == [("embedder", "decode_embedder"), ("main", "decode")]
 
 
 def test_lengths_that_are_known_at_run_time_only_are_refused() -> None:
-    loose = SignatureInfo(
-        "decode", (tensor("tokens", 1, 1, dtype="int32", declared=(1, -1)), CACHE), (CACHE, LOGITS)
-    )
+    open_tokens = tensor("tokens", 1, 1, dtype="int32", declared=(1, -1))
+    loose = SignatureInfo("decode", (open_tokens, CACHE), (CACHE, LOGITS))
     with pytest.raises(UsageError, match="signature 'decode': input 'tokens' has a dynamic shape"):
         planner(loose).decode()
 
@@ -206,17 +193,15 @@ def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
     assert _can_fill(PREFILL)
     assert _can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (PART,)))
     assert _can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (tensor("kv_slice_k_0", 1, 16, 8),)))
+    open_tokens = tensor("tokens", 1, 4, dtype="int32", declared=(1, -1))
+    open_cache = tensor("kv_cache_k_0", 1, 16, 8, declared=(1, -1, 8))
     for signature in (
         SignatureInfo("no way out", (tokens(4), CACHE), ()),
         SignatureInfo("another shape", (tokens(4), CACHE), (tensor("kv_cache_k_0", 1, 4, 8),)),
         SignatureInfo("two axes", (tokens(4), CACHE), (tensor("kv_slice_k_0", 1, 4, 4),)),
         SignatureInfo("one token", (tokens(1), CACHE), (CACHE,)),
-        SignatureInfo(
-            "any length", (tensor("tokens", 1, 4, dtype="int32", declared=(1, -1)), CACHE), (CACHE,)
-        ),
-        SignatureInfo(
-            "any size", (tokens(4), tensor("kv_cache_k_0", 1, 16, 8, declared=(1, -1, 8))), (CACHE,)
-        ),
+        SignatureInfo("any length", (open_tokens, CACHE), (CACHE,)),
+        SignatureInfo("any size", (tokens(4), open_cache), (CACHE,)),
         SignatureInfo("empty", (tokens(4), tensor("kv_cache_k_0", 0, 8)), (tensor("kv_cache_k_0", 0, 8),)),
     ):
         assert not _can_fill(signature), signature.name
@@ -225,11 +210,8 @@ def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
 def test_signatures_are_served_by_the_longest_prefill_or_by_none() -> None:
     other = SignatureInfo("other", (tokens(1), tensor("kv_cache_v_0", 1, 16, 8)), (LOGITS,))
     plain = SignatureInfo("plain", (tokens(1),), (LOGITS,))
-    made = caches(PREFILL, LONG, DECODE, other, plain)
-    assert made.served(["prefill_4", "decode", "other", "plain"]) == (
-        {"prefill_8": ["prefill_4", "decode"]},
-        ["other"],
-    )
+    served = caches(PREFILL, LONG, DECODE, other, plain).served(["prefill_4", "decode", "other", "plain"])
+    assert served == ({"prefill_8": ["prefill_4", "decode"]}, ["other"])
 
 
 @pytest.mark.parametrize(
@@ -243,9 +225,8 @@ def test_chunks_reach_as_far_as_is_needed_and_not_beyond_the_cache(count: int, s
     assert all({made.start for made in chunk.plans} == {chunk.start} for chunk in chunks)
     seeds = {made.seed for chunk in chunks for made in chunk.plans}
     assert len(seeds) == len(chunks)
-    assert seeds.isdisjoint(
-        {made.seed for chunk in caches(prefill)._chunks(prefill, count, 1) for made in chunk.plans}
-    )
+    others = caches(prefill)._chunks(prefill, count, 1)
+    assert seeds.isdisjoint({made.seed for chunk in others for made in chunk.plans})
 
 
 def test_caches_are_read_no_further_than_they_are_filled(tmp_path: Path) -> None:

@@ -28,20 +28,17 @@ from edge_opt.report.writing import render
 def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The int16 demo with a QUANTIZE behind every product, whose own scale is larger: `matmul_convert` takes them."""
     model = load(QUANTIZED)
-    for name, graph in model.entry_points():
-        if name != "decode":
-            continue
-        for product in [operator for operator in graph.operators if operator.name == "BATCH_MATMUL"]:
-            result = product.output
-            assert result.quantization is not None
-            coarser = Quantization.affine(1.31 * float(result.quantization.scale[0]))
-            between = graph.add_tensor(
-                Tensor(f"{result.name}/wide", result.shape, result.dtype, quantization=coarser)
-            )
-            after = graph.after(product)
-            graph.remove(product)
-            graph.insert_before(after, Operator(product.code, product.inputs, (between,), product.options))
-            graph.insert_before(after, Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)))
+    graph = dict(model.entry_points())["decode"]
+    for product in [operator for operator in graph.operators if operator.name == "BATCH_MATMUL"]:
+        result = product.output
+        assert result.quantization is not None
+        coarser = Quantization.affine(1.31 * float(result.quantization.scale[0]))
+        wide = Tensor(f"{result.name}/wide", result.shape, result.dtype, quantization=coarser)
+        between = graph.add_tensor(wide)
+        after = graph.after(product)
+        graph.remove(product)
+        graph.insert_before(after, Operator(product.code, product.inputs, (between,), product.options))
+        graph.insert_before(after, Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)))
     path = tmp_path_factory.mktemp("converting") / "converting.tflite"
     save(model, path)
     return path
@@ -107,10 +104,7 @@ def test_a_bundle_is_compared_too_whether_written_or_not(
     path.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
     options: dict[str, Any] = {"verify": "full", "dry_run": dry, "signatures": ["decode"]}
     result = convert(path, None if dry else tmp_path / "good.litertlm", **options)
-    assert [(signature.name, signature.holds) for signature in result.whole] == [
-        ("prefill_8", True),
-        ("decode", True),
-    ]
+    assert [(each.name, each.holds) for each in result.whole] == [("prefill_8", True), ("decode", True)]
     believe_bitwise_ones(monkeypatch)
     with pytest.raises(DifferenceFoundError, match="signature 'decode'"):
         convert(path, None if dry else tmp_path / "bad.litertlm", **options)
