@@ -133,6 +133,11 @@ def _source_of(model: str | os.PathLike[str] | bytes | Source) -> Source:
     return Source.open(model)
 
 
+_UNION_FIELDS: Final = {
+    spec.name: tuple(field.name for field in spec.fields if field.kind == "union") for spec in TABLES.values()
+}
+
+
 class _Shape(NamedTuple):
     """What a vtable says of its tables: how to unpack the inline values, and which are references."""
 
@@ -168,6 +173,14 @@ class Reader:
             "tables": self._children,
             "strings": self._strings,
         }
+        self._meanings: dict[str, Callable[[Table, int], None]] = {
+            **{name: self._check_unions for name, unions in _UNION_FIELDS.items() if unions},
+            "Buffer": self._stored_after,
+            "Operator": self._operator,
+            "OperatorCode": self._operator_code,
+            "Tensor": self._tensor,
+            "VariantSubType": self._tensor,
+        }
 
     def model(self) -> ModelFile:
         """The root table and everything below it."""
@@ -176,7 +189,7 @@ class Reader:
             raise ModelFormatError(f"{self.source.name} is no TFLite model: {_what_else(start)}")
         (root,) = _u32(start, 0)
         if root < 8:
-            self.fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
+            self._fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
         table = self.table(TABLES["Model"], root)
         table.trailing = self._trailing()
         return ModelFile(table, self.source, min(self.external_start, self._named_end), self._max_objects)
@@ -188,29 +201,21 @@ class Reader:
             return None
         return Data.region(self.source, begin, size, external=True)
 
-    def fail(self, field: FieldSpec | None, message: str, offset: int | None = None) -> NoReturn:
-        """Refuse the file, naming the field that points to the trouble.
-
-        Raises:
-            ModelFormatError: always.
-        """
+    def _fail(self, field: FieldSpec | None, message: str, offset: int | None = None) -> NoReturn:
+        """Refuse the file, naming the field that points to the trouble."""
         table, name = (field.table, field.name) if field is not None else ("Model", None)
         text = f"{message}: the file is damaged, export or download it again"
         raise ModelFormatError(text, table=table, field=name, offset=offset)
 
-    def fail_newer(self, table: str, field: str | None, message: str, offset: int | None = None) -> NoReturn:
-        """Refuse what our tables don't know: reading on would lose it.
-
-        Raises:
-            ModelFormatError: always.
-        """
+    def _fail_newer(self, table: str, field: str | None, message: str, offset: int | None = None) -> NoReturn:
+        """Refuse what our tables don't know: reading on would lose it."""
         raise ModelFormatError(f"{message}, so it was {_NEWER}", table=table, field=field, offset=offset)
 
     def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
         self._bytes_left -= size
         self._named_end = max(self._named_end, offset + size)
         if self._bytes_left < 0:
-            self.fail(field, "tables, vectors or weights overlap", offset)
+            self._fail(field, "tables, vectors or weights overlap", offset)
         pages = self._window.loaded
         self._objects_left -= objects + (pages - self._pages_paid) * _PAGE_COST
         self._pages_paid = pages
@@ -227,11 +232,11 @@ class Reader:
         if known is not None:
             return known
         if position + 4 > self.end:
-            self.fail(field, f"a {spec.name} lies beyond the end of the file", position)
+            self._fail(field, f"a {spec.name} lies beyond the end of the file", position)
         content, start = self._at(position, 4)
         shape = self._shape(spec, position, _i32(content, start)[0], field)
         if position + shape.size > self.end:
-            self.fail(field, f"a {spec.name} runs over the end of the file", position)
+            self._fail(field, f"a {spec.name} runs over the end of the file", position)
         self._spend(field, shape.size, position)
         if start + shape.size > len(content):
             content, start = self._at(position, shape.size)
@@ -242,9 +247,9 @@ class Reader:
             values[reference.name] = read(reference, target)
         for union, at in shape.unions:
             self._union(union, position + at, values)
-        meaning = _MEANINGS.get(spec.name)
+        meaning = self._meanings.get(spec.name)
         if meaning is not None:
-            meaning(self, table, position)
+            meaning(table, position)
         return table
 
     def _shape(self, spec: TableSpec, position: int, distance: int, field: FieldSpec | None) -> _Shape:
@@ -257,10 +262,10 @@ class Reader:
 
     def _compile(self, spec: TableSpec, vtable: int, position: int, field: FieldSpec | None) -> _Shape:
         if not 0 <= vtable <= self.end - 4:
-            self.fail(field, f"the vtable of a {spec.name} lies outside the file", position)
+            self._fail(field, f"the vtable of a {spec.name} lies outside the file", position)
         length, size = _u16_u16(*self._at(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self.end or size < 4:
-            self.fail(field, f"the vtable of a {spec.name} has impossible sizes {length} and {size}", vtable)
+            self._fail(field, f"the vtable of a {spec.name} has impossible sizes {length} and {size}", vtable)
         self._named_end = max(self._named_end, vtable + length)
         entries = struct.unpack_from(f"<{length // 2 - 2}H", *self._at(vtable + 4, length - 4))
         present: list[tuple[int, FieldSpec]] = []
@@ -270,9 +275,9 @@ class Reader:
             known = spec.by_slot.get(slot)
             if known is None:
                 what = "a deprecated field" if slot < spec.slots else "a field we don't know"
-                self.fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
+                self._fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
             if at < 4 or at + known.size > size:
-                self.fail(known, f"lies at {at}, outside its table of {size} bytes", vtable + 4 + 2 * slot)
+                self._fail(known, f"lies at {at}, outside its table of {size} bytes", vtable + 4 + 2 * slot)
             present.append((at, known))
         return self._arrange(present, size, vtable)
 
@@ -280,7 +285,7 @@ class Reader:
         codes, reached = ["<4x"], 4
         for at, field in sorted(present):
             if at < reached:
-                self.fail(field, "overlaps another field of its table", vtable)
+                self._fail(field, "overlaps another field of its table", vtable)
             codes.append(f"{at - reached}x{field.code}")
             reached = at + field.size
         return _Shape(
@@ -296,13 +301,13 @@ class Reader:
     def _target(self, field: FieldSpec, at: int, offset: int) -> int:
         target = at + offset
         if target < at + 4 or target > self.end - 4:
-            self.fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
+            self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
         return target
 
     def _vector(self, field: FieldSpec, target: int, width: int) -> int:
         count: int = _u32(*self._at(target, 4))[0]
         if count * width > self.end - target - 4:
-            self.fail(field, f"claims {count} elements, more than the file holds", target)
+            self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count
 
     def _scalars(self, field: FieldSpec, target: int) -> Any:
@@ -341,16 +346,16 @@ class Reader:
         start = target + 4
         stop = start + self._vector(field, target, 1)
         if stop >= self.end:
-            self.fail(field, "is a string that does not end in a zero byte", target)
+            self._fail(field, "is a string that does not end in a zero byte", target)
         self._spend(field, stop + 1 - target, target, 1 + (stop - start) // _TEXT_PER_OBJECT)
         content, first = self._at(start, stop + 1 - start)
         last = first + stop - start
         if content[last] != 0:
-            self.fail(field, "is a string that does not end in a zero byte", target)
+            self._fail(field, "is a string that does not end in a zero byte", target)
         try:
             text = str(content[first:last], "utf-8")
         except UnicodeDecodeError as error:
-            self.fail(field, f"is no valid UTF-8 ({error.reason})", start + error.start)
+            self._fail(field, f"is no valid UTF-8 ({error.reason})", start + error.start)
         self._values["string", target] = text
         return text
 
@@ -377,25 +382,25 @@ class Reader:
         if known is None:
             places = self._offsets(field, target)
             if any(place > self.end - 4 for place in places):
-                self.fail(field, "has a string beyond the end of the file", target)
+                self._fail(field, "has a string beyond the end of the file", target)
             known = self._values[field.type, target] = [self._text(field, place) for place in places]
         return known
 
     def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
         code = values.get(f"{field.name}_type", 0)
         if code == 0:
-            self.fail(field, f"has a value but no {field.name}_type", at)
+            self._fail(field, f"has a value but no {field.name}_type", at)
         member = UNIONS[field.element].get(code)
         if member is None:
-            self.fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
+            self._fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
         target = self._target(field, at, values[field.name])
         values[field.name] = self.table(TABLES[member], target, field)
 
-    def external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
+    def _external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
         """The region of weights stored after the flatbuffer, checked to lie inside the file."""
         if offset + size > self.source.size:
             limit = f"the file has {self.source.size} bytes"
-            self.fail(field, f"claims {size} bytes from byte {offset} on, but {limit}", at)
+            self._fail(field, f"claims {size} bytes from byte {offset} on, but {limit}", at)
         self.external_start = min(self.external_start, offset)
         known = self._regions.get((offset, size))
         if known is None:
@@ -403,6 +408,50 @@ class Reader:
             known = Data.region(self.source, offset, size, external=True)
             self._regions[offset, size] = known
         return known
+
+    def _stored_after(self, table: Table, position: int) -> None:
+        """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
+
+        As in the runtime's InterpreterBuilder, an offset of 0 or 1 says that there are none (exporters write 1
+        as a placeholder).
+        """
+        inside, offset, size = STORED_AFTER[table.spec.name]
+        start = table.fields.get(offset, 0)
+        if start <= 1:
+            return
+        field = table.spec.by_name[offset]
+        if inside in table.fields:
+            self._fail(field, f"gives a second place for the bytes of {inside}", position)
+        table.fields[inside] = self._external(field, start, table.fields.get(size, 0), position)
+        table.fields.pop(offset)
+        table.fields.pop(size, None)
+
+    def _operator(self, table: Table, position: int) -> None:
+        self._stored_after(table, position)
+        self._check_unions(table, position)
+
+    def _operator_code(self, table: Table, position: int) -> None:
+        # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
+        code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+        if code not in _OPERATORS:
+            message = f"operator code {code} is unknown"
+            self._fail_newer(table.spec.name, "builtin_code", message, position)
+
+    def _tensor(self, table: Table, position: int) -> None:
+        code = table.get("type")
+        if code not in _TENSOR_TYPES:
+            self._fail_newer(table.spec.name, "type", f"tensor type {code} is unknown", position)
+
+    def _check_unions(self, table: Table, position: int) -> None:
+        for name in _UNION_FIELDS[table.spec.name]:
+            code = table.fields.get(f"{name}_type", 0)
+            if code == 0 or name in table.fields:
+                continue
+            field = table.spec.by_name[name]
+            if code not in UNIONS[field.element]:
+                message = f"{field.element} has no member {code}"
+                self._fail_newer(field.table, name, message, position)
+            self._fail(field, f"has the type {UNIONS[field.element][code]} but no value", position)
 
 
 def raise_the_bound(allowed: int) -> str:
@@ -421,66 +470,3 @@ def _what_else(start: bytes) -> str:
     if start == b"version ":
         return "it is a Git LFS pointer, fetch the file with `git lfs pull`"
     return f"bytes 4 to 8 are {start[4:8]!r} instead of {IDENTIFIER!r}, give a .tflite file"
-
-
-def _stored_after(reader: Reader, table: Table, position: int) -> None:
-    """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
-
-    As in the runtime's InterpreterBuilder, an offset of 0 or 1 says that there are none (exporters write 1
-    as a placeholder).
-    """
-    inside, offset, size = STORED_AFTER[table.spec.name]
-    start = table.fields.get(offset, 0)
-    if start <= 1:
-        return
-    field = table.spec.by_name[offset]
-    if inside in table.fields:
-        reader.fail(field, f"gives a second place for the bytes of {inside}", position)
-    table.fields[inside] = reader.external(field, start, table.fields.get(size, 0), position)
-    table.fields.pop(offset)
-    table.fields.pop(size, None)
-
-
-def _operator(reader: Reader, table: Table, position: int) -> None:
-    _stored_after(reader, table, position)
-    _unions(reader, table, position)
-
-
-def _operator_code(reader: Reader, table: Table, position: int) -> None:
-    # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
-    code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
-    if code not in _OPERATORS:
-        message = f"operator code {code} is unknown"
-        reader.fail_newer(table.spec.name, "builtin_code", message, position)
-
-
-def _tensor(reader: Reader, table: Table, position: int) -> None:
-    code = table.get("type")
-    if code not in _TENSOR_TYPES:
-        reader.fail_newer(table.spec.name, "type", f"tensor type {code} is unknown", position)
-
-
-def _unions(reader: Reader, table: Table, position: int) -> None:
-    for name in _UNION_FIELDS[table.spec.name]:
-        code = table.fields.get(f"{name}_type", 0)
-        if code == 0 or name in table.fields:
-            continue
-        field = table.spec.by_name[name]
-        if code not in UNIONS[field.element]:
-            message = f"{field.element} has no member {code}"
-            reader.fail_newer(field.table, name, message, position)
-        reader.fail(field, f"has the type {UNIONS[field.element][code]} but no value", position)
-
-
-_UNION_FIELDS: Final = {
-    spec.name: tuple(field.name for field in spec.fields if field.kind == "union") for spec in TABLES.values()
-}
-
-_MEANINGS: Final[dict[str, Callable[[Reader, Table, int], None]]] = {
-    **{name: _unions for name, unions in _UNION_FIELDS.items() if unions},
-    "Buffer": _stored_after,
-    "Operator": _operator,
-    "OperatorCode": _operator_code,
-    "Tensor": _tensor,
-    "VariantSubType": _tensor,
-}

@@ -64,11 +64,8 @@ class _Copier:
 
         graph.inputs = [copy(tensor) for tensor in inputs]
         for operator in operators:
-            read = [None if tensor is None else copy(tensor) for tensor in operator.inputs]
-            defined = [copy(tensor) for tensor in operator.outputs]
-            scratch = [copy(tensor) for tensor in operator.intermediates]
-            options, table = self._options(operator.options), _custom(operator)
-            graph.append(Operator(operator.code, read, defined, options, table, scratch))
+            made = graph.append(operator.on(copy))
+            made.options, made.table = self._options(operator.options), _custom(operator)
         graph.outputs = [copy(tensor) for tensor in outputs]
 
     def _options(self, options: Table | None) -> Table | None:
@@ -121,10 +118,7 @@ def repeated(operator: Operator, known: dict[int, Tensor], name: Callable[[Tenso
             known[id(tensor)] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
         return known[id(tensor)]
 
-    inputs = [None if tensor is None else local(tensor) for tensor in operator.inputs]
-    outputs = [local(tensor) for tensor in operator.outputs]
-    intermediates = [local(tensor) for tensor in operator.intermediates]
-    return Operator(operator.code, inputs, outputs, operator.options, operator.table, intermediates)
+    return operator.on(local)
 
 
 def renumbered(options: Table, places: Mapping[int, int]) -> Table:

@@ -7,7 +7,7 @@ aside that way, and becomes part of the graph in one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -235,14 +235,15 @@ class Operator:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         """The same step on copies of its tensors, in no subgraph; what it says of itself is not copied but shared."""
-        return Operator(
-            deepcopy(self.code, memo),
-            deepcopy(self._inputs, memo),
-            deepcopy(self._outputs, memo),
-            deepcopy(self.options, memo),
-            self.table,
-            deepcopy(self.intermediates, memo),
-        )
+        made = self.on(lambda tensor: deepcopy(tensor, memo))
+        made.code, made.options = deepcopy(self.code, memo), deepcopy(self.options, memo)
+        return made
+
+    def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
+        """The operator once more, in no subgraph, on what `tensor` gives for each of its own."""
+        inputs = [None if t is None else tensor(t) for t in self._inputs]
+        outputs, intermediates = map(tensor, self._outputs), map(tensor, self.intermediates)
+        return Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
 
     def __repr__(self) -> str:
         names = ", ".join("-" if t is None else t.name for t in self._inputs)

@@ -2,8 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,12 +56,11 @@ def from_tables(file: ModelFile) -> Model:
     for table in root.get("signature_defs") or []:
         _add_signature(model, table)
     for table in root.get("metadata") or []:
-        index = table.get("buffer")
         name = table.get("name") or ""
-        buffer = _at(model.buffers, index, partial("metadata '{}'".format, name), "buffer")
+        buffer = _at(model.buffers, table.get("buffer"), f"metadata '{name}'", "buffer")
         model.metadata.append(Metadata(name, buffer, table))
     for index in _integers(root.get("metadata_buffer")):
-        model.metadata_buffers.append(_at(model.buffers, index, lambda: "metadata_buffer", "buffer"))
+        model.metadata_buffers.append(_at(model.buffers, index, "metadata_buffer", "buffer"))
     check_references(model)
     return model
 
@@ -73,10 +71,10 @@ def _operator_code(table: Table) -> OperatorCode:
     return OperatorCode(max(deprecated, builtin), table.get("version"), table.get("custom_code"), table)
 
 
-def _at(items: Sequence[Any], index: int, where: Callable[[], str], what: str) -> Any:
+def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:
     if 0 <= index < len(items):
         return items[index]
-    raise ModelFormatError(f"{where()}: {what} {index} does not exist, there are {len(items)}")
+    raise ModelFormatError(f"{where}: {what} {index} does not exist, there are {len(items)}")
 
 
 class _SubgraphReader:
@@ -84,7 +82,7 @@ class _SubgraphReader:
         self._model = model
         self._sound_scales = sound_scales
         self._table = table
-        self._name = table.get("name") or f"#{index}"
+        self._place = f"subgraph '{table.get('name') or f'#{index}'}'"
         self._graph = Subgraph(table.get("name") or "", table)
         self._defined: set[int] = set()
         self._scratch: list[tuple[str, Tensor]] = []
@@ -92,29 +90,35 @@ class _SubgraphReader:
     def read(self) -> Subgraph:
         graph, table = self._graph, self._table
         graph.tensors = [self._tensor(t, i) for i, t in enumerate(table.get("tensors") or [])]
-        graph.inputs = self._tensors(table.get("inputs"), "inputs")
-        graph.outputs = self._tensors(table.get("outputs"), "outputs")
-        self._read_operators()
+        graph.inputs = self._tensors(table, "inputs", f"{self._place} inputs", "tensor")
+        graph.outputs = self._tensors(table, "outputs", f"{self._place} outputs", "tensor")
+        self._defined.update(id(tensor) for tensor in graph.inputs)
+        for position, operator in enumerate(table.get("operators") or []):
+            self._read_operator(operator, position)
+        for where, tensor in self._scratch:
+            if id(tensor) in self._defined:
+                raise self._too_early(where, tensor)
         return graph
 
     def _fail(self, message: str) -> ModelFormatError:
-        return ModelFormatError(f"subgraph '{self._name}', {message}")
+        return ModelFormatError(f"{self._place}, {message}")
 
-    def _tensors(self, indices: Sequence[int] | None, what: str) -> list[Tensor]:
-        where = f"subgraph '{self._name}' {what}"
-        return [_at(self._graph.tensors, i, lambda: where, "tensor") for i in _integers(indices)]
+    def _tensors(self, table: Table, field: str, where: str, what: str) -> list[Tensor]:
+        return [_at(self._graph.tensors, index, where, what) for index in _integers(table.get(field))]
 
     def _tensor(self, table: Table, index: int) -> Tensor:
         name = table.get("name") or ""
         where = f"tensor {index} '{name}'"
-        shape, signature = table.get("shape"), table.get("shape_signature")
-        quantization = table.get("quantization")
+        signature, quantization = table.get("shape_signature"), table.get("quantization")
+        shape = self._shape(table.get("shape"), where, 0)
+        # Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it.
+        buffer = _at(self._model.buffers, table.get("buffer"), f"{self._place}, {where}", "buffer")
         tensor = Tensor(
             name,
-            self._shape(shape, where, 0),
+            shape,
             DType(table.get("type")),
             quantization=None if quantization is None else Quantization(quantization),
-            buffer=self._buffer(table.get("buffer"), where),
+            buffer=buffer if table.get("buffer") else None,
             shape_signature=None if signature is None else self._shape(signature, where, -1),
             is_variable=table.get("is_variable"),
             table=table,
@@ -123,12 +127,6 @@ class _SubgraphReader:
             raise self._fail(f"{where}: {tensor.wrong_size}")
         self._check_quantization(tensor, where)
         return tensor
-
-    def _buffer(self, index: int, where: str) -> Buffer | None:
-        """Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it."""
-        place = partial("subgraph '{}', {}".format, self._name, where)
-        buffer: Buffer = _at(self._model.buffers, index, place, "buffer")
-        return buffer if index else None
 
     def _shape(self, sizes: Sequence[int] | None, where: str, least: int) -> tuple[int, ...]:
         if sizes is not None and len(sizes) > _MAX_RANK:
@@ -156,31 +154,17 @@ class _SubgraphReader:
         if not 0 <= axis < len(tensor.shape) or tensor.shape[axis] != len(scale):
             raise self._fail(f"{where}: {len(scale)} scales do not fit axis {axis} of {list(tensor.shape)}")
 
-    def _read_operators(self) -> None:
-        self._defined.update(id(tensor) for tensor in self._graph.inputs)
-        for position, table in enumerate(self._table.get("operators") or []):
-            self._read_operator(table, position)
-        for where, tensor in self._scratch:
-            if id(tensor) in self._defined:
-                raise self._too_early(where, tensor)
-
     def _read_operator(self, table: Table, position: int) -> None:
-        code: OperatorCode = _at(
-            self._model.operator_codes,
-            table.get("opcode_index"),
-            lambda: f"subgraph '{self._name}', operator {position}",
-            "operator code",
-        )
-        where = f"operator {position} ({code.name})"
+        place = f"{self._place}, operator {position}"
+        codes = self._model.operator_codes
+        code: OperatorCode = _at(codes, table.get("opcode_index"), place, "operator code")
+        where, place = f"operator {position} ({code.name})", f"{place} ({code.name})"
         tensors = self._graph.tensors
-        place = f"subgraph '{self._name}', {where}"
         inputs: list[Tensor | None] = [
-            None if index == -1 else _at(tensors, index, lambda: place, "input tensor")
+            None if index == -1 else _at(tensors, index, place, "input tensor")
             for index in _integers(table.get("inputs"))
         ]
-        outputs: list[Tensor] = [
-            _at(tensors, index, lambda: place, "output tensor") for index in _integers(table.get("outputs"))
-        ]
+        outputs = self._tensors(table, "outputs", place, "output tensor")
         for tensor in inputs:
             if tensor is None or id(tensor) in self._defined or _stands_alone(tensor):
                 continue
@@ -192,10 +176,7 @@ class _SubgraphReader:
             if id(output) in self._defined or output.is_constant:
                 raise self._fail(f"{where}: defines '{output.name}', which is already defined")
             self._defined.add(id(output))
-        intermediates = [
-            _at(tensors, index, lambda: place, "intermediate tensor")
-            for index in _integers(table.get("intermediates"))
-        ]
+        intermediates = self._tensors(table, "intermediates", place, "intermediate tensor")
         reason = misformed(code.name, inputs, outputs)
         if reason is not None:
             raise self._fail(f"{where}: {reason}")
@@ -233,7 +214,7 @@ def _add_signature(model: Model, table: Table) -> None:
     if any(signature.key == key for signature in model.signatures):
         raise ModelFormatError(f"signature '{key}' is there twice", table="Model", field="signature_defs")
     where = f"signature '{key}'"
-    subgraph: Subgraph = _at(model.subgraphs, table.get("subgraph_index"), lambda: where, "subgraph")
+    subgraph: Subgraph = _at(model.subgraphs, table.get("subgraph_index"), where, "subgraph")
 
     def arguments(field: str) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
@@ -241,7 +222,7 @@ def _add_signature(model: Model, table: Table) -> None:
             name = entry.get("name") or ""
             if name in named:
                 raise ModelFormatError(f"{where}: {field} names '{name}' twice")
-            named[name] = _at(subgraph.tensors, entry.get("tensor_index"), lambda: where, f"{field}: tensor")
+            named[name] = _at(subgraph.tensors, entry.get("tensor_index"), where, f"{field}: tensor")
         return named
 
     model.signatures.append(Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table))
