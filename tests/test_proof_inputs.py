@@ -182,6 +182,9 @@ def test_token_ids_stay_below_the_vocabulary() -> None:
     made = lone(tensor("tokens", (1, 4000), "int32"), outputs=(tensor("logits", (1, 1, 300)),))
     assert made.dtype == np.int32
     assert (made.min(), made.max()) == (1, 299)
+    assert lone(tensor("tokens", (1, 2), "int32"), outputs=(tensor("logits", (1, 1, 1)),)).tolist() == [
+        [1, 1]
+    ]
 
 
 @pytest.mark.parametrize(

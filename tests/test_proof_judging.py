@@ -40,6 +40,7 @@ def judged(made: Outcome, demand: Demand = BITWISE, **options: Any) -> Proof:
         (STEPS, off(0.5, 2), True),
         (STEPS, off(0.5, 3), False),
         (STEPS, off(0.5), False),
+        (STEPS, SAME, True),
         (RELATIVE, off(1.0), True),
         (RELATIVE, off(1.125), False),
     ],
@@ -53,6 +54,7 @@ def test_a_demand_is_met_up_to_its_tolerance(demand: Demand, found: Difference, 
 
 def test_the_worst_of_both_kernel_sets_counts() -> None:
     assert not judged(outcome(off(0.5, 1), off(0.5, 3)), STEPS).holds
+    assert not judged(outcome(off(0.5, 1), off(0.5)), STEPS).holds  # without codes there are no steps
     proof = judged(outcome(SAME, off(0.5)))
     assert proof.reason == (
         "the new region differs: 0 of 8 elements, by up to 0 on xnnpack; "

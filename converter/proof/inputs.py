@@ -9,7 +9,7 @@ float tensor and to its quantized counterpart.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan"]
 HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
 
-_MASKED = -100.0
+_MASKED = -100.0  # what the exporter's own masks add
 _KNOWN_TOKENS = 128
 _WINDOW = 512
 _LARGE = 1000.0
@@ -34,8 +34,9 @@ _SMALL = {"float16": 2.0**-20, "float64": 2.0**-1060}  # makes values of about 1
 class InputHint:
     """What a caller knows of an input and a name does not say.
 
-    `masked` and `opened` are the values of a masked and an open entry of a mask. `masked_rows` are the query rows
-    (along axis -2) that are masked everywhere. `spread` scales plain data: a quarter stays that much closer to zero.
+    `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
+    exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
+    scales plain data: a quarter stays that much closer to zero.
     """
 
     role: Role = "data"
@@ -66,7 +67,7 @@ class InputPlan:
     cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
     `limit` the end of the range of a token or of an index into a table. `source` is the quantized counterpart whose
     range the real numbers take, `spread` what they are multiplied by. `stored` is where the real numbers lie that it
-    takes instead of random ones.
+    takes instead of random ones. The rest is as in `InputHint`.
     """
 
     info: TensorInfo
@@ -79,8 +80,8 @@ class InputPlan:
     window: int = 0
     limit: int = 2
     padding: int = 0
-    masked: float = _MASKED
-    opened: float = 0.0
+    masked: float | None = None
+    opened: float | None = None
     masked_rows: tuple[int, ...] = ()
     source: TensorInfo | None = None
     spread: float = 1.0
@@ -107,26 +108,20 @@ def plan(
 ) -> tuple[InputPlan, ...]:
     """One plan per input of the signature.
 
-    With `hints` (one per input, None for plain data) names are not looked at. Later runs differ in position and in the
+    With `hints` (one per input, None for plain data) names do not decide. Later runs differ in position and in the
     kind of mask: causal, with padding, sliding window, empty cache. `start` is the position of the first new token,
     by default one that the seed decides.
     """
-    roles: list[Role]
     if hints is None:
-        roles = [role_of(info) for info in signature.inputs]
+        known = [InputHint(role_of(info)) for info in signature.inputs]
     else:
-        roles = [hint.role if hint else "data" for hint in hints]
-    scene = _scene(signature, roles, seed, run)
+        known = [hint or InputHint() for hint in hints]
+    scene = _scene(signature, [hint.role for hint in known], seed, run)
     scene = scene if start is None else replace(scene, start=start)
     plans = []
-    for position, (info, role) in enumerate(zip(signature.inputs, roles, strict=True)):
-        name = info.name if hints is None else str(position)
-        made = _plan_one(info, role, scene, run)
-        made = replace(made, seed=seed, kind=kind, key=f"{signature.name}/{run}/{_stream(name, role)}")
-        hint = hints[position] if hints else None
-        if hint is not None:
-            made = replace(made, spread=hint.spread)
-        plans.append(_mask_values(made, hint) if role == "mask" else made)
+    for info, hint in zip(signature.inputs, known, strict=True):
+        key = f"{signature.name}/{run}/{_stream(info.name, hint.role)}"
+        plans.append(replace(_plan_one(info, hint, scene, run), seed=seed, kind=kind, key=key))
     return tuple(plans)
 
 
@@ -148,12 +143,9 @@ def array_of(made: InputPlan) -> NDArray[Any]:
         return _encode(_mask(made), made.info)
     if made.role == "position":
         return _encode(_positions(made), made.info)
-    if made.role == "token":
-        values = noise.integers(_seed(made), math.prod(made.info.shape), 1, max(made.limit, 2))
-        return values.reshape(made.info.shape).astype(made.info.dtype)
-    if made.role == "index":
-        values = noise.integers(_seed(made), math.prod(made.info.shape), 0, made.limit)
-        return _encode(values.reshape(made.info.shape).astype(np.float64), made.info)
+    if made.role in {"token", "index"}:
+        first = int(made.role == "token")  # 0 often stands for padding
+        return _encode(_integers(made, first, max(made.limit, first + 1)), made.info)
     if made.role == "rotary":
         return _hostile(_encode(_rotary(made), made.info), made)
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
@@ -206,13 +198,13 @@ def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> 
     return 0, 0 if width else 3 * _KNOWN_TOKENS // 8
 
 
-def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPlan:
-    made = InputPlan(info, "", 0, role, start=scene.start)
-    if info.entries and role in {"token", "data"}:
+def _plan_one(info: TensorInfo, hint: InputHint, scene: _Scene, run: int) -> InputPlan:
+    made = InputPlan(info, "", 0, start=scene.start, **asdict(hint))
+    if info.entries and hint.role in {"token", "data"}:
         return replace(made, role="index", limit=info.entries)
-    if role == "token":
+    if hint.role == "token":
         return replace(made, limit=scene.vocabulary)
-    if role != "mask":
+    if hint.role != "mask":
         return made
     width = info.shape[-1] if info.shape else 1
     sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
@@ -221,19 +213,6 @@ def _plan_one(info: TensorInfo, role: Role, scene: _Scene, run: int) -> InputPla
         past=scene.past if scene.past < width else 0,
         window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
         padding=min(scene.start // 4 + 1, width // 4) if run % 4 == 1 else 0,
-    )
-
-
-def _mask_values(made: InputPlan, hint: InputHint | None) -> InputPlan:
-    additive = np.dtype(made.info.dtype).kind == "f" or made.info.quantized
-    masked, opened = (_MASKED, 0.0) if additive else (0.0, 1.0)
-    if hint is None:
-        return replace(made, masked=masked, opened=opened)
-    return replace(
-        made,
-        masked=masked if hint.masked is None else hint.masked,
-        opened=opened if hint.opened is None else hint.opened,
-        masked_rows=hint.masked_rows,
     )
 
 
@@ -254,9 +233,12 @@ def _mask(made: InputPlan) -> NDArray[np.float32]:
         visible = filled & _seen(position, row + made.start, made)
     else:
         visible = _seen(column, row % width + (made.start if width > rows else 0), made)
-    values = np.where(visible, np.float32(made.opened), np.float32(made.masked))
+    additive = np.dtype(made.info.dtype).kind == "f" or made.info.quantized
+    masked = (_MASKED if additive else 0.0) if made.masked is None else made.masked
+    opened = (0.0 if additive else 1.0) if made.opened is None else made.opened
+    values = np.where(visible, np.float32(opened), np.float32(masked))
     for index in _masked_rows(made, rows):
-        values[index] = made.masked
+        values[index] = masked
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
 
 
@@ -312,11 +294,14 @@ def _plain_integers(made: InputPlan) -> NDArray[Any]:
     if dtype.itemsize <= 2 and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         low, high = int(limits.min), int(limits.max) + 1
-    values = noise.integers(_seed(made), math.prod(made.info.shape), low, high)
-    return values.reshape(made.info.shape).astype(dtype)
+    return _integers(made, low, high).astype(dtype)
 
 
-def _encode(values: NDArray[np.floating[Any]], info: TensorInfo) -> NDArray[Any]:
+def _integers(made: InputPlan, low: int, high: int) -> NDArray[np.int64]:
+    return noise.integers(_seed(made), math.prod(made.info.shape), low, high).reshape(made.info.shape)
+
+
+def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
     if info.quantized:
         limits = np.iinfo(dtype)

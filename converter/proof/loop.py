@@ -16,7 +16,6 @@ from edge_opt.proof.roles import caches_of, growing_axis, part_of, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 _PARAMETERS = "param_tensor"
-_MASKED = -100.0  # what the exporter's own masks add
 
 Invoke = Callable[["Call", Arrays], Arrays]
 _Give = Callable[[TensorInfo], Array]
@@ -141,15 +140,10 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Arra
         return values
     if role == "token":
         return tokens.astype(dtype).reshape(info.shape)
-    if role == "position":
-        return array_of(InputPlan(info, "", 0, role, start=start)).copy()
     if role == "mask" and "valid" in info.name:
         return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
-    if role == "mask":
-        additive = dtype.kind == "f" or info.quantized
-        masked, opened = (_MASKED, 0.0) if additive else (0.0, 1.0)
-        made = InputPlan(info, "", 0, "mask", start=start, masked=masked, opened=opened)
-        return array_of(made).copy()
+    if role in {"position", "mask"}:
+        return array_of(InputPlan(info, "", 0, role, start=start)).copy()
     return _empty(info)
 
 

@@ -16,7 +16,7 @@ from edge_opt.proof import metrics
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, plan
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.tensors import Kernels, SignatureInfo
+from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
 VERSIONS = ("before", "after")
 Runner = Callable[[str, Kernels, Arrays], list[Array]]
@@ -39,6 +39,16 @@ class OutputProof:
     saturated: int = 0
     short: int = 0
 
+    @property
+    def measured(self) -> tuple[Difference, ...]:
+        """Those of the open and the fully masked rows."""
+        return (self.open_rows,) if self.masked_rows is None else (self.open_rows, self.masked_rows)
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether no element's bits differ, and none was left out."""
+        return not self.saturated and all(difference.bitwise for difference in self.measured)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -57,11 +67,11 @@ class Outcome:
     @property
     def bitwise(self) -> bool:
         """Whether every output was bit for bit the same on every kernel set, fully masked rows included."""
-        return self.mismatch is None and all(_bitwise(proofs) for proofs in self.outputs.values())
+        return self.mismatch is None and all(proof.bitwise for proof in self.all())
 
     def bitwise_on(self, kernels: Kernels) -> bool:
         """The same for one kernel set."""
-        return self.mismatch is None and kernels in self.outputs and _bitwise(self.outputs[kernels])
+        return kernels in self.outputs and replace(self, outputs={kernels: self.outputs[kernels]}).bitwise
 
     def worst(self, figure: Callable[[Difference], float], *, masked: bool = False) -> float:
         """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs; infinite after a mismatch."""
@@ -73,13 +83,6 @@ class Outcome:
     def all(self) -> list[OutputProof]:
         """Those of every kernel set."""
         return [proof for proofs in self.outputs.values() for proof in proofs]
-
-
-def _bitwise(proofs: Sequence[OutputProof]) -> bool:
-    return all(
-        p.open_rows.bitwise and (p.masked_rows is None or p.masked_rows.bitwise) and not p.saturated
-        for p in proofs
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     def ran(version: int, kernels: Kernels) -> list[Array]:
         return run(VERSIONS[version], kernels, make(version))
 
+    masked = _masked_rows(plans)
     reason = ""
     outputs: dict[str, tuple[OutputProof, ...]] = {}
     with ThreadPoolExecutor(1) as beside:
@@ -152,7 +156,10 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
                 if a.shape != b.shape:
                     where = f"output {place} ('{first.outputs[place].tensor}')"
                     return Outcome({}, mismatch=f"{where}: shape {a.shape} before, {b.shape} after")
-            outputs[kernels] = _compare(reference, rewritten, first, plans, request)
+            outputs[kernels] = tuple(
+                _compare(place, a, b, first.outputs[place], masked, request)
+                for place, (a, b) in enumerate(zip(reference, rewritten, strict=True))
+            )
     return Outcome(outputs, untold=reason)
 
 
@@ -227,24 +234,6 @@ def take(array: Array, box: Sequence[Sequence[int] | NDArray[np.int64] | None]) 
     return array
 
 
-def _compare(
-    reference: Sequence[Array],
-    rewritten: Sequence[Array],
-    first: SignatureInfo,
-    plans: Sequence[InputPlan],
-    request: ProofRequest,
-) -> tuple[OutputProof, ...]:
-    masked = _masked_rows(plans)
-    proofs = []
-    for place, (a, b) in enumerate(zip(reference, rewritten, strict=True)):
-        axis = request.row_axes[place] if place < len(request.row_axes) else None
-        if request.limits is not None:
-            proofs.append(_clipped_output(place, a, b, first, request.limits))
-        else:
-            proofs.append(_output(place, a, b, first, masked, axis))
-    return tuple(proofs)
-
-
 def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, tuple[int, ...]] | None:
     """How many query rows a mask has, and which of them are masked everywhere; None where none is."""
     for made in plans:
@@ -253,33 +242,27 @@ def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, tuple[int, ...]] | No
     return None
 
 
-def _output(
+def _compare(
     place: int,
     a: Array,
     b: Array,
-    first: SignatureInfo,
+    info: TensorInfo,
     masked: tuple[int, tuple[int, ...]] | None,
-    axis: int | None,
+    request: ProofRequest,
 ) -> OutputProof:
-    info = first.outputs[place]
+    def measure(one: Array, other: Array) -> Difference:
+        return metrics.measure(one, other, quantized_a=info, quantized_b=info)
+
+    if request.limits is not None:
+        # Where the first version was clipped, the second may lie beyond that limit, but must not fall short of it.
+        low, high = request.limits
+        inside = (a > low) & (a < high)
+        gap = np.where(a >= high, a.astype(np.int64) - b, b.astype(np.int64) - a)[~inside]
+        return OutputProof(place, measure(a[inside], b[inside]), None, gap.size, int(gap.max(initial=0)))
+    axis = request.row_axes[place] if place < len(request.row_axes) else None
     if axis is None or masked is None:
-        return OutputProof(place, metrics.measure(a, b, quantized_a=info, quantized_b=info))
+        return OutputProof(place, measure(a, b))
     rows, closed = masked
     chosen = np.isin(np.arange(a.shape[axis]) % rows, closed)
-    parts = [
-        metrics.measure(a.compress(which, axis), b.compress(which, axis), quantized_a=info, quantized_b=info)
-        for which in (~chosen, chosen)
-    ]
-    return OutputProof(place, parts[0], parts[1])
-
-
-def _clipped_output(
-    place: int, a: Array, b: Array, first: SignatureInfo, limits: tuple[int, int]
-) -> OutputProof:
-    """Where the first version was clipped, the second may lie beyond that limit, but must not fall short of it."""
-    low, high = limits
-    info = first.outputs[place]
-    inside = (a > low) & (a < high)
-    compared = metrics.measure(a[inside], b[inside], quantized_a=info, quantized_b=info)
-    gap = np.where(a >= high, a.astype(np.int64) - b, b.astype(np.int64) - a)[~inside]
-    return OutputProof(place, compared, None, gap.size, int(gap.max(initial=0)))
+    opened, masked_rows = (measure(a.compress(w, axis), b.compress(w, axis)) for w in (~chosen, chosen))
+    return OutputProof(place, opened, masked_rows)
