@@ -35,7 +35,7 @@ def plugin(target: str | Target, *, subgraphs_to_compile: Sequence[int] | None =
     Raises:
         UsageError: ai_edge_litert has no ahead-of-time support on this machine, or there is no such target.
     """
-    facts = target if isinstance(target, Target) else load_target(target)
+    facts = load_target(target)
     own = _aot("core.apply_plugin").ApplyPlugin
 
     class FlaggedPlugin(own):  # type: ignore[misc, valid-type]

@@ -13,17 +13,17 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from edge_opt.conversion import ConversionResult, Verify, convert
+from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION, Sections
 from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
-from edge_opt.npu.figures import Figures, Profile
-from edge_opt.npu.gain import Gain, gain
+from edge_opt.npu.figures import Profile, SpillFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import find_sdk
@@ -31,7 +31,7 @@ from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.targets import Target, load_target
 
-Progress = Callable[[str, int, int], None]
+Kept = Literal["converted", "exported"]
 _Compiler = Callable[[str | os.PathLike[str]], Profile]
 
 TARGETS = {
@@ -55,6 +55,28 @@ class PipelineConfig(Protocol):
 
     backend: str
     soc_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """One entry point: the compiler's figures as exported and as converted, which of the two was kept, and why.
+
+    Figures are None where nothing was measured.
+    """
+
+    signature: str
+    before: SpillFigures | None
+    after: SpillFigures | None
+    kept: Kept
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.signature}: {self.kept}, {self.why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        both = (figures and figures.to_dict() for figures in (self.before, self.after))
+        return {**asdict(self), **dict(zip(("before", "after"), both, strict=True))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +151,8 @@ def npu_optimize(
     tell = progress or (lambda *_: None)
     tell("compiling as exported", 0, 1)
     before = _measured(compiler, input_litertlm)
-    run = partial(
-        convert,
-        input_litertlm,
-        output_litertlm,
-        target=facts,
-        sections=sections,
-        verify=verify,
-        progress=progress,
-    )
+    how = {"target": facts, "sections": sections, "verify": verify, "progress": progress}
+    run = partial(convert, input_litertlm, output_litertlm, **how)
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)
     after = _measured(compiler, output_litertlm) if result.converted else before
@@ -153,7 +168,7 @@ def npu_optimize(
 class _Measured:
     """Figures by signature; none where the compiler failed, with the reason, or did not run."""
 
-    figures: Mapping[str, Figures] = field(default_factory=dict)
+    figures: Mapping[str, SpillFigures] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failure: str = ""
 
@@ -191,7 +206,8 @@ def _measured(compiler: _Compiler | None, path: str | os.PathLike[str]) -> _Meas
         told = compiler(path)
     except CompilerFailedError as error:
         return _Measured(failure=str(error))
-    return _Measured({entry.signature: entry for entry in told.signatures}, told.notes)
+    figures = {entry.signature: entry for entry in told.signatures if isinstance(entry, SpillFigures)}
+    return _Measured(figures, told.notes)
 
 
 def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Iterator[Gain]:
@@ -205,7 +221,7 @@ def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Ite
         if name not in rewritten:
             yield Gain(name, old, new, "exported", "nothing was rewritten in it")
         elif old is not None and new is not None:
-            yield gain(name, old, new)
+            yield better(name, old, new)
         elif old is not None:
             yield Gain(name, old, new, "exported", f"it does not compile as converted: {after.failure}")
         elif new is not None:
@@ -215,9 +231,35 @@ def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Ite
             yield Gain(name, old, new, "converted", why)
 
 
+def better(signature: str, before: SpillFigures, after: SpillFigures) -> Gain:
+    """The better of the two; as exported where nothing is gained.
+
+    What leaves the NPU counts first, then in how many pieces the rest is, then the estimated time where both have one,
+    else the bytes moved.
+    """
+    timed = before.time is not None and after.time is not None
+    old, new = _facts(before, timed=timed), _facts(after, timed=timed)
+    telling = next((text for text in old if old[text] != new[text]), [*old][-1])
+    kept: Kept = "converted" if new[telling] < old[telling] else "exported"
+    ratio = f" ({new[telling] / old[telling]:.3f} of it)" if old[telling] and new[telling] else ""
+    numbers = f"{telling.format(old[telling])} as exported, {telling.format(new[telling])} as converted"
+    return Gain(signature, before, after, kept, numbers + ratio)
+
+
+def _facts(figures: SpillFigures, *, timed: bool) -> dict[str, float]:
+    """What ranks, first things first, by how it is told; smaller is better."""
+    facts: dict[str, float] = {
+        "{} operators off the NPU": figures.operators - figures.taken,
+        "{} pieces on the NPU": figures.partitions,
+    }
+    if timed and figures.time is not None:
+        return {**facts, "estimated {:.3f} ms": figures.time.us / 1000}
+    return {**facts, "{:,} bytes moved": figures.ddr_read + figures.ddr_written}
+
+
 def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:
     if target is not None:
-        return target if isinstance(target, Target) else load_target(target)
+        return load_target(target)
     vendor = cfg.backend.strip().lower()
     if vendor not in TARGETS:
         raise UsageError(

@@ -191,11 +191,11 @@ def compare_on_npu(
         UsageError: no such signature, or no attention to count layers by.
         ModelFormatError: a model cannot be read.
     """
-    found = find_sdk(sdk)
-    if found.silence:
-        raise CompilerMissingError(found.silence)
+    tools = find_sdk(sdk)
+    if tools.silence:
+        raise CompilerMissingError(tools.silence)
     flags = load_target(_TARGET).flags() if flags is None else flags
-    compiler = Compiler(found, chip or DEFAULT_CHIP, tuple(flags), seconds)
+    compiler = Compiler(tools, chip or DEFAULT_CHIP, tuple(flags), seconds)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         worker.start()
@@ -204,7 +204,7 @@ def compare_on_npu(
         ]
         models = [load(source.model) for source in sources]
         if sources[0].name == sources[1].name:
-            models[1] = models[0]  # one file is run once: how far is it from the CPU?
+            del models[1]  # one file is run once: how far is it from the CPU?
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         ours, theirs = ({entry.name: entry for entry in worker.describe(source.model)} for source in sources)
         names = choose([name for name in ours if name in theirs], signatures)
@@ -214,25 +214,17 @@ def compare_on_npu(
         by_filler, _ = caches.served(names)
         for prefill, served in by_filler.items():
             caches.fill(prefill, served, range(1))
-        compared = []
+        each: list[NpuSignature] = []
         for place, name in enumerate(names):
-            tell(f"{name}: emulating", 2 * place, 2 * len(names))
             plans = _plans(caches, name, theirs[name])
-            job = _Job(name, compiler, worker, folder, atol, rtol)
+            tell(f"{name}: emulating", 2 * place, 2 * len(names))
             ends = () if layers is None else layer_ends(models[0], name, layers)
-            compared.append(job.compare(models, plans, ends))
+            cuts = [cut_entry_point(model, name, ends) for model in models]
+            each.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
         tell("compared", 2 * len(names), 2 * len(names))
-    return NpuComparison(
-        a=sources[0].name,
-        b=sources[1].name,
-        chip=compiler.chip,
-        flags=tuple(flags),
-        layers=layers,
-        seed=seed,
-        least_db=least_db,
-        signatures=tuple(compared),
-        caches=tuple(caches.told),
-    )
+    first, second = (source.name for source in sources)
+    found, told = tuple(each), tuple(caches.told)
+    return NpuComparison(first, second, compiler.chip, tuple(flags), layers, seed, least_db, found, told)
 
 
 def _plans(caches: FilledCaches, name: str, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
@@ -255,63 +247,44 @@ class _Ran:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One signature, compared."""
+def _compared(
+    cuts: Sequence[Model],
+    plans: Sequence[Mapping[str, InputPlan]],
+    compiler: Compiler,
+    worker: Worker,
+    folder: Path,
+    **tolerances: float,
+) -> NpuSignature:
+    """The models, of one entry point each, in the emulator, and the first one on the CPU; both are the one if alone."""
+    (signature,) = cuts[0].signatures
+    ran = []
+    for side, cut, planned in zip("ab", cuts, plans, strict=False):
+        path, tensors = folder / f"{side}.tflite", cut.signatures[0]
+        path.unlink(missing_ok=True)
+        save(cut, path)
+        (described,) = worker.describe(path)
+        inputs = {tensor.name: array_of(planned[key]) for key, tensor in tensors.inputs.items()}
+        try:
+            found, seconds = emulate(path, tensors.subgraph, inputs, compiler)
+        except CompilerFailedError as error:
+            return NpuSignature(signature.key, verdict=f"{side}: {error}")
+        outputs = {key: found[tensor.name] for key, tensor in tensors.outputs.items()}
+        ran.append(_Ran({info.name: info for info in described.outputs}, outputs, seconds))
+    a, b = ran[0], ran[-1]
+    asked = [plans[0][key] for key in signature.inputs]
+    (cpu,) = worker.run_plans(folder / "a.tflite", signature.key, [asked])
 
-    name: str
-    compiler: Compiler
-    worker: Worker
-    folder: Path
-    atol: float
-    rtol: float
+    def apart(key: str, one: Mapping[str, Array], other: _Ran, **how: Any) -> Difference:
+        return measure(
+            one[key], other.outputs[key], quantized_a=a.infos[key], quantized_b=other.infos[key], **how
+        )
 
-    def compare(
-        self, models: Sequence[Model], plans: Sequence[Mapping[str, InputPlan]], ends: Sequence[str]
-    ) -> NpuSignature:
-        """Both models up to the tensors `ends`, in the emulator, and the first one on the CPU."""
-        ran: list[_Ran] = []
-        cpu: Mapping[str, Array] = {}
-        for side, model, planned in zip("ab", models, plans, strict=True):
-            if ran and model is models[0]:
-                ran.append(ran[0])
-                continue
-            cut = cut_entry_point(model, self.name, ends)
-            (signature,) = cut.signatures
-            path = self.folder / f"{side}.tflite"
-            path.unlink(missing_ok=True)
-            save(cut, path)
-            (described,) = self.worker.describe(path)
-            if not cpu:
-                (cpu,) = self.worker.run_plans(path, self.name, [[planned[key] for key in signature.inputs]])
-            inputs = {tensor.name: array_of(planned[key]) for key, tensor in signature.inputs.items()}
-            try:
-                found, seconds = emulate(path, signature.subgraph, inputs, self.compiler)
-            except CompilerFailedError as error:
-                return NpuSignature(self.name, verdict=f"{side}: {error}")
-            outputs = {key: found[tensor.name] for key, tensor in signature.outputs.items()}
-            ran.append(_Ran({info.name: info for info in described.outputs}, outputs, seconds))
-        return self._measured(cpu, *ran)
-
-    def _measured(self, cpu: Mapping[str, Array], a: _Ran, b: _Ran) -> NpuSignature:
-        outputs = []
-        for key, info in a.infos.items():
-            other = b.infos.get(key)
-            if other is None or a.outputs[key].shape != b.outputs[key].shape:
-                return NpuSignature(
-                    self.name, verdict=f"output '{key}' is not in both models, with one shape"
-                )
-            apart = measure(
-                a.outputs[key],
-                b.outputs[key],
-                quantized_a=info,
-                quantized_b=other,
-                atol=self.atol,
-                rtol=self.rtol,
+    measured = []
+    for key in a.infos:
+        if key not in b.infos or a.outputs[key].shape != b.outputs[key].shape:
+            return NpuSignature(
+                signature.key, verdict=f"output '{key}' is not in both models, with one shape"
             )
-            db = [
-                measure(cpu[key], one.outputs[key], quantized_a=info, quantized_b=one.infos[key]).snr_db
-                for one in (a, b)
-            ]
-            outputs.append(NpuOutput(key, apart, *db))
-        return NpuSignature(self.name, tuple(outputs), seconds=(a.seconds, b.seconds))
+        db = [apart(key, cpu, one).snr_db for one in (a, b)]
+        measured.append(NpuOutput(key, apart(key, a.outputs, b, **tolerances), *db))
+    return NpuSignature(signature.key, tuple(measured), seconds=(a.seconds, b.seconds))

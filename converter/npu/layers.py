@@ -130,17 +130,11 @@ def _cut(model: Model, graph: Subgraph, name: str, inside: set[Operator], ends: 
     ]
     cut = cut_out(model, operators, inputs, outputs)
     layer = cut.subgraphs[0]
-    known = next((entry for entry in model.signatures if entry.subgraph is graph), None)
-    given = _names({} if known is None else known.inputs, inputs, "input")
-    taken = _names({} if known is None else known.outputs, outputs, "output")
-    cut.signatures.append(
-        Signature(
-            name,
-            layer,
-            dict(zip(given, layer.inputs, strict=True)),
-            dict(zip(taken, layer.outputs, strict=True)),
-        )
-    )
+    unnamed = Signature(name, graph, {}, {})
+    known = next((entry for entry in model.signatures if entry.subgraph is graph), unnamed)
+    given, taken = _names(known.inputs, inputs, "input"), _names(known.outputs, outputs, "output")
+    sides = (dict(zip(given, layer.inputs, strict=True)), dict(zip(taken, layer.outputs, strict=True)))
+    cut.signatures.append(Signature(name, layer, *sides))
     return cut
 
 

@@ -44,7 +44,7 @@ def profile(
         CompilerFailedError: it ended without a result, or was not done in time.
         ModelFormatError: the file is not a model.
     """
-    facts = load_target(target) if isinstance(target, str) else target
+    facts = load_target(target)
     if facts.name not in COMPILERS:
         raise UsageError(
             f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"

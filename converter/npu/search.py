@@ -119,7 +119,7 @@ def tune(
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         ModelFormatError: the file is not a model.
     """
-    facts = load_target(target) if isinstance(target, str) else target
+    facts = load_target(target)
     if facts.name not in COMPILERS:
         raise UsageError(f"target '{facts.name}' has no compiler here; there are: {', '.join(COMPILERS)}")
     tell = progress or (lambda *_: None)

@@ -35,10 +35,11 @@ def tuned_target(tuning: Tuning) -> Target:
     source = (
         f"measured with `edge-opt tune` on {tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     )
+    others = {name: text for name, text in tuning.target.sources.items() if name not in changed}
     return replace(
         tuning.target,
         **changed,
-        sources={**_sources(tuning.target, changed), **dict.fromkeys(_stated(changed), source)},
+        sources={**others, **dict.fromkeys(_stated(changed), source)},
         versions={**tuning.versions, "chip": tuning.chip},
     )
 
@@ -47,10 +48,6 @@ def _stated(facts: Mapping[str, Any]) -> list[str]:
     """Names of the facts that say something: others are as in a target of which nothing is known."""
     blank = Target("", "")
     return [name for name, value in facts.items() if value != getattr(blank, name)]
-
-
-def _sources(target: Target, changed: Mapping[str, Any]) -> dict[str, str]:
-    return {name: source for name, source in target.sources.items() if name not in changed}
 
 
 def _split(tuning: Tuning, *, split: bool) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """What of a model a target refuses, or is known to get wrong. Looks only; a rewrite may mend some of it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.words import many
 from edge_opt.targets.target import Target, composite_name
 
 _HALF_LOWEST = -65504.0
@@ -20,6 +21,12 @@ _LAYOUT = frozenset({"RESHAPE", "BROADCAST_TO", "TILE", "TRANSPOSE", "EXPAND_DIM
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
 _COMPARISONS = frozenset({"EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"})
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
+_TENSORS = {
+    "rank": "tensors of a rank over {}",
+    "int64": "64-bit integers are not taken",
+    "float": "floating point is not taken, quantize the model",
+    "dynamic": "dimensions known only at run time are not taken",
+}
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
 
@@ -40,9 +47,12 @@ class Finding:
 
 def lint(model: Model, target: Target) -> list[Finding]:
     """Everything of the model that the target's facts speak against, signature by signature."""
-    findings: list[Finding] = []
-    for name, graph in model.entry_points():
-        findings.extend(replace(found, signature=name) for found in _graph_findings(graph, target))
+    findings = [
+        replace(found, signature=name)
+        for name, graph in model.entry_points()
+        for rule in _RULES
+        for found in rule(graph, target)
+    ]
     if target.signatures is False and len(model.signatures) > 1:
         names = ", ".join(signature.key for signature in model.signatures)
         remedy = "write one with --extract-signature"
@@ -50,15 +60,6 @@ def lint(model: Model, target: Target) -> list[Finding]:
             _warning("signatures", f"only subgraph 0 is read, of the signatures {names}: {remedy}")
         )
     return findings
-
-
-def _graph_findings(graph: Subgraph, target: Target) -> Iterator[Finding]:
-    yield from _refused(graph, target)
-    yield from _tensors(graph, target)
-    yield from _joined_rows(graph, target)
-    yield from _constants(graph)
-    yield from _reordered(graph)
-    yield from _comparisons(graph)
 
 
 def _error(rule: str, message: str) -> Finding:
@@ -74,43 +75,27 @@ def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
     counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
     composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
     for name, count in sorted(counts.items()):
-        yield _error("operator", f"{name} is not taken ({_times(count)})")
+        yield _error("operator", f"{name} is not taken ({many(count, 'time')})")
     if composites:
-        names = ", ".join(f"{name} {_times(count)}" for name, count in sorted(composites.items()))
+        names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
         yield _error(
             "composite", f"composites are not opened: {names}; replace them with --inline-composites"
         )
 
 
-def _times(count: int) -> str:
-    return f"{count} time{'s' if count != 1 else ''}"
-
-
 def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
-    defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
     limit = target.largest_rank
-    rules: tuple[tuple[str, str, Callable[[Tensor], bool]], ...] = (
-        ("rank", f"tensors of a rank over {limit}", lambda t: limit is not None and len(t.shape) > limit),
-        (
-            "int64",
-            "64-bit integers are not taken",
-            lambda t: target.int64 is False and t.dtype is DType.INT64,
-        ),
-        (
-            "float",
-            "floating point is not taken, quantize the model",
-            lambda t: target.floats is False and t.dtype.is_float,
-        ),
-        (
-            "dynamic",
-            "dimensions known only at run time are not taken",
-            lambda t: target.dynamic_shapes is False and (t.is_dynamic or not t.has_rank),
-        ),
-    )
-    for rule, text, breaks in rules:
-        found = [tensor for tensor in defined if breaks(tensor)]
+    defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
+    unknown = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
+    broken = {
+        "rank": [tensor for tensor in defined if limit is not None and len(tensor.shape) > limit],
+        "int64": [t for t in defined if t.dtype is DType.INT64] if target.int64 is False else [],
+        "float": [t for t in defined if t.dtype.is_float] if target.floats is False else [],
+        "dynamic": unknown if target.dynamic_shapes is False else [],
+    }
+    for rule, found in broken.items():
         if found:
-            yield _error(rule, f"{text}: {_names(found)}")
+            yield _error(rule, f"{_TENSORS[rule].format(limit)}: {_names(found)}")
 
 
 def _names(tensors: list[Tensor]) -> str:
@@ -129,20 +114,19 @@ def _joined_rows(graph: Subgraph, target: Target) -> Iterator[Finding]:
         return
     counts: Counter[int] = Counter()
     for operator in graph.operators:
-        if operator.name == "ADD":
-            sum_ = operator.outputs[0]
-            sizes = [
-                operand.elements * element_bytes(operand)
-                for operand in operator.inputs
-                if operand is not None and operand.elements == sum_.elements and _has_joined_rows(operand)
-            ]
-            counts.update([size for size in sizes if size > limit][:1])
+        elements = operator.outputs[0].elements if operator.name == "ADD" else None
+        sizes = [
+            operand.elements * element_bytes(operand)
+            for operand in operator.inputs
+            if operand is not None and operand.elements == elements and _has_joined_rows(operand)
+        ]
+        counts.update([size for size in sizes if size > limit][:1])
     source = target.sources.get("largest_joined_rows_bytes")
     for size, count in counts.items():
         yield _error(
             "joined-rows",
-            f"rows that a CONCATENATION joins go into an ADD ({_times(count)}), {size:,} bytes, over the limit of "
-            f"{limit:,}: split the heads, and a mask is not repeated" + (f" ({source})" if source else ""),
+            f"rows that a CONCATENATION joins go into an ADD ({many(count, 'time')}), {size:,} bytes, over the limit "
+            f"of {limit:,}: split the heads, and a mask is not repeated" + (f" ({source})" if source else ""),
         )
 
 
@@ -151,10 +135,8 @@ def _has_joined_rows(tensor: Tensor) -> bool:
     operator = tensor.producer
     while operator is not None and operator.name in _ROWS_STAY:
         varying = [operand for operand in operator.inputs if operand is not None and not operand.is_constant]
-        if len(varying) != 1 or (varying[0].shape[-2:], varying[0].dtype) != (
-            tensor.shape[-2:],
-            tensor.dtype,
-        ):
+        told = {(operand.shape[-2:], operand.dtype) for operand in varying}
+        if len(varying) != 1 or told != {(tensor.shape[-2:], tensor.dtype)}:
             return False
         operator = varying[0].producer
     if operator is None or operator.name != "CONCATENATION" or operator.options is None:
@@ -163,39 +145,27 @@ def _has_joined_rows(tensor: Tensor) -> bool:
     return rank > 1 and int(operator.options.get("axis") or 0) % rank == rank - 2
 
 
-def _constants(graph: Subgraph) -> Iterator[Finding]:
+def _constants(graph: Subgraph, _: Target) -> Iterator[Finding]:
     """Mask constants that overflow in half precision, or leave no precision to what is quantized with them."""
-    seen: set[int] = set()
+    lowest: dict[int, tuple[str, float]] = {}
     for operator in graph.operators:
-        if operator.name not in _MASK_OPERATORS:
-            continue
-        for tensor in _small_float_constants(operator):
-            lowest = float(np.min(tensor.array()))
-            if id(tensor) in seen or not lowest < _HALF_LOWEST:
+        for tensor in operator.inputs if operator.name in _MASK_OPERATORS else ():
+            if tensor is None or id(tensor) in lowest or not tensor.has_numbers:
                 continue
-            seen.add(id(tensor))
-            if lowest < _RUINS_A_SCALE:
-                yield _warning(
-                    "mask-constant",
-                    f"the mask constant {lowest:g} of {operator.name} overflows in half precision, and quantized with "
-                    "it a tensor has no precision left: mask_to_add raises it for a target with a mask_constant",
-                )
-            else:
-                yield _warning("mask-constant", f"the mask constant {lowest:g} overflows in half precision")
+            if tensor.dtype is DType.FLOAT32 and 0 < tensor.elements <= _MOST_ELEMENTS:
+                lowest[id(tensor)] = operator.name, float(np.min(tensor.array()))
+    for name, value in lowest.values():
+        if value < _RUINS_A_SCALE:
+            yield _warning(
+                "mask-constant",
+                f"the mask constant {value:g} of {name} overflows in half precision, and quantized with it a tensor "
+                "has no precision left: mask_to_add raises it for a target with a mask_constant",
+            )
+        elif value < _HALF_LOWEST:
+            yield _warning("mask-constant", f"the mask constant {value:g} overflows in half precision")
 
 
-def _small_float_constants(operator: Operator) -> Iterable[Tensor]:
-    return (
-        tensor
-        for tensor in operator.inputs
-        if tensor is not None
-        and tensor.has_numbers
-        and tensor.dtype is DType.FLOAT32
-        and 0 < tensor.elements <= 1 << 20
-    )
-
-
-def _reordered(graph: Subgraph) -> Iterator[Finding]:
+def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:
     """Operands of attention's products that a RESHAPE puts into another order, where a TRANSPOSE is due.
 
     RESHAPE keeps the order of the numbers: `[S,H] -> [H,S]` with S and H other than 1 and not the same puts parts of
@@ -222,7 +192,7 @@ def _reordered(graph: Subgraph) -> Iterator[Finding]:
         )
 
 
-def _comparisons(graph: Subgraph) -> Iterator[Finding]:
+def _comparisons(graph: Subgraph, _: Target) -> Iterator[Finding]:
     """Comparisons that the runtime computes wrongly: its multipliers stand for scales below 1 only.
 
     Measured with ai-edge-litert 2.3.0, int8 and int16, on XNNPACK and reference kernels: with a scale over 1 even EQUAL
@@ -252,7 +222,16 @@ def _exchanges_axes(reshape: Operator) -> bool:
     Where the last one stays, whole rows are grouped anew: `[B,K*G,H] -> [B*K,G,H]` is right.
     """
     assert reshape.inputs[0] is not None
-    before, after = (
-        [size for size in tensor.shape if size != 1] for tensor in (reshape.inputs[0], reshape.outputs[0])
-    )
+    shapes = reshape.inputs[0].shape, reshape.outputs[0].shape
+    before, after = ([size for size in shape if size != 1] for shape in shapes)
     return sorted(before) == sorted(after) and before[-1:] != after[-1:]
+
+
+_RULES: tuple[Callable[[Subgraph, Target], Iterator[Finding]], ...] = (
+    _refused,
+    _tensors,
+    _joined_rows,
+    _constants,
+    _reordered,
+    _comparisons,
+)

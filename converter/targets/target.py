@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -151,12 +151,14 @@ def target_names() -> list[str]:
     )
 
 
-def load_target(name: str) -> Target:
-    """A bundled target by name, or a user's own by the path of its file.
+def load_target(name: str | Target) -> Target:
+    """A bundled target by name, or a user's own by the path of its file; one that is loaded as it is.
 
     Raises:
         UsageError: there is no such target, or its file says what no target has.
     """
+    if isinstance(name, Target):
+        return name
     if name in target_names():
         text = (resources.files(__package__) / f"{name}.toml").read_text(encoding="utf-8")
         return _parse(text, name)
@@ -169,14 +171,11 @@ def load_target(name: str) -> Target:
     return _parse(text, name)
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
+_FLAG: tuple[str, Callable[[Any], bool]] = "true or false", lambda value: isinstance(value, bool)
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("text", lambda value: isinstance(value, str)),
     "tuple[str, ...]": ("a list of texts", lambda value: isinstance(value, list) and _are_texts(value)),
@@ -185,8 +184,8 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a finite number below 0",
         lambda value: type(value) in (int, float) and -3.4e38 < value < 0,
     ),
-    "bool": ("true or false", _is_flag),
-    "bool | None": ("true or false", _is_flag),
+    "bool": _FLAG,
+    "bool | None": _FLAG,
     "Mapping[str, str]": (
         "a table of texts",
         lambda value: isinstance(value, dict) and _are_texts(value.values()),
@@ -204,24 +203,28 @@ def _parse(text: str, source: str) -> Target:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
-    for key, value in data.items():
-        if key not in _TYPES:
-            raise UsageError(f"target file {source}: '{key}' is unknown, {did_you_mean(key, _TYPES)}")
-        expected = _misfit(key, value)
-        if expected is not None:
-            raise UsageError(f"target file {source}: '{key}' must be {expected}, found {value!r}")
-    for key in _OPERATOR_LISTS:
-        for name in data.get(key, ()):
-            if name not in ENUMS["BuiltinOperator"]:
-                hint = did_you_mean(name, ENUMS["BuiltinOperator"])
-                raise UsageError(
-                    f"target file {source}: '{name}' in '{key}' is no operator of TFLite, {hint}"
-                )
-    for key in ("name", "summary"):
-        if key not in data:
-            raise UsageError(f"target file {source}: '{key}' must be there, as text")
+    wrong = next(_faults(data), None)
+    if wrong is not None:
+        raise UsageError(f"target file {source}: {wrong}")
     facts: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
     return Target(**facts)
+
+
+def _faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong in a target file."""
+    for key, value in data.items():
+        if key not in _TYPES:
+            yield f"'{key}' is unknown, {did_you_mean(key, _TYPES)}"
+        elif (expected := _misfit(key, value)) is not None:
+            yield f"'{key}' must be {expected}, found {value!r}"
+    operators = ENUMS["BuiltinOperator"]
+    for key in _OPERATOR_LISTS:
+        for name in data.get(key, ()):
+            if name not in operators:
+                yield f"'{name}' in '{key}' is no operator of TFLite, {did_you_mean(name, operators)}"
+    for key in ("name", "summary"):
+        if key not in data:
+            yield f"'{key}' must be there, as text"
 
 
 def _misfit(key: str, value: object) -> str | None:
