@@ -12,67 +12,36 @@ from edge_opt.shapes import Dim, ShapeError, matmul
 Shape = tuple[int, ...]
 
 
-def test_page_1d_by_1d_is_a_scalar() -> None:
-    assert matmul((5,), (5,)) == ()
-
-
-def test_page_1d_by_nd() -> None:
-    assert matmul((5,), (2, 3, 5, 7)) == (2, 3, 7)
-
-
-def test_page_nd_by_1d() -> None:
-    assert matmul((2, 3, 5, 7), (7,)) == (2, 3, 5)
-
-
-def test_page_nd_by_nd() -> None:
-    assert matmul((2, 3, 5, 7), (2, 3, 7, 4)) == (2, 3, 5, 4)
-
-
-def test_page_transposes_are_ignored_for_1d() -> None:
-    for transpose_a in (False, True):
-        for transpose_b in (False, True):
-            assert matmul((5,), (5,), transpose_a=transpose_a, transpose_b=transpose_b) == ()
-    assert matmul((5,), (5, 7), transpose_a=True) == (7,)
-    assert matmul((7, 5), (5,), transpose_b=True) == (7,)
-
-
-def test_page_transposes_swap_only_the_two_last_axes() -> None:
-    assert matmul((2, 7, 5), (2, 7, 4), transpose_a=True) == (2, 5, 4)
-    assert matmul((2, 5, 7), (2, 4, 7), transpose_b=True) == (2, 5, 4)
-    assert matmul((2, 7, 5), (2, 4, 7), transpose_a=True, transpose_b=True) == (2, 5, 4)
-
-
-def test_page_example_vector_matrix() -> None:
-    assert matmul((1024,), (1024, 1000)) == (1000,)
-
-
-def test_page_example_matrix_vector() -> None:
-    assert matmul((1000, 1024), (1024,)) == (1000,)
-
-
-def test_page_example_matrix_matrix_like_fully_connected_with_batch_size_1() -> None:
-    assert matmul((1, 1024), (1024, 1000)) == (1, 1000)
-
-
-def test_page_example_vector_matrix_with_embedded_transposition() -> None:
-    assert matmul((1024,), (1000, 1024), transpose_b=True) == (1000,)
-
-
-def test_page_example_matrix_matrix_like_fully_connected_with_batch_size_10() -> None:
-    assert matmul((10, 1024), (1024, 1000)) == (10, 1000)
-
-
-def test_page_example_batch_of_5_matrices_by_one_matrix_with_broadcasting() -> None:
-    assert matmul((5, 10, 1024), (1024, 1000)) == (5, 10, 1000)
-
-
-def test_page_ranks_are_aligned_and_batches_broadcast() -> None:
-    assert matmul((4, 1, 2, 3), (5, 3, 6)) == (4, 5, 2, 6)
-
-
-def test_page_an_axis_of_size_1_that_was_not_temporary_stays() -> None:
-    assert matmul((1, 5), (5,)) == (1,)
-    assert matmul((5,), (5, 1)) == (1,)
+@pytest.mark.parametrize(
+    ("a", "b", "transposes", "result"),
+    [
+        pytest.param((5,), (5,), "", (), id="1d by 1d is a scalar"),
+        pytest.param((5,), (2, 3, 5, 7), "", (2, 3, 7), id="1d by nd"),
+        pytest.param((2, 3, 5, 7), (7,), "", (2, 3, 5), id="nd by 1d"),
+        pytest.param((2, 3, 5, 7), (2, 3, 7, 4), "", (2, 3, 5, 4), id="nd by nd"),
+        pytest.param((5,), (5,), "a", (), id="transposes are ignored for 1d: a"),
+        pytest.param((5,), (5,), "b", (), id="transposes are ignored for 1d: b"),
+        pytest.param((5,), (5,), "ab", (), id="transposes are ignored for 1d: both"),
+        pytest.param((5,), (5, 7), "a", (7,), id="a transpose is ignored for a 1d a"),
+        pytest.param((7, 5), (5,), "b", (7,), id="a transpose is ignored for a 1d b"),
+        pytest.param((2, 7, 5), (2, 7, 4), "a", (2, 5, 4), id="a transpose swaps the two last axes of a"),
+        pytest.param((2, 5, 7), (2, 4, 7), "b", (2, 5, 4), id="a transpose swaps the two last axes of b"),
+        pytest.param((2, 7, 5), (2, 4, 7), "ab", (2, 5, 4), id="transposes swap the two last axes of both"),
+        pytest.param((1024,), (1024, 1000), "", (1000,), id="example: vector, matrix"),
+        pytest.param((1000, 1024), (1024,), "", (1000,), id="example: matrix, vector"),
+        pytest.param((1, 1024), (1024, 1000), "", (1, 1000), id="example: fully connected, batch size 1"),
+        pytest.param((1024,), (1000, 1024), "b", (1000,), id="example: embedded transposition"),
+        pytest.param((10, 1024), (1024, 1000), "", (10, 1000), id="example: fully connected, batch size 10"),
+        pytest.param(
+            (5, 10, 1024), (1024, 1000), "", (5, 10, 1000), id="example: a batch of 5 by one matrix"
+        ),
+        pytest.param((4, 1, 2, 3), (5, 3, 6), "", (4, 5, 2, 6), id="ranks are aligned, batches broadcast"),
+        pytest.param((1, 5), (5,), "", (1,), id="an axis of size 1 of a that was not temporary stays"),
+        pytest.param((5,), (5, 1), "", (1,), id="an axis of size 1 of b that was not temporary stays"),
+    ],
+)
+def test_page(a: Shape, b: Shape, transposes: str, result: Shape) -> None:
+    assert matmul(a, b, transpose_a="a" in transposes, transpose_b="b" in transposes) == result
 
 
 @pytest.mark.parametrize(("a", "b"), [((), (5,)), ((5,), ()), ((), ()), ((), None), (None, ())])
