@@ -15,6 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
+from edge_opt.ir.operators import options_table
 from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Call, Constant
 from edge_opt.shapes.folding import fold
@@ -140,7 +141,7 @@ def _tensor(model: Any, t: T, index: int) -> Any:
     return tensor
 
 
-Options = tuple[str, dict[str, Any]] | None
+Options = tuple[str, dict[str, Any]] | dict[str, Any] | None
 
 
 def one_operator(
@@ -148,6 +149,8 @@ def one_operator(
 ) -> bytes:
     """A model of one operator; the outputs' recorded shapes are what `outputs` says, `[]` unless stated."""
     graph = Graph()
+    if isinstance(options, dict):
+        options = (str(options_table(name)), options)
     slots = []
     for tensor in inputs:
         fed = tensor is not None and tensor.value is None and not tensor.variable
