@@ -19,7 +19,8 @@ from edge_opt.attention.surroundings import (
     is_residual,
     last_computation,
     multiplies_activations,
-    products_before,
+    producers,
+    products_above,
     value_products,
 )
 from edge_opt.ir import Operator, Subgraph
@@ -73,14 +74,16 @@ class _Finder:
         known: set[Operator] = set()
         for softmax in softmaxes:
             products = value_products(softmax)
-            known.update(() if isinstance(products, Refusal) else products, products_before(softmax)[0])
+            known.update(
+                () if isinstance(products, Refusal) else products, products_above(producers(softmax))[0]
+            )
         for product in self._subgraph.operators:
             if product in known or not multiplies_activations(product):
                 continue
             made = [last_computation(product.input(index)) for index in (0, 1)]
             for weights in (operator for operator in made if operator is not None):
                 linear = is_product(weights)
-                scores = [weights] if linear else products_before(weights)[0]
+                scores = [weights] if linear else products_above(producers(weights))[0]
                 several = all(map(_of_several_matrices, scores)) and not any(map(is_residual, scores))
                 if scores and known.isdisjoint(scores) and several:
                     known.update((product, *scores))
@@ -102,7 +105,7 @@ class _Finder:
             return NotABlock(softmax, products, is_attention=opaque)
         if not all(weighing.head_size for weighing in products.values()):
             return NotABlock(softmax, Refusal("an empty tensor", next(iter(products))))
-        logits, ends = products_before(softmax)
+        logits, ends = products_above(producers(softmax))
         if not logits:
             return _without_scores(softmax, ends)
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)

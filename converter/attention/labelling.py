@@ -133,7 +133,6 @@ class Labelling:
         self._values = values
         self._operands = operands
         self._memo: dict[tuple[int, Factored], bool] = {}
-        self._core_tensors: set[int] = set()
         self.products: dict[Operator, Factored] = {}
         self.logits: dict[Operator, Factored] = {}
         self.core_operators: dict[Operator, None] = {}
@@ -141,7 +140,7 @@ class Labelling:
 
     def is_core(self, tensor: Tensor) -> bool:
         """True for tensors that depend on the logits products."""
-        return id(tensor) in self._core_tensors
+        return tensor.producer in self.core_operators
 
     def reach_products(self, tensor: Tensor, factored: Factored) -> dict[Operator, Factored]:
         """Factors of the value products' results, those that can be reached; nothing is kept of the walk."""
@@ -161,40 +160,29 @@ class Labelling:
         if operator is None or depth > DEEPEST or fx.is_shared(factored):
             return False
         key = (id(tensor), factored)
-        if key in self._memo:
-            return self._memo[key]
-        self._memo[key] = False
-        operands = self._operands.of(tensor, factored)
-        if isinstance(operands, Refusal):
-            self.first_refusal = self.first_refusal or operands
-            return False
-        if operands is None:
-            return False
-        if self._core_operands(operator, factored, operands, depth, behind_values=behind_values):
-            self._memo[key] = True
-            self._core_tensors.add(id(tensor))
-            self.core_operators[operator] = None
+        if key not in self._memo:
+            self._memo[key] = False
+            operands = self._operands.of(tensor, factored)
+            if isinstance(operands, Refusal):
+                self.first_refusal = self.first_refusal or operands
+            elif operands and self._core_operands(operator, factored, operands, depth, behind=behind_values):
+                self._memo[key] = True
+                self.core_operators[operator] = None
         return self._memo[key]
 
     def _core_operands(
-        self,
-        operator: Operator,
-        factored: Factored,
-        operands: dict[int, Factored],
-        depth: int,
-        *,
-        behind_values: bool,
+        self, operator: Operator, factored: Factored, operands: Operands, depth: int, *, behind: bool
     ) -> bool:
-        if is_product(operator):
-            if operator in self._values:
-                self.products[operator] = factored
-                place = self._values[operator].operand
-                return self.core(operator.input(place), operands[place], depth, behind_values=False)
-            if not behind_values and fx.piece_count(factored) > 1:
-                self.logits[operator] = factored
-                return True
+        if operator in self._values:
+            self.products[operator] = factored
+            place = self._values[operator].operand
+            return self.core(operator.input(place), operands[place], depth, behind_values=False)
+        if is_product(operator) and not behind and fx.piece_count(factored) > 1:
+            self.logits[operator] = factored
+            return True
+        # All are followed: each may lead to logits.
         results = [
-            self.core(operator.input(index), labelled, depth + 1, behind_values=behind_values)
+            self.core(operator.input(index), labelled, depth + 1, behind_values=behind)
             for index, labelled in operands.items()
         ]
         return any(results)

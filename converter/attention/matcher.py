@@ -106,7 +106,9 @@ class Matcher:
             logits=dict(logits),
             core=frozenset(self._labelling.core_operators),
             operands=self._operands,
-            heads_are_rows=any(_rows_are_heads(labelled) for labelled in logits.values()),
+            heads_are_rows=any(
+                axis and fx.only_labels(axis) for labelled in logits.values() for axis in labelled[-2:]
+            ),
             others=tuple(others),
         )
 
@@ -240,8 +242,7 @@ class Matcher:
                 continue
             for index, factored in self._operands.known(end, block.logits[end]).items():
                 tensor = end.input(index)
-                held = any(tensor is other for other in self._tail)
-                if held and fx.piece_count(factored) == block.heads:
+                if tensor in self._tail and fx.piece_count(factored) == block.heads:
                     return tensor, factored
         return None
 
@@ -251,8 +252,7 @@ class Matcher:
             for index in (0, 1) if end.name == "BATCH_MATMUL" else ():
                 tensor, batch = end.input(index), end.input(1 - index).shape[:-2]
                 heads, first = math.prod(batch), len(tensor.shape) - 2 - len(batch)
-                held = any(tensor is other for other in self._tail)
-                if heads == 1 or not held or not end.input(1 - index).is_constant:
+                if heads == 1 or tensor not in self._tail or not end.input(1 - index).is_constant:
                     continue
                 labelled = fx.regroup(((Factor(heads, 1),),), batch)
                 if first < 0 or tensor.shape[first:-2] != batch or labelled is None:
@@ -260,14 +260,11 @@ class Matcher:
                 around = fx.plain(tensor.shape)
                 factored = (*around[:first], *labelled, *around[-2:])
                 reached = self._labelling.reach_products(tensor, factored)
-                if len(reached) == len(self._products) and not any(map(self._in_head_size, reached.items())):
+                # No label may lie on the axis of the head size.
+                apart = not any(fx.tells_heads(own[self._products[p].columns]) for p, own in reached.items())
+                if len(reached) == len(self._products) and apart:
                     return tensor, factored
         return None
-
-    def _in_head_size(self, reached: tuple[Operator, Factored]) -> bool:
-        """True where a label lies on the axis of the head size of a value product."""
-        product, own = reached
-        return fx.tells_heads(own[self._products[product].columns])
 
     def _by_mask(self) -> _Told | None:
         """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
@@ -348,20 +345,13 @@ class Matcher:
         return length * math.prod(_plain(axis) for axis in logits[:-2])
 
     def _mask(self) -> Tensor | None:
-        for operator in self._labelling.core_operators:
-            if operator.name in MASKING:
-                for tensor in operator.inputs:
-                    if tensor is not None and not self._labelling.is_core(tensor) and tensor.elements > 1:
-                        return tensor
-        return None
+        masking = (operator for operator in self._labelling.core_operators if operator.name in MASKING)
+        read = (tensor for operator in masking for tensor in operator.inputs if tensor is not None)
+        return next((t for t in read if t.elements > 1 and not self._labelling.is_core(t)), None)
 
 
 def _plain(factors: Iterable[Factor]) -> int:
     return math.prod(factor.size for factor in factors if not factor.stride)
-
-
-def _rows_are_heads(factored: Factored) -> bool:
-    return any(axis and fx.only_labels(axis) for axis in factored[-2:])
 
 
 def _heads_apart(product: Factored, weighing: Weighing) -> bool:

@@ -38,11 +38,6 @@ OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
 # In front of it
 
 
-def products_before(softmax: Operator) -> tuple[list[Operator], list[Operator]]:
-    """The nearest products on the way up from a SOFTMAX, as they are met, and the operators where other ways end."""
-    return _products_above(producers(softmax))
-
-
 def last_computation(tensor: Tensor) -> Operator | None:
     """The elementwise operator or product that a tensor is a rearrangement of; None where it is one of others."""
     operator = moved_from(tensor, MOVEMENT | REPEATING)[0].producer
@@ -51,7 +46,8 @@ def last_computation(tensor: Tensor) -> Operator | None:
     return operator
 
 
-def _products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
+def products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
+    """The nearest products on the way up from these operators, as they are met, and where other ways end."""
     met = list(walked(starts, lambda operator: producers(operator) if operator.name in _FOLLOWED else ()))
     ends = [operator for operator in met if operator.name not in _FOLLOWED and not is_product(operator)]
     return [operator for operator in met if is_product(operator)], ends
@@ -77,10 +73,10 @@ def between_products(softmax: Operator) -> bool:
     Where it holds more than one matrix of rows, one of the two will do, or both through a projection, which may mix
     heads. Other projections and SOFTMAXes end the search.
     """
-    reached = (_meets_product(softmax, producers), _meets_product(softmax, _readers))
+    reached = (_meets_product(softmax, producers), _meets_product(softmax, readers))
     if math.prod(softmax.outputs[0].shape[:-2]) == 1:
         return all(reached)
-    mixed = (_meets_product(softmax, beside, projections=1) for beside in (producers, _readers))
+    mixed = (_meets_product(softmax, beside, projections=1) for beside in (producers, readers))
     return any(reached) or all(mixed)
 
 
@@ -104,7 +100,7 @@ def multiplies_activations(operator: Operator) -> bool:
 def is_residual(product: Operator) -> bool:
     """True where a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
     own = {id(moved_from(tensor, MOVEMENT)[0]) for tensor in product.inputs[:2] if tensor is not None}
-    behind = walked([product], lambda one: _readers(one) if one is product or one.name in MOVEMENT else ())
+    behind = walked([product], lambda one: readers(one) if one is product or one.name in MOVEMENT else ())
     sums = [operator for operator in behind if operator.name == "ADD"]
     added = [tensor for operator in sums for tensor in operator.inputs if tensor is not None]
     return any(id(moved_from(tensor, MOVEMENT)[0]) in own for tensor in added)
@@ -132,7 +128,8 @@ def producers(operator: Operator) -> Iterable[Operator]:
     return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
 
 
-def _readers(operator: Operator) -> Iterable[Operator]:
+def readers(operator: Operator) -> Iterable[Operator]:
+    """The operators that read what an operator makes."""
     return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
@@ -144,7 +141,7 @@ def mask_between(softmax: Operator) -> Tensor | None:
     for tensor in operator.inputs:
         if tensor is None or tensor.elements == 1:
             continue
-        if tensor.producer is None or not _products_above([tensor.producer])[0]:
+        if tensor.producer is None or not products_above([tensor.producer])[0]:
             return tensor
     return None
 
@@ -153,7 +150,7 @@ def softmax_behind(product: Operator) -> Operator | None:
     """The SOFTMAX that a product of queries and keys leads to, the nearest one."""
 
     def behind(operator: Operator) -> Iterable[Operator]:
-        return _readers(operator) if operator is product or operator.name in _FOLLOWED else ()
+        return readers(operator) if operator is product or operator.name in _FOLLOWED else ()
 
     return next((operator for operator in walked([product], behind) if operator.name == "SOFTMAX"), None)
 

@@ -14,6 +14,7 @@ import numpy as np
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import MOVEMENT, is_product, rule_of
+from edge_opt.attention.surroundings import readers, walked
 from edge_opt.ir import Operator, Tensor, topological
 from edge_opt.passes.contract import Context, Demand, Pass, Site
 from edge_opt.passes.open_lengths import OpenLengths
@@ -69,15 +70,10 @@ def _above(tensor: Tensor) -> tuple[list[Operator], list[Tensor]]:
 
 
 def _leads_to_product(tensor: Tensor) -> bool:
-    pending, seen = [tensor], {id(tensor)}
-    while pending and len(seen) < DEEPEST:
-        for operator in pending.pop().consumers:
-            if is_product(operator):
-                return True
-            if rule_of(operator) is not None:
-                pending += [result for result in operator.outputs if id(result) not in seen]
-                seen.update(id(result) for result in operator.outputs)
-    return False
+    def behind(operator: Operator) -> Iterable[Operator]:
+        return () if rule_of(operator) is None else readers(operator)
+
+    return any(map(is_product, walked(tensor.consumers, behind)))
 
 
 class _Sizes:
@@ -127,8 +123,8 @@ class _Sizes:
                     yield tensor, axis, columns
 
     def _sum(self, one: Tensor, other: Tensor) -> Tensor:
-        result = self._assembly.tensor(f"{self._operator.output.name}/sum", (1,), self._operator.output)
-        return self._assembly.emit("ADD", [one, other], result)
+        like = self._operator.output
+        return self._assembly.emit("ADD", [one, other], self._assembly.tensor(f"{like.name}/sum", (1,), like))
 
     def _number(self, size: int) -> Tensor:
         like = self._operator.output

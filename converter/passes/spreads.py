@@ -89,7 +89,7 @@ def attention_spreads(old: Collection[Operator], softmax: Operator) -> dict[Tens
     """
     inside = set(old)
     found: dict[Tensor, float] = {}
-    for tensor, gain in _summands(softmax.input(0), inside):
+    for tensor, gain in _made_of(softmax.input(0), inside, ("BATCH_MATMUL",)):
         product = tensor.producer
         if product is None or product not in inside:
             if is_integer(tensor):
@@ -99,7 +99,8 @@ def attention_spreads(old: Collection[Operator], softmax: Operator) -> dict[Tens
         if all(is_integer(operand) for operand in operands):
             excess = LOGIT_DEVIATION / max(product_moments(product)[1] * gain, 1e-30)
             for operand in operands:
-                _lower(found, _sources(operand, inside), math.sqrt(min(excess, 1.0)))
+                sources = [source for source, _ in _made_of(operand, inside)]
+                _lower(found, sources, math.sqrt(min(excess, 1.0)))
     return found
 
 
@@ -109,9 +110,11 @@ def _lower(found: dict[Tensor, float], tensors: Iterable[Tensor], spread: float)
             found[tensor] = min(found.get(tensor, 1.0), spread)
 
 
-def _summands(tensor: Tensor, inside: set[Operator], gain: float = 1.0) -> Iterator[tuple[Tensor, float]]:
-    """Products, and inputs of the region, that the tensor is made of, each with the constant that multiplies it."""
-    pending = [(tensor, gain)]
+def _made_of(
+    tensor: Tensor, inside: set[Operator], stops: Collection[str] = ()
+) -> Iterator[tuple[Tensor, float]]:
+    """Inputs of the region, and results of operators that end the way up, each with the constant that multiplies it."""
+    pending = [(tensor, 1.0)]
     seen: set[Tensor] = set()
     while pending:
         current, factor = pending.pop()
@@ -119,7 +122,7 @@ def _summands(tensor: Tensor, inside: set[Operator], gain: float = 1.0) -> Itera
             continue
         seen.add(current)
         operator = current.producer
-        if operator is None or operator not in inside or operator.name == "BATCH_MATMUL":
+        if operator is None or operator not in inside or operator.name in stops:
             yield current, factor
             continue
         if operator.name == "MUL":
@@ -131,18 +134,3 @@ def _constant_factor(operator: Operator) -> float:
     numbers = [t for t in operator.inputs if t is not None and t.has_numbers and t.elements == 1]
     factor = math.prod(abs(t.real()) for t in numbers if t.dtype.is_float or is_integer(t))
     return factor if math.isfinite(factor) and factor else 1.0
-
-
-def _sources(tensor: Tensor, inside: set[Operator]) -> list[Tensor]:
-    """Inputs of the region that a tensor is made of."""
-    pending, seen, found = [tensor], set[int](), []
-    while pending:
-        current = pending.pop()
-        if id(current) in seen or current.is_constant:
-            continue
-        seen.add(id(current))
-        if current.producer is None or current.producer not in inside:
-            found.append(current)
-        else:
-            pending.extend(source for source in current.producer.inputs if source is not None)
-    return found
