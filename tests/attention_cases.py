@@ -1,50 +1,68 @@
-"""An attention graph as choices: sizes, and how each step is written."""
+"""An attention graph as choices: sizes, and how each step is written; and random choices that go together."""
 
-from dataclasses import dataclass
+from dataclasses import make_dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+MASKS = (
+    "shared", "batched", "absent", "concat", "tile", "broadcast", "per head", "rank 2", "padding", "select",
+    "select per head", "select whole", "slopes", "subtracted",
+)  # fmt: skip
+SOURCES = ("input", "chain", "select", "sum", "layers", "quantized")
+NUMBERS = ("float32", "float32", "float16", "dequantized", "int8", "int16")
 
 
-@dataclass(frozen=True)
-class Case:
-    """One graph: sizes first, then how each step is written. The first choice of each is the plainest."""
+def _some(*names: str) -> st.SearchStrategy[frozenset[str]]:
+    return st.frozensets(st.sampled_from(names), max_size=len(names))
 
-    batch: int
-    groups: int
-    kv_heads: int
-    length: int
-    cache: int
-    head_size: int
-    numbers: str
-    layout: str
-    query: str
-    product: str
-    repeat: str
-    interleaved: bool
-    size_one: str
-    scale: frozenset[str]
-    scaling: str
-    scale_late: bool
-    soft_cap: bool
-    mask: str
-    mask_source: str
-    mask_at: str
-    mask_first: bool
-    key_layout: str
-    value_layout: str
-    flips: frozenset[str]
-    keys_first: bool
-    values_first: bool
-    sink: bool
-    requantize: bool
-    slices: str
-    cast_probabilities: bool
-    tail: str
-    tail_by_reshape: bool
-    project: bool
-    blocks: int
-    chained: bool
-    shared: frozenset[str]
-    escapes: frozenset[str]
-    order: tuple[int, ...]
+
+def _choice(*names: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(names)
+
+
+_CHOICES: dict[str, st.SearchStrategy[Any]] = {
+    "batch": st.sampled_from((1, 1, 2, 3)),
+    "length": st.sampled_from((1, 4, 3, 8)),
+    "cache": st.sampled_from((8, 5, 12)),
+    "head_size": st.sampled_from((8, 4, 5)),
+    "numbers": st.sampled_from(NUMBERS),
+    "layout": _choice("split", "one", "none", "cross"),
+    "query": _choice("projected", "BTNH", "BNTH", "BTD", "TNH"),
+    "product": _choice("fold", "repeat", "flat", "five"),
+    "repeat": _choice("broadcast", "tile", "concat", "gather"),
+    "interleaved": st.booleans(),
+    "size_one": _choice("RESHAPE", "EXPAND_DIMS", "PACK"),
+    "scale": _some("query", "key", "logits"),
+    "scaling": _choice("MUL", "DIV", "swapped", "full-rank", "per head"),
+    "scale_late": st.booleans(),
+    "soft_cap": st.booleans(),
+    "mask": _choice(*MASKS),
+    "mask_source": _choice(*SOURCES),
+    "mask_at": _choice("product", "heads", "five"),
+    "mask_first": st.booleans(),
+    "key_layout": _choice("KTH", "KHT", "TKH"),
+    "value_layout": _choice("KHT", "KTH", "TKH"),
+    "flips": _some("query", "key", "probabilities", "value"),
+    "keys_first": st.booleans(),
+    "values_first": st.booleans(),
+    "sink": st.sampled_from((False, False, False, True)),
+    "requantize": st.booleans(),
+    "slices": _choice("SLICE", "STRIDED_SLICE", "SPLIT_V", "SPLIT"),
+    "cast_probabilities": st.booleans(),
+    "tail": _choice("merged", "rows", "unmerged", "flat", "flat then mapped", "heads"),
+    "tail_by_reshape": st.booleans(),
+    "project": st.booleans(),
+    "blocks": st.sampled_from((1, 1, 1, 2, 3)),
+    "chained": st.booleans(),
+    "shared": _some("mask", "keys"),
+    "escapes": st.one_of(st.just(frozenset()), _some("kv", "logits", "probabilities", "scaled", "tail")),
+    "order": st.one_of(st.just(()), st.lists(st.integers(0, 9), min_size=1, max_size=8).map(tuple)),
+}
+
+
+class Case(make_dataclass("Choices", ("groups", "kv_heads", *_CHOICES), frozen=True)):
+    """One graph: G, K, and one of each of the choices; the first of each is the plainest."""
 
     @property
     def quantized(self) -> bool:
@@ -59,9 +77,40 @@ class Case:
     @property
     def segments(self) -> tuple[int, ...]:
         """Key lengths, in the order of the logits."""
-        return {
-            "split": (self.cache, self.length),
-            "one": (self.cache,),
-            "none": (self.length,),
-            "cross": (self.cache,),
-        }[self.layout]
+        lengths = {"split": (self.cache, self.length), "none": (self.length,)}
+        return lengths.get(self.layout, (self.cache,))
+
+
+@st.composite
+def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
+    """A case; `fixed` pins some of its fields."""
+    groups, kv_heads = draw(
+        st.sampled_from(((4, 1), (2, 2), (1, 4), (3, 1), (1, 2), (2, 3), (1, 3), (4, 2), (2, 1)))
+    )
+    chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in _CHOICES.items()}
+    case = Case(**{"groups": groups, "kv_heads": kv_heads, **chosen, **fixed})
+    return possible(case)
+
+
+def possible(case: Case) -> Case:
+    """The case, with choices that exclude each other resolved."""
+    if case.slices == "SPLIT" and (len(set(case.segments)) > 1 or case.sink):
+        case = replace(case, slices="SPLIT_V")
+    if case.layout == "one" and case.cache < case.length:
+        case = replace(case, cache=case.length + 4)
+    rows_are_heads = case.length == 1 and case.groups > 1 and case.product == "fold"
+    if case.tail == "unmerged" and rows_are_heads:
+        # `[1, 1, N, H]` says nowhere whether N are heads or rows of one head.
+        case = replace(case, tail="merged")
+    if case.product in ("fold", "five"):
+        case = replace(case, interleaved=False)
+    apart = case.length == 1 and case.query in ("BTNH", "TNH")
+    if case.tail == "heads" and (apart or case.query == "BNTH"):
+        # Nor do queries that come as `[B, N, T, H]` say where they come from.
+        case = replace(case, tail="merged")
+    if case.tail == "heads":
+        # The queries of an attention that is chained to another come from that.
+        case = replace(case, chained=False)
+    if case.query == "TNH":
+        case = replace(case, batch=1)
+    return case

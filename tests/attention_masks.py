@@ -9,12 +9,6 @@ from graph_builder import GraphBuilder
 
 from edge_opt.ir import DType, Tensor
 
-MASKS = (
-    "shared", "batched", "absent", "concat", "tile", "broadcast", "per head", "rank 2", "padding", "select",
-    "select per head", "select whole", "slopes", "subtracted",
-)  # fmt: skip
-SOURCES = ("input", "chain", "select", "sum", "layers", "quantized")
-
 
 class MaskBuilder:
     """Makes masks for one graph; blocks share what is asked for twice."""

@@ -8,8 +8,6 @@ from graph_builder import GraphBuilder
 
 from edge_opt.ir import DType, Quantization, Tensor
 
-NUMBERS = ("float32", "float32", "float16", "dequantized", "int8", "int16")
-
 # role -> (scale, zero point) of int8; those of one role are equal where TFLite's kernels want them equal.
 _INT8 = {
     "query": (1 / 32, 3),

@@ -17,149 +17,111 @@ MERGED = """%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
             %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})"""
 LOGITS = "%l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}"
 SOFTMAX = "%p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}"
-VALUES = "%o: float32[1,4,6,5] = BATCH_MATMUL(%w, %v)"
 FORMS = ("split", "unpack", "split-above")
 
 
-def block(*lines: str, inputs: str = "", returned: str = "%r") -> str:
-    """Four heads of size 5, six queries, eight keys."""
+def block(
+    *,
+    scores: str = LOGITS,
+    softmax: str = SOFTMAX,
+    then: str = "",
+    values: str | None = None,
+    tail: str = MERGED,
+    inputs: str = "",
+    returned: str = "%r",
+) -> str:
+    """Four heads of size 5, six queries, eight keys; values are weighed by %w where `then` makes it, else by %p."""
     given = f"%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]{inputs}"
+    weights = "%w" if "%w:" in then else "%p"
+    product = f"%o: float32[1,4,6,5] = BATCH_MATMUL({weights}, %v)" if values is None else values
+    lines = (scores, softmax, then, product, tail)
     return f"subgraph main ({given}) {{\n" + "\n".join(lines) + f"\nreturn {returned}\n}}"
 
 
 GUARDED = """%nan: bool[1,4,6,8] = NOT_EQUAL(%p, %p)
              %w: float32[1,4,6,8] = SELECT_V2(%nan, float32(0.0), %p)"""
 CASES = {
-    "a guard against NaN": block(LOGITS, SOFTMAX, GUARDED, VALUES, MERGED),
+    "a guard against NaN": block(then=GUARDED),
     "probabilities filled by a mask": block(
-        LOGITS,
-        SOFTMAX,
-        "%w: float32[1,4,6,8] = SELECT_V2(%m, %p, float32(0.0))",
-        VALUES,
-        MERGED,
-        inputs=", %m: bool[1,1,6,8]",
+        then="%w: float32[1,4,6,8] = SELECT_V2(%m, %p, float32(0.0))", inputs=", %m: bool[1,1,6,8]"
     ),
     "probabilities times a mask, then clipped": block(
-        LOGITS,
-        SOFTMAX,
-        """%s: float32[1,4,6,8] = MUL(%p, %m)
-           %w: float32[1,4,6,8] = MINIMUM(%s, float32(0.5))""",
-        VALUES,
-        MERGED,
+        then="""%s: float32[1,4,6,8] = MUL(%p, %m)
+                %w: float32[1,4,6,8] = MINIMUM(%s, float32(0.5))""",
         inputs=", %m: float32[6,8]",
     ),
     "probabilities times a number for each head": block(
-        LOGITS, SOFTMAX, "%w: float32[1,4,6,8] = MUL(%p, %g)", VALUES, MERGED, inputs=", %g: float32[4,1,1]"
+        then="%w: float32[1,4,6,8] = MUL(%p, %g)", inputs=", %g: float32[4,1,1]"
     ),
-    "probabilities that are returned": block(LOGITS, SOFTMAX, GUARDED, VALUES, MERGED, returned="%r, %w"),
+    "probabilities that are returned": block(then=GUARDED, returned="%r, %w"),
     "probabilities whose mean over the heads is returned": block(
-        LOGITS,
-        SOFTMAX,
-        "%mean: float32[1,6,8] = MEAN(%p, int32{1})",
-        VALUES.replace("%w", "%p"),
-        MERGED,
-        returned="%mean, %r",
+        then="%mean: float32[1,6,8] = MEAN(%p, int32{1})", returned="%mean, %r"
     ),
-    "scores that are returned beside probabilities": block(
-        LOGITS, SOFTMAX, VALUES.replace("%w", "%p"), MERGED, returned="%p, %l, %r"
-    ),
-    "heads that are summed": block(
-        LOGITS, SOFTMAX, VALUES.replace("%w", "%p"), "%r: float32[1,6,5] = SUM(%o, int32{1})"
-    ),
+    "scores that are returned beside probabilities": block(returned="%p, %l, %r"),
+    "heads that are summed": block(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
     "heads that a product contracts": block(
-        LOGITS,
-        SOFTMAX,
-        VALUES.replace("%w", "%p"),
-        """%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
-           %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
+        tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
+                %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
     ),
     "two products of values of two sizes": block(
-        LOGITS,
-        SOFTMAX,
-        VALUES.replace("%w", "%p"),
-        MERGED,
-        "%z: float32[1,4,6,3] = BATCH_MATMUL(%p, %v2)",
+        tail=MERGED + " %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %v2)",
         inputs=", %v2: float32[1,4,8,3]",
         returned="%r, %z",
     ),
     "values of size 1": block(
-        LOGITS,
-        SOFTMAX,
-        "%z: float32[1,4,6,1] = BATCH_MATMUL(%p, %v1)",
-        "%r: float32[1,6,4] = RESHAPE(%z, int32{1, 6, 4})",
+        values="%z: float32[1,4,6,1] = BATCH_MATMUL(%p, %v1)",
+        tail="%r: float32[1,6,4] = RESHAPE(%z, int32{1, 6, 4})",
         inputs=", %v1: float32[1,4,8,1]",
     ),
     "the difference of two softmaxes": block(
-        LOGITS,
-        SOFTMAX,
-        """%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
-           %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
-           %s2: float32[1,4,6,8] = MUL(%p2, float32(0.3))
-           %w: float32[1,4,6,8] = SUB(%p, %s2)""",
-        VALUES,
-        MERGED,
+        then="""%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
+                %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
+                %s2: float32[1,4,6,8] = MUL(%p2, float32(0.3))
+                %w: float32[1,4,6,8] = SUB(%p, %s2)""",
         inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
     ),
-    "a sigmoid instead of a SOFTMAX": block(
-        LOGITS, "%p: float32[1,4,6,8] = LOGISTIC(%l)", VALUES.replace("%w", "%p"), MERGED
-    ),
+    "a sigmoid instead of a SOFTMAX": block(softmax="%p: float32[1,4,6,8] = LOGISTIC(%l)"),
     "an activation that is fused": block(
-        LOGITS,
-        "%p: float32[1,4,6,8] = MUL(%l, float32(0.1)) {fused_activation_function: 1}",
-        VALUES.replace("%w", "%p"),
-        MERGED,
+        softmax="%p: float32[1,4,6,8] = MUL(%l, float32(0.1)) {fused_activation_function: 1}"
     ),
     "probabilities normalised after the values": block(
-        LOGITS,
-        """%m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
-           %s: float32[1,4,6,8] = SUB(%l, %m)
-           %p: float32[1,4,6,8] = EXP(%s)
-           %sum: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}
-           %z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
-           %o: float32[1,4,6,5] = DIV(%z, %sum)""",
-        MERGED,
+        softmax="""%m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
+                   %s: float32[1,4,6,8] = SUB(%l, %m)
+                   %p: float32[1,4,6,8] = EXP(%s)
+                   %sum: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}""",
+        values="""%z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+                  %o: float32[1,4,6,5] = DIV(%z, %sum)""",
     ),
     "the exponential of a LOG_SOFTMAX": block(
-        LOGITS,
-        """%s: float32[1,4,6,8] = LOG_SOFTMAX(%l)
-           %p: float32[1,4,6,8] = EXP(%s)""",
-        VALUES.replace("%w", "%p"),
-        MERGED,
+        softmax="""%s: float32[1,4,6,8] = LOG_SOFTMAX(%l)
+                   %p: float32[1,4,6,8] = EXP(%s)"""
     ),
     "positions of its own for each head": block(
-        LOGITS,
-        """%g: float32[1,4,6,8] = GATHER(%r16, %at) {axis: 3, batch_dims: 3}
-           %s: float32[1,4,6,8] = ADD(%l, %g)
-           %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
-        VALUES.replace("%w", "%p"),
-        MERGED,
+        softmax="""%r16: float32[1,4,6,16] = BATCH_MATMUL(%q2, float32[1,4,5,16]{splat 0.25})
+                   %g: float32[1,4,6,8] = GATHER(%r16, int32[1,4,6,8]{splat 7}) {axis: 3, batch_dims: 3}
+                   %s: float32[1,4,6,8] = ADD(%l, %g)
+                   %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
         inputs=", %q2: float32[1,4,6,5]",
-    )
-    .replace("%g:", "%r16: float32[1,4,6,16] = BATCH_MATMUL(%q2, float32[1,4,5,16]{splat 0.25})\n%g:")
-    .replace("%at", "int32[1,4,6,8]{splat 7}"),
+    ),
     "scores by relative position, shifted by padding": block(
-        LOGITS,
-        """%g: float32[1,4,6,8] = BATCH_MATMUL(%q, %at) {adj_y: true}
-           %w9: float32[1,4,6,9] = PAD(%g, int32[4,2]{0, 0, 0, 0, 0, 0, 1, 0})
-           %turned: float32[1,4,9,6] = RESHAPE(%w9, int32{1, 4, 9, 6})
-           %cut: float32[1,4,8,6] = SLICE(%turned, int32{0, 0, 1, 0}, int32{1, 4, 8, 6})
-           %g2: float32[1,4,6,8] = RESHAPE(%cut, int32{1, 4, 6, 8})
-           %s: float32[1,4,6,8] = ADD(%l, %g2)
-           %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
-        VALUES.replace("%w", "%p"),
-        MERGED,
+        softmax="""%g: float32[1,4,6,8] = BATCH_MATMUL(%q, %at) {adj_y: true}
+                   %w9: float32[1,4,6,9] = PAD(%g, int32[4,2]{0, 0, 0, 0, 0, 0, 1, 0})
+                   %turned: float32[1,4,9,6] = RESHAPE(%w9, int32{1, 4, 9, 6})
+                   %cut: float32[1,4,8,6] = SLICE(%turned, int32{0, 0, 1, 0}, int32{1, 4, 8, 6})
+                   %g2: float32[1,4,6,8] = RESHAPE(%cut, int32{1, 4, 6, 8})
+                   %s: float32[1,4,6,8] = ADD(%l, %g2)
+                   %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
         inputs=", %at: float32[1,4,8,5]",
     ),
     "a computed number added to what the values give": block(
-        """%qg: float32[1,2,12,5] = RESHAPE(%q, int32{1, 2, 12, 5})
-           %kg: float32[1,2,8,5] = SLICE(%k, int32{0, 0, 0, 0}, int32{1, 2, 8, 5})
-           %l: float32[1,2,12,8] = BATCH_MATMUL(%qg, %kg) {adj_y: true}
-           %p: float32[1,2,12,8] = SOFTMAX(%l) {beta: 1.0}
-           %n: float32[] = CAST(%number)
-           %z: float32[1,2,12,5] = BATCH_MATMUL(%p, %kg)
-           %z1: float32[1,2,12,5] = ADD(%z, %n)
-           %o: float32[1,4,6,5] = RESHAPE(%z1, int32{1, 4, 6, 5})""",
-        MERGED,
+        scores="""%qg: float32[1,2,12,5] = RESHAPE(%q, int32{1, 2, 12, 5})
+                  %kg: float32[1,2,8,5] = SLICE(%k, int32{0, 0, 0, 0}, int32{1, 2, 8, 5})
+                  %l: float32[1,2,12,8] = BATCH_MATMUL(%qg, %kg) {adj_y: true}""",
+        softmax="%p: float32[1,2,12,8] = SOFTMAX(%l) {beta: 1.0}",
+        values="""%n: float32[] = CAST(%number)
+                  %z: float32[1,2,12,5] = BATCH_MATMUL(%p, %kg)
+                  %z1: float32[1,2,12,5] = ADD(%z, %n)
+                  %o: float32[1,4,6,5] = RESHAPE(%z1, int32{1, 4, 6, 5})""",
         inputs=", %number: int32[]",
     ),
     "heads by cat(chunk)": """

@@ -3,9 +3,8 @@
 import os
 
 import pytest
-from attention_cases import Case
+from attention_cases import Case, cases
 from attention_checks import assert_same_bits, convert, heads_found, interface, random_inputs
-from attention_choices import cases
 from attention_graphs import Attention, build
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
