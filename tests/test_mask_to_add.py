@@ -57,16 +57,25 @@ OPEN = f"%open: bool[1,1,{T},{S}] = NOT_EQUAL(%mask4, float32(0.0))"
 
 
 def converted(
-    text: str, prover: RegionProver | Says | None = None, target: Target | None = None
+    text: str,
+    prover: RegionProver | Says | None = None,
+    target: Target | None = None,
+    *,
+    status: str = "converted",
 ) -> tuple[Model, SiteReport]:
+    """The model, and the report of its only site; what does not end as converted leaves it as it was."""
     model, (report,) = convert_text(text, "mask_to_add", prover=prover, target=target)
+    assert str(report.status) == status, report.reason
+    if status == "converted":
+        assert report.reason == ""
+    else:
+        assert to_text(model) == to_text(parse(text))
     return model, report
 
 
 def proved(text: str, prover: RegionProver) -> Model:
     """The converted model, after its proof: the same bits, also in rows that are masked everywhere."""
     model, report = converted(text, prover)
-    assert (str(report.status), report.reason) == ("converted", "")
     assert report.proof is not None
     assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
     assert report.proof.fully_masked_rows_max_abs == 0.0
@@ -183,8 +192,7 @@ def test_conditions_of_either_polarity(condition: str, polarity: str, prover: Re
         elif "EQUAL" in made[-1]:
             made[-1] = made[-1].replace("EQUAL", "NOT_EQUAL")
     text = block(*made, select=select)
-    model, report = converted(text, prover)
-    assert (str(report.status), report.reason) == ("converted", "")
+    model, _ = converted(text, prover)
     assert not {"SELECT", "SELECT_V2"} & set(names(model))
     if polarity == "open" and EMITTED[condition]:
         assert EMITTED[condition] in names(model)
@@ -208,7 +216,6 @@ def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, 
         """,
         prover,
     )
-    assert (str(report.status), report.reason) == ("converted", "")
     assert report.proof is not None
     assert report.proof.bitwise
     # Of every mask a row was closed, and its rows were measured apart.
@@ -221,28 +228,28 @@ def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, 
 def test_a_boolean_graph_input_of_any_shape(shape: str, polarity: str, prover: RegionProver) -> None:
     operands = ("%x", "float32(-1e+09)") if polarity == "open" else ("float32(-1e+09)", "%x")
     text = block(given=f"%open: bool{shape}", select=f"SELECT_V2(%open, {operands[0]}, {operands[1]})")
-    model, report = converted(text, prover)
-    assert (str(report.status), report.reason) == ("converted", "")
+    model, _ = converted(text, prover)
     assert names(model) == (["LOGICAL_NOT"] if polarity == "open" else []) + ["CAST", "MUL", "ADD", "SOFTMAX"]
 
 
-def test_a_negated_input_is_used_as_it_is(prover: RegionProver) -> None:
-    text = block(f"%open: bool[1,1,{T},{S}] = LOGICAL_NOT(%closed)", given=f"%closed: bool[1,1,{T},{S}]")
-    model = proved(text, prover)
-    assert names(model) == ["CAST", "MUL", "ADD", "SOFTMAX"]
+COMPARED = f"%open: bool[1,1,{T},{S}] = NOT_EQUAL(%mask, {{}}({{}}))"
+LEGAL = {
+    "a negated input": block(f"{BOOL} = LOGICAL_NOT(%closed)", given=BOOL.replace("open", "closed")),
+    "int32": block(COMPARED.format("int32", 0), given=f"%mask: int32[1,1,{T},{S}]"),
+    "int64": block(COMPARED.format("int64", 0), given=f"%mask: int64[1,1,{T},{S}]"),
+    "float32": block(COMPARED.format("float32", "0.0"), given=f"%mask: float32[1,1,{T},{S}]"),
+    "SELECT of version 1, with a condition of the result's shape": block(
+        given=f"%open: bool[1,{N},{T},{S}]",
+        select=f"SELECT(%open, %x, float32[1,{N},{T},{S}]{{splat -1e+09}})",
+    ),
+}
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
-def test_masks_of_integers(dtype: str, prover: RegionProver) -> None:
-    zero = "0.0" if dtype == "float32" else "0"
-    mask = f"%open: bool[1,1,{T},{S}] = NOT_EQUAL(%mask, {dtype}({zero}))"
-    proved(block(mask, given=f"%mask: {dtype}[1,1,{T},{S}]"), prover)
-
-
-def test_select_of_version_1_with_a_condition_of_the_results_shape(prover: RegionProver) -> None:
-    shape = f"[1,{N},{T},{S}]"
-    text = block(given=f"%open: bool{shape}", select=f"SELECT(%open, %x, float32{shape}{{splat -1e+09}})")
-    proved(text, prover)
+@pytest.mark.parametrize("case", LEGAL)
+def test_masks_of_any_type_and_either_select(case: str, prover: RegionProver) -> None:
+    model = proved(LEGAL[case], prover)
+    if case == "a negated input":
+        assert names(model) == ["CAST", "MUL", "ADD", "SOFTMAX"], "it is used as it is"
 
 
 def test_the_source_of_a_condition_is_found_through_reshapes() -> None:
@@ -255,15 +262,13 @@ def test_the_source_of_a_condition_is_found_through_reshapes() -> None:
 
 def test_a_comparison_of_two_masks_is_taken_as_it_is(prover: RegionProver) -> None:
     mask = f"%open: bool[1,1,{T},{S}] = EQUAL(%ids, %others)"
-    model, report = converted(block(mask, given=f"%ids: int32[1,1,{T},1], %others: int32[1,1,1,{S}]"), prover)
-    assert str(report.status) == "converted"
+    model, _ = converted(block(mask, given=f"%ids: int32[1,1,{T},1], %others: int32[1,1,1,{S}]"), prover)
     assert names(model) == ["EQUAL", "LOGICAL_NOT", "CAST", "MUL", "ADD", "SOFTMAX"]
 
 
 def test_what_others_read_of_the_condition_stays() -> None:
     text = block(RESHAPED, OPEN, out="%p, %open")
-    model, report = converted(text)
-    assert str(report.status) == "converted"
+    model, _ = converted(text)
     assert names(model) == ["RESHAPE", "NOT_EQUAL", "EQUAL", "CAST", "MUL", "RESHAPE", "ADD", "SOFTMAX"]
 
 
@@ -347,7 +352,7 @@ def test_what_is_added_overflows_with_no_other_mask() -> None:
 def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(prover: RegionProver) -> None:
     """`-inf * 0` is NaN, and so was a row that is masked everywhere."""
     model, report = converted(block(RESHAPED, OPEN, select="SELECT_V2(%open, %x, float32(-inf))"), prover)
-    assert (str(report.status), added(model)) == ("converted", ABSORBING)
+    assert added(model) == ABSORBING
     assert report.proof is not None
     assert report.proof.max_abs == 0.0
     assert report.proof.fully_masked_rows_max_abs == np.inf
@@ -362,7 +367,6 @@ def test_a_target_that_computes_in_float16_gets_what_float16_holds(
 ) -> None:
     text = block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, float32({constant}))")
     model, report = converted(text, prover, HALF)
-    assert str(report.status) == "converted"
     assert added(model) == expected
     told = "" if expected == float(constant) else f"the mask constant {float(constant):g} becomes -65472"
     assert report.note.split(";")[0] == told
@@ -380,13 +384,11 @@ def test_a_target_that_takes_lower_constants_gets_the_exact_one() -> None:
 
 def test_a_target_cannot_ask_for_a_mask_that_does_not_hide() -> None:
     text = block(RESHAPED, OPEN)
-    model, report = converted(text, target=Target("npu", "", mask_constant=-100.0))
-    assert str(report.status) == "skipped"
+    _, report = converted(text, target=Target("npu", "", mask_constant=-100.0), status="skipped")
     assert report.reason == (
         "target 'npu' wants a mask constant too close to the logits for an ADD to hide them (expected at most -1128, "
         "found -100), at SELECT_V2"
     )
-    assert to_text(model) == to_text(parse(text))
     assert str(converted(text, target=Target("npu", "", mask_constant=-1128.0))[1].status) == "converted"
 
 
@@ -440,15 +442,13 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_an_add_cannot_do_is_refused_with_the_reason(case: str) -> None:
     text, reason = REFUSED[case]
-    model, report = converted(text, Says(True))
-    assert str(report.status) == "skipped"
+    _, report = converted(text, Says(True), status="skipped")
     assert reason in report.reason
-    assert to_text(model) == to_text(parse(text))
 
 
 def test_logits_that_the_select_broadcasts_are_refused() -> None:
     text = block(RESHAPED, OPEN).replace(f"%x: float32[1,{N},{T},{S}])", f"%x: float32[1,{N},1,{S}])")
-    _, report = converted(text)
+    _, report = converted(text, status="skipped")
     shapes = f"(expected [1, {N}, {T}, {S}], found [1, {N}, 1, {S}])"
     assert report.reason == f"the SELECT broadcasts its logits {shapes}, at SELECT_V2, tensor 'x'"
 
@@ -481,8 +481,7 @@ def test_a_constant_in_which_logits_do_not_vanish_fails_the_proof(
     """With one query row too, where nothing but a closed row shows it."""
     monkeypatch.setattr(mask_to_add, "ABSORBING", -1e4)
     text = block(RESHAPED, OPEN).replace(f",{T},", f",{rows},").replace(f", {T},", f", {rows},")
-    _, report = converted(text, prover)
-    assert str(report.status) == "rolled-back"
+    _, report = converted(text, prover, status="rolled-back")
     assert "demanded bitwise" in report.reason
     assert ("in rows masked everywhere" in report.reason) == (rows > 1)
 
@@ -496,14 +495,12 @@ def test_kernels_that_round_by_row_count_must_agree_in_closed_rows_too(
     for closed, status in ((near, "converted"), (far, "rolled-back")):
         outputs = {"xnnpack": (OutputProof(0, near, closed),), "reference": (OutputProof(0, same, same),)}
         monkeypatch.setattr(Worker, "prove", lambda *_, outputs=outputs, **__: Outcome(outputs))
-        _, report = converted(block(RESHAPED, OPEN), RegionProver())
-        assert str(report.status) == status
+        converted(block(RESHAPED, OPEN), RegionProver(), status=status)
 
 
 def test_with_one_query_row_there_is_no_masked_row_to_set_apart(prover: RegionProver) -> None:
     text = block(RESHAPED, OPEN).replace(f",{T},", ",1,").replace(f", {T},", ", 1,")
     _, report = converted(text, prover)
-    assert str(report.status) == "converted"
     assert report.proof is not None
     assert report.proof.fully_masked_rows_max_abs is None
 
@@ -511,10 +508,8 @@ def test_with_one_query_row_there_is_no_masked_row_to_set_apart(prover: RegionPr
 def test_a_wrong_polarity_fails_the_proof(prover: RegionProver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_to_add, "_COMPLEMENT", {"NOT_EQUAL": "NOT_EQUAL", "EQUAL": "EQUAL"})
     text = block(RESHAPED, OPEN)
-    model, report = converted(text, prover)
-    assert str(report.status) == "rolled-back"
+    _, report = converted(text, prover, status="rolled-back")
     assert "the new region differs" in report.reason
-    assert to_text(model) == to_text(parse(text))
 
 
 # Quantized
@@ -525,18 +520,13 @@ def quantized(
 ) -> str:
     kind = f"{dtype}[] q({scale}, {zero})"
     text = block(given=BOOL, dtype=kind, select=f"SELECT_V2(%open, %x, {dtype}({code}) q({scale}, {zero}))")
-    return (
-        text
-        if x is None
-        else text.replace(
-            f"%x: {dtype}[1,{N},{T},{S}] q({scale}, {zero})", f"%x: {dtype}[1,{N},{T},{S}] q({x}, {zero})"
-        )
-    )
+    logits = f"%x: {dtype}[1,{N},{T},{S}] q("
+    return text.replace(f"{logits}{scale}", f"{logits}{x or scale}")
 
 
 def test_a_quantized_mask_is_one_select_between_two_constants_of_its_type() -> None:
     model, report = converted(quantized())
-    assert (str(report.status), report.note) == ("converted", "")
+    assert report.note == ""
     assert (
         to_text(model)
         == f"""\
@@ -566,7 +556,6 @@ subgraph main (%open: bool[1,1,{T},{S}], %x: int16[1,{N},{T},{S}] q(0.05, 0)) {{
 )  # fmt: skip
 def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: RegionProver) -> None:
     model, report = converted(text, prover)
-    assert (str(report.status), report.reason) == ("converted", "")
     assert report.proof is not None
     assert (str(report.proof.demand), report.proof.bitwise, report.proof.steps) == ("bitwise", True, 0)
     assert report.proof.fully_masked_rows_max_abs == 0.0
@@ -576,18 +565,15 @@ def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: 
 def test_logits_of_another_scale_are_left_to_the_proof(prover: RegionProver) -> None:
     """SELECT copies codes whatever the scales say, ADD does not."""
     text = quantized(x="0.04")
-    model, report = converted(text, prover)
-    assert str(report.status) == "rolled-back"
+    _, report = converted(text, prover, status="rolled-back")
     assert "demanded bitwise" in report.reason
-    assert to_text(model) == to_text(parse(text))
 
 
 @pytest.mark.parametrize(("scale", "code", "found"), [("0.003", -32768, "-98.304"), ("0.05", -10000, "-500")])
 def test_a_quantized_constant_is_judged_by_the_number_it_stands_for(
     scale: str, code: int, found: str
 ) -> None:
-    _, report = converted(quantized(scale=scale, code=code))
-    assert str(report.status) == "skipped"
+    _, report = converted(quantized(scale=scale, code=code), status="skipped")
     assert f"found {found})" in report.reason
 
 
@@ -614,21 +600,19 @@ def test_a_quantized_mask_that_does_not_always_clip_fails_the_proof(
     parameters = Quantization.affine
     monkeypatch.setattr(Quantization, "affine", lambda scale, zero: parameters(scale / 4, zero))
     text = quantized().replace(f",{T},", f",{rows},")
-    _, report = converted(text, prover)
-    assert str(report.status) == "rolled-back"
+    _, report = converted(text, prover, status="rolled-back")
     assert "demanded bitwise" in report.reason
 
 
 @pytest.mark.parametrize("zero", [128, -129, 300])
 def test_a_zero_point_that_the_type_cannot_hold_is_refused(zero: int) -> None:
-    _, report = converted(quantized("int8", "16.0", -128, zero))
+    _, report = converted(quantized("int8", "16.0", -128, zero), status="skipped")
     assert report.reason.startswith("logits are neither float nor quantized")
 
 
 def test_constants_are_made_in_the_logits_type() -> None:
     text = block(given=BOOL).replace("-1e+09", "-60000.0").replace("float32", "float16")
-    model, report = converted(text)
-    assert str(report.status) == "converted"
+    model, _ = converted(text)
     multiply = next(op for op in model.subgraphs[0].operators if op.name == "MUL")
     assert multiply.input(1).dtype is DType.FLOAT16
     assert np.isfinite(multiply.input(1).array())
@@ -636,19 +620,27 @@ def test_constants_are_made_in_the_logits_type() -> None:
     assert (cast.code.version, cast.output.dtype) == (5, DType.FLOAT16)
 
 
-@pytest.mark.parametrize(("code", "real"), [(5, 1.0), (3, 0.0), (-1, -2.0)])
-def test_a_quantized_number_compared_with_stands_for_a_real_one(code: int, real: float) -> None:
-    (comparison,) = (
-        parse(f"""subgraph main (%m: int8[1,1,4,4] q(0.5, 3)) {{
-          %open: bool[1,1,4,4] = NOT_EQUAL(%m, int8({code}) q(0.5, 3))
-          return %open
-        }}""")
-        .subgraphs[0]
-        .operators
-    )
-    other = 0.0 if real else 1.0
-    assert mask_to_add._values([comparison], masked_when=False) == (real, other)
-    assert mask_to_add._values([comparison], masked_when=True) == (other, real)
+INT8 = "%m: int8[1,1,4,4] q(0.5, 3)"
+
+
+@pytest.mark.parametrize(
+    ("given", "condition", "closed", "opened"),
+    [
+        (INT8, "NOT_EQUAL(%m, int8(5) q(0.5, 3))", 1.0, 0.0),
+        (INT8, "NOT_EQUAL(%m, int8(3) q(0.5, 3))", 0.0, 1.0),
+        (INT8, "NOT_EQUAL(%m, int8(-1) q(0.5, 3))", -2.0, 0.0),
+        ("%m: bool[1,1,4,4]", "LOGICAL_NOT(%m)", 1.0, 0.0),
+        ("%c: bool[1,1,4,4]", "", 0.0, 1.0),
+    ],
+)
+def test_what_closes_an_entry_of_the_mask_and_what_opens_it(
+    given: str, condition: str, closed: float, opened: float
+) -> None:
+    """Where a condition says what is open; a quantized number that is compared with stands for a real one."""
+    line = f"%c: bool[1,1,4,4] = {condition}" if condition else ""
+    chain = list(parse(f"subgraph main ({given}) {{ {line} return %c }}").subgraphs[0].operators)
+    assert mask_to_add._values(chain, masked_when=False) == (closed, opened)
+    assert mask_to_add._values(chain, masked_when=True) == (opened, closed)
 
 
 def test_what_changes_in_masked_rows_is_told_with_the_number_of_sites() -> None:
@@ -671,11 +663,3 @@ def test_what_changes_in_masked_rows_is_told_with_the_number_of_sites() -> None:
 def test_integer_logits_need_one_scale_to_be_added_to(kind: str, addable: bool) -> None:
     (tensor,) = parse(f"subgraph main (%x: {kind}) {{ return %x }}").subgraphs[0].inputs
     assert mask_to_add._addable(tensor) == addable
-
-
-@pytest.mark.parametrize("masked_when", [True, False])
-def test_a_mask_is_as_the_condition_says_or_its_complement(masked_when: bool) -> None:
-    graph = parse("subgraph main (%m: bool[4]) { %c: bool[4] = LOGICAL_NOT(%m) return %c }").subgraphs[0]
-    assert mask_to_add._values([], masked_when=masked_when) == (float(masked_when), float(not masked_when))
-    negated = mask_to_add._values(list(graph.operators), masked_when=masked_when)
-    assert negated == (float(not masked_when), float(masked_when))
