@@ -1,5 +1,6 @@
 """The arguments of every command. Parsing gives back what to do; nothing of the library is loaded before that."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -9,24 +10,16 @@ from edge_opt.cli.declare import (
     REQUIRED,
     Command,
     argument,
-    chip_option,
     command,
     file_argument,
     flag,
-    flags_option,
-    force_flag,
-    json_flag,
-    model_argument,
     names_option,
     one_of,
     option,
     pass_names,
-    quiet_flag,
-    sdk_option,
     several,
     starting,
     target_names,
-    target_option,
 )
 
 VERIFY = ("regions", "exhaustive", "full", "none")
@@ -35,14 +28,10 @@ FORMS = ("as-found", "split", "unpack", "split-above")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
 PLACES = ("cpu", "npu")
 
-_EPILOG = (
-    "Exit codes: 0 done; 1 a difference was found, or --require-all and a site was not converted; 2 usage; "
-    "3 the model cannot be read; 4 nothing matched under --require-match; 5 the output could not be written."
-)
-
 app = typer.Typer(
     help="Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed.",
-    epilog=_EPILOG,
+    epilog="Exit codes: 0 done; 1 a difference was found, or --require-all and a site was not converted; 2 usage; "
+    "3 the model cannot be read; 4 nothing matched under --require-match; 5 the output could not be written.",
     # Plain text: help is often piped, and a panel of boxes takes longer to load than all the rest.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -52,6 +41,26 @@ golden_app = typer.Typer(
     help="Keep a model's outputs in a small file, and check them in CI.", no_args_is_help=False
 )
 app.add_typer(golden_app, name="golden")
+
+
+model_argument = partial(file_argument, "A .tflite model; - for standard input.")
+json_flag = partial(flag, "Print one JSON object.", "--json")
+quiet_flag = partial(flag, "Print errors only.", "-q", "--quiet")
+force_flag = partial(flag, "Replace files that exist.", "--force")
+target_option = partial(
+    option,
+    "qualcomm-htp or ethos-u85, or a target file of yours.",
+    "T",
+    default="qualcomm-htp",
+    autocompletion=target_names,
+)
+sdk_option = partial(option, "Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR")
+chip_option = partial(
+    option, "The chip, as the compiler calls it: SM8750, ethos-u85-256, ...", "C", "--soc", "--chip"
+)
+flags_option = partial(
+    several, "For the compiler, once for each; default: those of the target.", "F", "--flag"
+)
 
 
 def _version(wanted: bool) -> None:

@@ -89,26 +89,6 @@ def several(text: str, metavar: str, *names: str, **how: Any) -> Any:
     return option(text, metavar, *names, callback=lambda values: values or None, **how)
 
 
-model_argument = partial(file_argument, "A .tflite model; - for standard input.")
-json_flag = partial(flag, "Print one JSON object.", "--json")
-quiet_flag = partial(flag, "Print errors only.", "-q", "--quiet")
-force_flag = partial(flag, "Replace files that exist.", "--force")
-target_option = partial(
-    option,
-    "qualcomm-htp or ethos-u85, or a target file of yours.",
-    "T",
-    default="qualcomm-htp",
-    autocompletion=target_names,
-)
-sdk_option = partial(option, "Qualcomm's libraries. Default: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR")
-chip_option = partial(
-    option, "The chip, as the compiler calls it: SM8750, ethos-u85-256, ...", "C", "--soc", "--chip"
-)
-flags_option = partial(
-    several, "For the compiler, once for each; default: those of the target.", "F", "--flag"
-)
-
-
 class Command:
     """What was asked for on the command line; `run` names the function that does it, as `module:function`."""
 

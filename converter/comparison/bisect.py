@@ -74,7 +74,7 @@ class _Side:
         if entry is not None:
             return cls(model, entry.subgraph, dict(entry.inputs), entry.outputs[output.name])
         graph = model.subgraphs[0]
-        inputs = {info.name: t for info, t in zip(signature.inputs, graph.inputs, strict=True)}
+        inputs = dict(zip((info.name for info in signature.inputs), graph.inputs, strict=True))
         found = graph.outputs[[info.name for info in signature.outputs].index(output.name)]
         return cls(model, graph, inputs, found)
 
@@ -190,14 +190,11 @@ class _Search:
 
 def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
     """Tensors of one name, type and shape that the output is computed from in both models; it comes last."""
-    ours, theirs = _named(a), _named(b)
-    pairs = [
-        (tensor, theirs[name])
-        for name, tensor in ours.items()
-        if name in theirs and _kind(tensor) == _kind(theirs[name])
-    ]
-    pairs = [(one, other) for one, other in pairs if one is not a.output and other is not b.output]
-    return [*pairs, (a.output, b.output)]
+    theirs = _named(b)
+    pairs = ((tensor, theirs[name]) for name, tensor in _named(a).items() if name in theirs)
+    outputs = a.output, b.output
+    same = [pair for pair in pairs if len(set(map(_kind, pair))) == 1 and not {*pair} & {*outputs}]
+    return [*same, outputs]
 
 
 def _named(side: _Side) -> dict[str, Tensor]:
@@ -229,16 +226,12 @@ def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: 
 
 def _info(tensor: Tensor) -> TensorInfo:
     """What the runtime would say of the tensor."""
-    quantization = tensor.quantization if tensor.is_quantized else None
-    return TensorInfo(
-        name=tensor.name,
-        tensor=tensor.name,
-        shape=tensor.shape,
-        declared=tensor.shape_signature or tensor.shape,
-        dtype=np.dtype(tensor.dtype.numpy).name,
-        scales=() if quantization is None else tuple(float(scale) for scale in quantization.scale),
-        zero_points=() if quantization is None else tuple(int(zero) for zero in quantization.zero_point),
-    )
+    declared, dtype = tensor.shape_signature or tensor.shape, np.dtype(tensor.dtype.numpy).name
+    info = TensorInfo(tensor.name, tensor.name, tensor.shape, declared, dtype)
+    if tensor.quantization is None or not tensor.is_quantized:
+        return info
+    scales, zeros = (tensor.quantization.scale.tolist(), tensor.quantization.zero_point.tolist())
+    return replace(info, scales=tuple(scales), zero_points=tuple(zeros))
 
 
 class _Names:
@@ -260,11 +253,8 @@ class _Names:
 def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[str, ...]:
     """Names of constants that both regions read, with other bytes."""
     ours, theirs = _constants(a), _constants(b)
-    return tuple(
-        name
-        for name, data in ours.items()
-        if name in theirs and not np.array_equal(data.view(), theirs[name].view())
-    )
+    both = [name for name in ours if name in theirs]
+    return tuple(name for name in both if not np.array_equal(ours[name].view(), theirs[name].view()))
 
 
 def _constants(operators: Iterable[Operator]) -> dict[str, Data]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from edge_opt.comparison.bisect import Probe, first_difference
 from edge_opt.comparison.filling import FilledCaches, keep
@@ -100,11 +100,11 @@ def compare(
         job = _Job(running, first, second, asked, progress, folder)
         # First: what is missing for it is found before the long work.
         generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
-        found = job.signatures(signatures, _kernels(backend))
+        found = tuple(job.signatures(signatures, _kernels(backend)))
         place = job.first_difference(found) if locate else None
         told = tuple(job.caches.told)
         return replace(
-            job.asked, signatures=tuple(found), first_difference=place, generation=generation, caches=told
+            job.asked, signatures=found, first_difference=place, generation=generation, caches=told
         )
 
 
@@ -138,8 +138,7 @@ def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
     return list(available if chosen is None else dict.fromkeys(chosen))
 
 
-@dataclass(frozen=True, slots=True)
-class _Set:
+class _Set(NamedTuple):
     """A set of inputs: its kind, and a number that tells it from others. `apart`: not part of the verdict."""
 
     kind: Kind
@@ -147,8 +146,7 @@ class _Set:
     apart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Pairing:
+class _Pairing(NamedTuple):
     """What of one signature can be run on both sides, and what differs before anything ran."""
 
     inputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
@@ -222,20 +220,15 @@ class _Job:
             self.caches.fill(prefill, served, range(self.asked.runs))
             self.done += 1
         if without:
-            listed = ", ".join(without)
-            self.caches.told.append(
-                f"caches of {listed}: random, because no prefill signature of a fills them"
-            )
+            why = "random, because no prefill signature of a fills them"
+            self.caches.told.append(f"caches of {', '.join(without)}: {why}")
 
-    def first_difference(self, found: Sequence[SignatureComparison]) -> FirstDifference | None:
+    def first_difference(self, compared: Sequence[SignatureComparison]) -> FirstDifference | None:
         """Where the first output that differs begins to; None where none does in its numbers."""
-        for signature in found:
-            for output in signature.outputs:
-                if output.difference is not None and not output.difference.equal:
-                    return self._locate(signature, output.name)
-        return None
-
-    def _locate(self, found: SignatureComparison, output: str) -> FirstDifference:
+        failed = ((s, o.name) for s in compared for o in s.outputs if o.difference and not o.difference.equal)
+        found, output = next(failed, (None, ""))
+        if found is None:
+            return None
         self.tell(f"{found.name}: looking for the first difference")
         outputs = next(pair for pair in self.paired[found.name].outputs if pair[0].name == output)
         plans = self._plans(found.name, self.sets)
@@ -287,11 +280,9 @@ class _Job:
             else:
                 made = plan(self.ours[name], seed=self.asked.seed, run=one.run, kind=one.kind)
             if one.apart:
-                made = tuple(
-                    replace(given, kind=one.kind) if given.role == "mask" else given for given in made
-                )
-            pairs = zip(made, self.paired[name].inputs, strict=True)
-            twins = [pair(ours, other) for ours, (_, other) in pairs]
+                made = tuple(replace(p, kind=one.kind) if p.role == "mask" else p for p in made)
+            inputs = zip(made, self.paired[name].inputs, strict=True)
+            twins = [pair(ours, other) for ours, (_, other) in inputs]
             plans_a.append([ours for ours, _ in twins])
             plans_b.append([other for _, other in twins])
         return plans_a, plans_b
@@ -311,9 +302,8 @@ class _Job:
             return _Pairing(reason=f"input '{info.name}' is {self._only(in_a)}")
         for one, other in inputs:
             if one.declared != other.declared:
-                return _Pairing(
-                    reason=f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
-                )
+                shapes = f"{one.declared} in a, {other.declared} in b"
+                return _Pairing(reason=f"input '{one.name}' has shape {shapes}")
         outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
         unmatched = tuple(OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone)
         return _Pairing(tuple(agreed(*both) for both in inputs), tuple(outputs), unmatched)

@@ -116,15 +116,10 @@ class SignatureComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values."""
-        figures: dict[str, Any] = {
-            "name": self.name,
-            "backend": self.backend,
-            "equal": self.equal,
-            "bitwise": self.bitwise,
-            "outputs": [output.to_dict() for output in self.outputs],
-            "masked_rows": [output.to_dict() for output in self.masked_rows],
-        }
-        return {**figures, "reason": self.reason} if self.reason else figures
+        told = {"name": self.name, "backend": self.backend, "equal": self.equal, "bitwise": self.bitwise}
+        listed = {"outputs": self.outputs, "masked_rows": self.masked_rows}
+        figures = {name: [output.to_dict() for output in outputs] for name, outputs in listed.items()}
+        return {**told, **figures, **({"reason": self.reason} if self.reason else {})}
 
 
 @dataclass(frozen=True, slots=True)

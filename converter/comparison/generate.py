@@ -19,6 +19,8 @@ from edge_opt.proof.source import Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 from edge_opt.schema.errors import UsageError
 
+Prompt = tuple[tuple[int, ...], ...]
+
 _MOST_TOKENS = 100_000
 
 
@@ -34,7 +36,7 @@ def compare_generation(
     if not 1 <= count <= _MOST_TOKENS:
         raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
     results = []
-    prompt: tuple[tuple[int, ...], ...] | None = None
+    prompt: Prompt | None = None
     for role, models in (("a", a), ("b", b)):
         with ExitStack() as stack:
             opened = {
@@ -47,27 +49,16 @@ def compare_generation(
             runnable = {name: source.model for name, source in opened.items()}
             results.append((loop, *worker.generate(runnable, loop, kernels)))
     (loop, ours, logits_a), (other, theirs, logits_b) = results
-    return GenerationComparison(
-        count=count,
-        backend=kernels,
-        prompt=loop.prompt,
-        tokens_a=tuple(tuple(step) for step in ours),
-        tokens_b=tuple(tuple(step) for step in theirs),
-        logits=measured(_logits(loop), _logits(other), logits_a, logits_b, logits=True),
-    )
+    tokens_a, tokens_b = (tuple(map(tuple, steps)) for steps in (ours, theirs))
+    logits = measured(_logits(loop), _logits(other), logits_a, logits_b, logits=True)
+    return GenerationComparison(count, kernels, loop.prompt, tokens_a, tokens_b, logits)
 
 
 def _logits(loop: Loop) -> TensorInfo:
     return next(info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
 
 
-def _plan(
-    worker: Worker,
-    opened: Mapping[str, Source],
-    count: int,
-    seed: int,
-    prompt: tuple[tuple[int, ...], ...] | None,
-) -> Loop:
+def _plan(worker: Worker, opened: Mapping[str, Source], count: int, seed: int, prompt: Prompt | None) -> Loop:
     described = {name: worker.describe(source.model) for name, source in opened.items()}
     planner = _Planner(opened[MAIN].name, described)
     decode = planner.decode()
@@ -75,9 +66,8 @@ def _plan(
     rows = new_tokens(prefill)
     room = (cache_length(decode) or _MOST_TOKENS) - count
     if room < 1:
-        raise UsageError(
-            f"{opened[MAIN].name}: {count} tokens do not fit into a cache of {room + count}: generate fewer"
-        )
+        said = f"{count} tokens do not fit into a cache of {room + count}: generate fewer"
+        raise UsageError(f"{opened[MAIN].name}: {said}")
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
     steps = planner.calls(prefill), planner.calls(decode)
     if prompt is None:
@@ -137,21 +127,15 @@ class _Planner:
         if is_basic(info) and not apart:
             return None
         needed = EMBEDDER if role == "embedding" else AUXILIARY
-        shape = "x".join(map(str, info.shape))
+        told = f"'{info.name}' of {'x'.join(map(str, info.shape))}"
         if needed in self._described:
-            raise self._refused(
-                step,
-                f"the {needed} model gives no '{info.name}' of {shape}; give the one that was exported with it",
-            )
-        if role not in {"embedding", "rotary", "mask"}:
-            raise self._refused(
-                step,
-                f"input '{info.name}' of {shape} is not known here, expected tokens, positions, masks, caches, or what "
-                "the embedder and the auxiliary model give",
-            )
-        raise self._refused(
-            step, f"input '{info.name}' comes from the {needed} model, and there is {_beside(needed)}"
-        )
+            why = f"the {needed} model gives no {told}; give the one that was exported with it"
+        elif role in {"embedding", "rotary", "mask"}:
+            why = f"input '{info.name}' comes from the {needed} model, and there is {_beside(needed)}"
+        else:
+            known = "tokens, positions, masks, caches, or what the embedder and the auxiliary model give"
+            why = f"input {told} is not known here, expected {known}"
+        raise self._refused(step, why)
 
     def _update(self, step: SignatureInfo) -> Call:
         slices = {info.name: info.shape for info in step.outputs if "slice" in info.name}
@@ -162,19 +146,16 @@ class _Planner:
                 return Call(AUXILIARY, signature)
         if AUXILIARY in self._described:
             raise self._refused(step, "no signature of the auxiliary model updates its caches")
-        raise self._refused(
-            step, f"its caches are updated by the auxiliary model, and there is {_beside(AUXILIARY)}"
-        )
+        why = f"its caches are updated by the auxiliary model, and there is {_beside(AUXILIARY)}"
+        raise self._refused(step, why)
 
     def _static(self, signature: SignatureInfo) -> SignatureInfo:
         dynamic = next((info for info in signature.inputs if -1 in info.declared), None)
-        if dynamic is None:
-            return signature
-        raise self._refused(
-            signature,
-            f"input '{dynamic.name}' has a dynamic shape, and text is generated with fixed ones only: leave out "
-            "--generate, or export with fixed lengths",
-        )
+        if dynamic is not None:
+            why = "has a dynamic shape, and text is generated with fixed ones only"
+            remedy = "leave out --generate, or export with fixed lengths"
+            raise self._refused(signature, f"input '{dynamic.name}' {why}: {remedy}")
+        return signature
 
     def _missing(self, what: str) -> UsageError:
         names = ", ".join(signature.name for signature in self._described[MAIN])

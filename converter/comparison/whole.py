@@ -14,15 +14,13 @@ of the network, and outputs get room:
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph
 from edge_opt.passes import SiteReport, Status
-from edge_opt.proof.source import ModelLike
 
 _GROWTH = 16
 _STEPS = 24
@@ -46,7 +44,8 @@ class Allowance:
     def __str__(self) -> str:
         if not self.because:
             return "bit for bit, as every rewritten region demands"
-        room = [f"{_span(self.steps.values())} steps"] if self.steps else []
+        span = sorted({min(self.steps.values()), max(self.steps.values())}) if self.steps else []
+        room = [f"{' to '.join(map(str, span))} steps"] if span else []
         room += [f"{self.relative:.2g} of the range"] * self.floats
         return f"within {', floats '.join(room)}, because of {self.because}"
 
@@ -130,26 +129,6 @@ class WholeSignature:
         }
 
 
-def compare_whole(
-    before: ModelLike,
-    after: ModelLike,
-    allowances: Mapping[str, Allowance],
-    *,
-    signatures: Sequence[str] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> list[WholeSignature]:
-    """Both models on the same realistic inputs; each signature with what it was allowed.
-
-    Raises:
-        RuntimeFailed: a model does not run.
-    """
-    report = compare(before, after, signatures=signatures, locate=False, progress=progress)
-    exact = Allowance()
-    return [
-        WholeSignature(found.name, allowances.get(found.name, exact), found) for found in report.signatures
-    ]
-
-
 def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[str, Allowance]:
     """What each entry point of a converted model is allowed; `sites` are those reported for each."""
     by_graph: dict[int, list[SiteReport]] = {}
@@ -189,11 +168,6 @@ def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[st
         steps = {name: int(_STEPS * 2.0 ** max(own - bits, 0)) for name, own in coded.items()}
     because = ", ".join(f"{count} site{'s'[: count > 1]} of {name}" for name, count in tolerant.items())
     return Allowance(relative, steps, because, floats=len(steps) < len(outputs))
-
-
-def _span(counts: Collection[int]) -> str:
-    low, high = min(counts), max(counts)
-    return str(high) if low == high else f"{low} to {high}"
 
 
 def _bits(operator: Operator) -> float:

@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack, overload
 
-from edge_opt.comparison.whole import allowances, compare_whole
+from edge_opt.comparison.compare import compare
+from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion.choices import (
     GENERIC,
     ConvertOptions,
@@ -249,8 +249,10 @@ def _compare_whole(
         names = {name: part.signature(name) for name, _ in part.model.entry_points()}
         sites = {name: [s for s in result.sites if s.signature == told] for name, told in names.items()}
         allowed = allowances(part.model, sites)
-        found = compare_whole(before, after, allowed, signatures=signatures, progress=progress)
-        result.whole += [replace(signature, name=part.signature(signature.name)) for signature in found]
+        report = compare(before, after, signatures=signatures, locate=False, progress=progress)
+        for found in report.signatures:
+            allowance = allowed.get(found.name, Allowance())
+            result.whole.append(WholeSignature(part.signature(found.name), allowance, found))
     failed = next((signature for signature in result.whole if not signature.holds), None)
     if failed is not None:
         raise DifferenceFoundError(
