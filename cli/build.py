@@ -54,14 +54,12 @@ class _Shown:
     open: bool = False
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """The stage that runs."""
         if not self.open:
             self.bar, self.open = self.stack.enter_context(output.bar(wanted=self.wanted)), True
         if self.bar is not None:
             self.bar(stage, done, total)
 
     def done(self, report: StageReport) -> None:
-        """It ran."""
         self.stack.close()
         self.open = False
         if self.lines:

@@ -23,29 +23,20 @@ def run(asked: Convert) -> int:
     for number, path in enumerate(reports):
         others = (asked.source, asked.output, *reports[:number])
         check_report_path(path, overwrite=asked.overwrite, others=others)
-    kept = (
-        nullcontext(None)
-        if asked.dry_run
-        else streams.written(asked.output, asked.source, as_json=asked.as_json)
-    )
-    with kept as destination:
-        return _run(asked, destination)
-
-
-def _run(asked: Convert, destination: Path | None) -> int:
-    with output.bar(wanted=not asked.quiet) as progress:
-        result = convert_model(asked.source, destination, **asked.options(*_OURS), progress=progress)
-    if asked.report:
-        sections = cast("Sections", asked.sections)
-        report = conversion_report(result, target=asked.target, sections=sections)
-        for path in asked.report:
+    written = streams.written(asked.output, asked.source, as_json=asked.as_json)
+    with nullcontext(None) if asked.dry_run else written as destination:
+        with output.bar(wanted=not asked.quiet) as progress:
+            result = convert_model(asked.source, destination, **asked.options(*_OURS), progress=progress)
+        if reports:
+            report = conversion_report(result, target=asked.target, sections=cast("Sections", asked.sections))
+        for path in reports:
             write_report(report, path, overwrite=asked.overwrite)
-    if asked.as_json:
-        output.say_json(result.to_dict())
-    elif not asked.quiet:
-        show(result)
-        for path in asked.report or ():
-            output.say(f"Report: {path}")
+        if asked.as_json:
+            output.say_json(result.to_dict())
+        elif not asked.quiet:
+            show(result)
+            for path in reports:
+                output.say(f"Report: {path}")
     return 0
 
 

@@ -20,49 +20,35 @@ MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 ac
 
 def run(asked: Demo) -> int:
     """Both models, one after the other; 1 where one computes something else after the conversion."""
-    if asked.folder is not None:
-        return _run(_made(asked.folder), force=asked.overwrite, kept=True)
-    with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
-        return _run(Path(scratch), force=asked.overwrite, kept=False)
-
-
-def _made(folder: Path) -> Path:
+    if asked.folder is None:
+        with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
+            return _run(Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", force=asked.overwrite)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        asked.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"folder {folder} cannot be made: {error.strerror}, give another") from error
-    return folder
+        raise OutputError(f"folder {asked.folder} cannot be made: {error.strerror}, give another") from error
+    return _run(asked.folder, f"The models are in {asked.folder}", force=asked.overwrite)
 
 
-def _run(folder: Path, *, force: bool, kept: bool) -> int:
+def _run(folder: Path, where: str, *, force: bool) -> int:
     for name in MODELS:
         for path in (folder / name, default_output(folder / name)):
             resolve_target(path, overwrite=force)
-    differing = 0
+    equal = True
     for name, about in MODELS.items():
         output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
-        differing += not _convert(_unpacked(name, folder, force=force), force=force)
+        source = folder / name
+        write_whole(source, (resources.files("edge_opt.testdata") / name).read_bytes(), overwrite=force)
+        result = convert_model(source, overwrite=force)
+        converting.show(result, folders=False)
+        report = compare_models(source, default_output(source))
         output.say()
+        compare.show(report)
+        output.say()
+        equal = equal and report.equal
     _show_block(folder / next(iter(MODELS)))
-    where = f"The models are in {folder}" if kept else "`edge-opt demo DIR` keeps the models in DIR"
     output.say(f"\n{where}; next: edge-opt convert YOUR_MODEL.tflite")
-    return 1 if differing else 0
-
-
-def _unpacked(name: str, folder: Path, *, force: bool) -> Path:
-    target = folder / name
-    write_whole(target, (resources.files("edge_opt.testdata") / name).read_bytes(), overwrite=force)
-    return target
-
-
-def _convert(source: Path, *, force: bool) -> bool:
-    result = convert_model(source, overwrite=force)
-    converting.show(result, folders=False)
-    assert result.output is not None
-    report = compare_models(source, result.output)
-    output.say()
-    compare.show(report)
-    return report.equal
+    return 0 if equal else 1
 
 
 def _show_block(source: Path) -> None:

@@ -211,7 +211,7 @@ class _Job:
         return with_facts(self.worker.describe(source.model), model)
 
     def _fill_caches(self, names: Sequence[str]) -> None:
-        """Of realistic runs; caches of hostile ones hold what is hostile."""
+        """Fill those that realistic runs read; caches of hostile runs hold what is hostile."""
         self.caches = FilledCaches(self.worker, self.a.model, self.ours, self.asked.seed, self.folder)
         by_filler, without = self.caches.served(names)
         self.steps += len(by_filler)
@@ -260,7 +260,7 @@ class _Job:
         return SignatureComparison(name, kernels, both, masked_rows=tuple(closed.values()))
 
     def _run(self, name: str, kernels: Kernels, sets: Sequence[_Set]) -> Iterator[list[OutputComparison]]:
-        """The outputs that both have, on each set of inputs."""
+        """Both models on each set of inputs: the outputs that both have, measured."""
         plans_a, plans_b = self._plans(name, sets)
         self.tell(f"{name}: running a on {kernels} kernels")
         path = self.folder / "outputs"
@@ -312,7 +312,6 @@ class _Job:
         return f"only in {self.a.name if in_a else self.b.name}"
 
     def tell(self, stage: str, ahead: int = 0) -> None:
-        """Report progress: what is done, and so many steps more."""
         if self.progress is not None:
             self.progress(stage, self.done + ahead, self.steps)
 

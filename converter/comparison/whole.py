@@ -13,7 +13,6 @@ of the network, and outputs get room:
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,13 +91,6 @@ class WholeSignature:
         """What was found and what was demanded."""
         return f"{self.name}: {self.found_text()}; demanded: {self.allowance}"
 
-    def distances(self) -> dict[str, int]:
-        """Elements of float outputs by their distance in units in the last place."""
-        counts: Counter[str] = Counter()
-        for output in self.found.outputs:
-            counts.update(dict((output.difference.ulps if output.difference else None) or ()))
-        return counts
-
     def found_text(self) -> str:
         """How equal the outputs were."""
         outputs = self.found.outputs
@@ -171,7 +163,7 @@ def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[st
 
 
 def _bits(operator: Operator) -> float:
-    """Of the coarsest activation of an operator; a float one that meets integer weights is quantized on the fly."""
+    """Bits of an operator's coarsest activation; a float one that meets integer weights is quantized on the fly."""
     tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
     moving = [_BITS[t.dtype] for t in tensors if t.is_quantized and not t.is_constant and t.dtype in _BITS]
     weights = [t for t in operator.inputs if t is not None and t.is_constant and t.is_quantized]

@@ -1,4 +1,7 @@
-"""What the caller asked for, made into passes, facts of the target, entry points and a place to write. Runs nothing."""
+"""What the caller asked for, made into passes, facts of the target, entry points and a place to write. Runs nothing.
+
+What cannot be done is a `UsageError`, a place where nothing can be written an `OutputError`.
+"""
 
 import os
 from collections.abc import Callable, Iterable
@@ -80,12 +83,7 @@ def default_output(source: str | os.PathLike[str]) -> Path:
 def destination_of(
     source: ModelLike, output: str | os.PathLike[str] | None, *, overwrite: bool
 ) -> Path | None:
-    """Where to write: asked for, or beside the input; None for a source without a place of its own.
-
-    Raises:
-        UsageError: it exists and may not be replaced, or is the input.
-        OutputError: nothing can be written there.
-    """
+    """Where to write: asked for, or beside the input; None for a source without a place of its own."""
     path = path_of(source)
     if output is None:
         if path is None:
@@ -99,11 +97,7 @@ def destination_of(
 
 
 def check_verify(verify: str, source: object) -> None:
-    """Whether there is such a verification, and whether it can be done for that source.
-
-    Raises:
-        UsageError: there is not, or it cannot.
-    """
+    """Whether there is such a verification, and whether it can be done for that source."""
     if verify not in get_args(Verify):
         raise unknown("verification", verify, get_args(Verify))
     if verify == "full" and isinstance(source, Model):
@@ -113,11 +107,7 @@ def check_verify(verify: str, source: object) -> None:
 def choose_passes(
     passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str] | None
 ) -> list[Pass]:
-    """The passes to run, in the order in which they run.
-
-    Raises:
-        UsageError: there is no such pass, or two have one name.
-    """
+    """The passes to run, in the order in which they run."""
     skipped = _listed(skip or ())
     asked = list(PASSES) if passes is None else _listed(passes)
     own = [entry for entry in asked if isinstance(entry, Pass)]
@@ -140,11 +130,7 @@ def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:
 
 
 def choose_signatures(container: Container, wanted: str | Iterable[str] | None) -> frozenset[str]:
-    """The entry points to rewrite, as `Part.signature` has them.
-
-    Raises:
-        UsageError: there is no such signature in any of the models.
-    """
+    """The entry points to rewrite, as `Part.signature` has them."""
     known = [
         (part.signature(name), name) for part in container.parts for name, _ in part.model.entry_points()
     ]

@@ -129,18 +129,10 @@ class ConversionResult:
 
 
 def check_requirements(result: ConversionResult, *, require_match: bool, require_all: bool) -> None:
-    """Whether enough was converted.
-
-    Raises:
-        NothingMatchedError: `require_match`, and no site was converted.
-        SitesLeftError: `require_all`, and a site was left that a conversion should have taken.
-    """
+    """Raise `NothingMatchedError` or `SitesLeftError` where less was converted than was asked for."""
     if require_match and not result.converted:
-        raise NothingMatchedError(
-            "no attention block was converted and --require-match asks for one: nothing was written; "
-            "run `edge-opt explain` to see why each block was left",
-            result,
-        )
+        text = "no attention block was converted and --require-match asks for one: nothing was written; "
+        raise NothingMatchedError(f"{text}run `edge-opt explain` to see why each block was left", result)
     left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
     if require_all and left:
         first = left[0]

@@ -95,9 +95,11 @@ class Report:
 
     def distances(self) -> list[tuple[str, int]]:
         """Elements of the whole models' float outputs by distance in units in the last place, where there are any."""
+        outputs = [output for signature in self.result.whole for output in signature.found.outputs]
         counts: Counter[str] = Counter()
-        for signature in self.result.whole:
-            counts.update(signature.distances())
+        for output in outputs:
+            if output.difference is not None:
+                counts.update(dict(output.difference.ulps or ()))
         return [(bucket, count) for bucket, count in counts.items() if count]
 
     def to_dict(self) -> dict[str, Any]:
