@@ -15,7 +15,7 @@ from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection.reporting import conversion_report
-from edge_opt.ir import Model, Operator, Quantization, Tensor, save
+from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status, mha_to_sha
 from edge_opt.passes.contract import Demand, Proof
@@ -114,6 +114,19 @@ def test_a_bundle_is_compared_too_whether_written_or_not(
 def test_a_dry_run_compares_the_signature_that_is_extracted() -> None:
     result = convert(DEMO, dry_run=True, extract_signature="decode", verify="full")
     assert [(signature.name, signature.found.bitwise) for signature in result.whole] == [("decode", True)]
+
+
+@pytest.mark.parametrize("name", ["main", "graph"])
+def test_a_model_without_signatures_has_the_room_of_its_only_entry_point(name: str) -> None:
+    model = parse(f"""
+subgraph {name} (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {{
+  %p: int16[1,4,8] q(0.5, 0) = BATCH_MATMUL(%a, %b)
+  %y: int16[1,4,8] q(0.6, 0) = QUANTIZE(%p)
+  return %y
+}}
+""")
+    (found,) = convert(to_bytes(model), dry_run=True, verify="full").whole
+    assert (found.name, found.allowance.because) == (name, "1 site of matmul_convert")
 
 
 def site(demand: Demand, *, bitwise: bool = True, **more: Any) -> SiteReport:

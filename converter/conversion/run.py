@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Unpack, overload
 
 from edge_opt.comparison.compare import compare
-from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
+from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion.choices import (
     GENERIC,
     ConvertOptions,
@@ -251,8 +251,9 @@ def _compare_whole(
         allowed = allowances(part.model, sites)
         report = compare(before, after, signatures=signatures, locate=False, progress=progress)
         for found in report.signatures:
-            allowance = allowed.get(found.name, Allowance())
-            result.whole.append(WholeSignature(part.signature(found.name), allowance, found))
+            # A model without signatures is compared as `main`, whatever its subgraph is called.
+            name = found.name if part.model.signatures else next(iter(allowed))
+            result.whole.append(WholeSignature(part.signature(name), allowed[name], found))
     failed = next((signature for signature in result.whole if not signature.holds), None)
     if failed is not None:
         raise DifferenceFoundError(
