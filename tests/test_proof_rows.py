@@ -82,8 +82,10 @@ def check(worker: Worker, whole: Model, part: Model, boxes: Any, rows: list[int]
 @pytest.mark.parametrize("dtype", PARAMETERS)
 def test_both_versions_of_attention_give_the_rows_of_the_whole(dtype: str, how: str, worker: Worker) -> None:
     before, after = versions(dtype, how)
+    files = to_bytes(before), to_bytes(after)
     found = sample(before, after, seed=0)
     assert found is not None
+    assert (to_bytes(before), to_bytes(after)) == files
     for whole, part, boxes in (
         (before, found.before, found.cut.boxes[0]),
         (after, found.after, found.cut.boxes[1]),
@@ -180,7 +182,7 @@ INPUTS = {
         "vector": "float32[8]", "half": "float32[1,64,4]", "s": "float32[1,64]", "r": "float32[1,64]",
         "alone": "float32[1,1,64,8]", "matrix": "float32[64,8]", "deep": "float32[1,64,8,3]",
         "several": "float32[5,64,8]", "wide": "float32[1,64,16]", "long": "float32[1,128,8]", "tall": "float32[1,80,8]",
-        "eleven": "float32[1,64,11]",
+        "eleven": "float32[1,64,11]", "single": "float32[1,1]", "m": "float32[1,8]", "n": "float32[1,8]",
     }.items()
 }  # fmt: skip
 # One operator each, of whose 64 rows some are asked for.
@@ -213,6 +215,11 @@ CASES = {
     "SPLIT_V(%tall, int32{16, 64}, int32(1)) {num_splits: 2}",
     "a part of some width": "%rest: float32[1,64,3], %out: float32[1,64,8] = "
     "SPLIT_V(%eleven, int32{3, 8}, int32(-1)) {num_splits: 2}",
+    "softmax over the rows": "%p: float32[1,8,64] = SOFTMAX(%turned) {beta: 1.0} "
+    "%out: float32[1,64,8] = BATCH_MATMUL(%p, %c) {adj_x: true}",
+    "packed rows": f"%p: float32[1,64,8] = PACK({', '.join(['%m, %n'] * 32)}) {{values_count: 64, axis: 1}} "
+    "%out: float32[1,64,8] = BATCH_MATMUL(%p, %c)",
+    "by a number without its axes": "%z: float32[] = SQUEEZE(%single) %out: float32[1,64,8] = MUL(%a, %z)",
     "a slice with an open begin": "STRIDED_SLICE(%x, int32{0, 5, 1}, int32{1, 64, 9}, int32{1, 1, 1}) {begin_mask: 2}",
     "a slice with an open end": "STRIDED_SLICE(%x, int32{0, 16, 1}, int32{1, 17, 9}, int32{1, 1, 1}) {end_mask: 2}",
 }
@@ -235,6 +242,9 @@ subgraph main ({", ".join(given)}) {{
     check(worker, model, found.before, found.cut.boxes[0], list(found.rows), axis=1)
 
 
+SCALES = f"[{', '.join(['0.5'] * 64)}], [{', '.join(['0'] * 64)}]"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -246,12 +256,13 @@ subgraph main ({", ".join(given)}) {{
         "float32[64,8] = STRIDED_SLICE(%a, int32{0, 0, 0}, int32{1, 64, 8}, int32{1, 1, 1}) {shrink_axis_mask: 1}",
         "float32[64,8] = SELECT(%rows, %matrix, %matrix)",
         "float32[64,8] = FULLY_CONNECTED(%a, %w, none)",
+        "float32[64,8] = DEQUANTIZE(%codes)",
     ],
 )
 def test_what_mixes_rows_is_not_cut(line: str) -> None:
     text = f"""
 subgraph main (%a: float32[1,64,8], %some: int32[64], %odd: float32[1,32,16], %begin: int32[3], %rows: bool[64],
-               %matrix: float32[64,8], %w: float32[8,8]) {{
+               %matrix: float32[64,8], %w: float32[8,8], %codes: int8[64,8] q({SCALES}, axis 0)) {{
   %out: {line}
   return %out
 }}
@@ -265,15 +276,26 @@ def reduced(text: str) -> Rows | None:
     return sample(model, model, seed=0)
 
 
-def test_both_sides_of_a_cut_are_among_the_rows_whatever_their_number() -> None:
-    found = reduced("""
-subgraph main (%x: float32[1,27,8], %y: float32[1,53,8]) {
-  %out: float32[1,80,8] = CONCATENATION(%x, %y) {axis: 1}
-  return %out
-}
-""")
-    assert found is not None
-    assert {0, 26, 27, 79} <= set(found.rows)
+@pytest.mark.parametrize(
+    ("length", "lines", "cuts"),
+    [
+        (27, "%out: float32[1,80,8] = CONCATENATION(%x, %y) {axis: 1}", [26, 27, 79]),
+        (80, "%out: float32[1,64,8] = SLICE(%x, int32{0, 7, 0}, int32{1, 64, 8})", [6, 7, 63]),
+        (80, "%out: float32[1,64,8] = STRIDED_SLICE(%x, int32{0, 9, 0}, int32{1, 73, 8}, int32{1, 1, 1})", [8, 9, 63]),
+        (100, "%p: float32[1,30,8], %out: float32[1,70,8] = SPLIT_V(%x, int32{30, 70}, int32(1)) {num_splits: 2}",
+         [29, 30, 69]),
+        (120, ("%p: float32[1,40,8], %q: float32[1,40,8], %r: float32[1,40,8] = SPLIT(int32(1), %x) {num_splits: 3}"
+         " %s: float32[1,40,8] = ADD(%p, %q) %t: float32[1,40,8] = ADD(%s, %r)"
+         " %out: float32[1,36,8] = SLICE(%t, int32{0, 4, 0}, int32{1, 36, 8})"), [3, 4, 7, 8, 11, 12, 35]),
+    ],
+)  # fmt: skip
+def test_both_sides_of_a_cut_are_among_the_rows_whatever_their_number(
+    length: int, lines: str, cuts: list[int]
+) -> None:
+    model = parse(f"subgraph main (%x: float32[1,{length},8], %y: float32[1,53,8]) {{ {lines} return %out }}")
+    found = [sample(model, model, seed) for seed in range(6)]
+    always = set.intersection(*(set(each.rows) for each in found if each is not None))
+    assert sorted(always) == [0, *cuts]
 
 
 def test_rows_lie_along_the_axis_that_saves_most() -> None:

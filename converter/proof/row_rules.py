@@ -3,8 +3,10 @@
 Nothing here knows of attention. `Step` says in what an operator on less differs from the one on everything.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,6 @@ Indices = NDArray[np.int64]
 Box = tuple[Indices | None, ...]
 """Which indices along each axis, ascending; None where all."""
 
-_CUTTING = {"CONCATENATION", "SPLIT", "SPLIT_V", "SLICE", "STRIDED_SLICE"}
-
 
 class NotReducibleError(Exception):
     """The region cannot be run on some rows only; the text says which operator is in the way."""
@@ -26,33 +26,17 @@ class NotReducibleError(Exception):
 
 @dataclass(slots=True)
 class Step:
-    """One operator on less: what it gives (at least what was asked for), needs of each operand, and is told instead."""
+    """One operator on less: what it needs of each operand, and in what it differs from the one on everything.
 
-    gives: list[Box]
+    `steering` and `options` are what it is told instead. `gives` is what it gives of each result (at least what was
+    asked for), by default just that. `cuts` are the places where axes that carry rows are cut or joined.
+    """
+
     needs: dict[int, Box]
     steering: dict[int, NDArray[Any]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-
-
-def cuts(operator: Operator, step: Step) -> Iterable[int]:
-    """Where axes that carry rows are cut or joined."""
-    if operator.name not in _CUTTING:
-        return
-    if operator.name == "CONCATENATION":
-        axis = int(operator.option("axis")) % len(operator.output.shape)
-        if step.gives[0][axis] is not None:
-            yield from np.cumsum([0, *(operator.input(i).shape[axis] for i in range(len(operator.inputs)))])
-        return
-    source = operator.input(1 if operator.name == "SPLIT" else 0)
-    need = next(iter(step.needs.values()))
-    for axis, size in enumerate(source.shape):
-        if need[axis] is None or operator.outputs[0].shape[axis] == size:
-            continue
-        if operator.name.startswith("SPLIT"):
-            yield from np.cumsum([0, *(tensor.shape[axis] for tensor in operator.outputs)])
-        else:
-            begin = int(_constant(operator, 1)[axis])
-            yield from (begin, begin + operator.output.shape[axis])
+    gives: list[Box] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
 
 
 def sizes(shape: Shape, box: Box) -> Shape:
@@ -75,12 +59,20 @@ def union(one: Box, other: Box) -> Box:
     )
 
 
-def _union_of(asked: Iterable[Box | None]) -> Box:
-    boxes = [box for box in asked if box is not None]
-    found = boxes[0]
-    for box in boxes[1:]:
-        found = union(found, box)
-    return found
+def step_of(operator: Operator, asked: Sequence[Box | None]) -> Step | None:
+    """The operator on what is asked of its results (None of those that nobody reads); None where it has no rule.
+
+    Raises:
+        NotReducibleError: the rule has no answer.
+    """
+    if operator.name == "SPLIT_V":
+        return _split_v(operator, asked)
+    if operator.name not in _RULES:
+        return None
+    box = reduce(union, [given for given in asked if given is not None])
+    step = _RULES[operator.name](operator, box)
+    step.gives = step.gives or [box] * len(operator.outputs)
+    return step
 
 
 def _put(box: Box, axis: int, indices: Indices | None) -> Box:
@@ -103,118 +95,125 @@ def _aligned(shape: Shape, result: Box) -> Box:
     return tuple(None if size == 1 else result[missing + axis] for axis, size in enumerate(shape))
 
 
-def _elementwise(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = _union_of(asked)
+def _elementwise(operator: Operator, box: Box) -> Step:
     inputs = {index: tensor for index, tensor in enumerate(operator.inputs) if tensor is not None}
     if operator.name == "SELECT" and len({len(tensor.shape) for tensor in inputs.values()}) > 1:
         raise NotReducibleError(f"SELECT '{operator.output.name}': a condition of another rank")
-    return Step([box], {index: _aligned(tensor.shape, box) for index, tensor in inputs.items()})
+    return Step({index: _aligned(tensor.shape, box) for index, tensor in inputs.items()})
 
 
-def _along_last_axis(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = (*_union_of(asked)[:-1], None)
-    return Step([box], {0: box})
+def _along_last_axis(_: Operator, box: Box) -> Step:
+    whole = (*box[:-1], None)
+    return Step({0: whole}, gives=[whole])
 
 
-def _batch_matmul(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = _union_of(asked)
+def _batch_matmul(operator: Operator, box: Box) -> Step:
     sides = []
     for index, (kept, turned) in enumerate(((-2, "adj_x"), (-1, "adj_y"))):
         shape = operator.input(index).shape
         own: Box = (*_aligned(shape[:-2], box[:-2]), None, None)
         axis = len(shape) + (-3 - kept if operator.option(turned) else kept)
         sides.append(_put(own, axis, box[kept]))
-    return Step([box], dict(enumerate(sides)))
+    return Step(dict(enumerate(sides)))
 
 
-def _fully_connected(operator: Operator, asked: Sequence[Box | None]) -> Step:
+def _fully_connected(operator: Operator, box: Box) -> Step:
     source, result = operator.input(0), operator.output
     if source.shape[:-1] != result.shape[:-1]:
         raise NotReducibleError(f"FULLY_CONNECTED '{result.name}' changes the rank")
-    box = (*_union_of(asked)[:-1], None)
-    others = {
-        index: (None,) * len(tensor.shape)
-        for index, tensor in enumerate(operator.inputs)
-        if index and tensor is not None
-    }
-    return Step([box], {0: box, **others})
+    step = _along_last_axis(operator, box)
+    for index, tensor in enumerate(operator.inputs):
+        if index and tensor is not None:
+            step.needs[index] = (None,) * len(tensor.shape)
+    return step
 
 
-def _concatenation(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = _union_of(asked)
+def _concatenation(operator: Operator, box: Box) -> Step:
     axis = int(operator.option("axis")) % len(box)
     wanted, begin = box[axis], 0
-    needs: dict[int, Box] = {}
+    step = Step({})
     for index in range(len(operator.inputs)):
         end = begin + operator.input(index).shape[axis]
         part = None if wanted is None else wanted[(wanted >= begin) & (wanted < end)] - begin
         if part is None or part.size:
-            needs[index] = _put(box, axis, part)
+            step.needs[index] = _put(box, axis, part)
+        if wanted is not None:
+            step.cuts += [begin, end]
         begin = end
-    return Step([box], needs)
+    return step
 
 
-def _pack(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    axis = int(operator.option("axis")) % len(operator.output.shape)
-    box = _put(_union_of(asked), axis, None)
+def _pack(operator: Operator, box: Box) -> Step:
+    axis = int(operator.option("axis")) % len(box)
     own = (*box[:axis], *box[axis + 1 :])
-    return Step([box], dict.fromkeys(range(len(operator.inputs)), own))
+    return Step(dict.fromkeys(range(len(operator.inputs)), own), gives=[_put(box, axis, None)])
 
 
-def _unpack(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = _union_of(asked)
+def _unpack(operator: Operator, box: Box) -> Step:
     axis = int(operator.option("axis")) % (len(box) + 1)
-    return Step([box] * len(operator.outputs), {0: (*box[:axis], None, *box[axis:])})
+    return Step({0: (*box[:axis], None, *box[axis:])})
 
 
-def _split(operator: Operator, asked: Sequence[Box | None]) -> Step:
+def _split(operator: Operator, box: Box) -> Step:
     """Parts stay of one size: each is asked for what any of them is."""
-    box = _union_of(asked)
     steer = _constant(operator, 0)
     axis = int(steer.ravel()[0]) % len(box)
-    size, own = operator.outputs[0].shape[axis], box[axis]
-    count = len(operator.outputs)
-    all_own = None if own is None else np.concatenate([part * size + own for part in range(count)])
-    return Step([box] * count, {1: _put(box, axis, all_own)}, {0: steer})
+    bounds, own = _bounds(operator, axis), box[axis]
+    if own is None:
+        return Step({1: box}, {0: steer})
+    need = np.concatenate([begin + own for begin in bounds[:-1]])
+    return Step({1: _put(box, axis, need)}, {0: steer}, cuts=bounds)
+
+
+def _bounds(operator: Operator, axis: int) -> list[int]:
+    """Where a SPLIT cuts its operand, both ends included."""
+    return [int(cut) for cut in np.cumsum([0, *(tensor.shape[axis] for tensor in operator.outputs)])]
 
 
 def _split_v(operator: Operator, asked: Sequence[Box | None]) -> Step:
+    """Parts may be of any size: each is asked for what it is; one that nobody reads, for its first element."""
     lengths, steer = _constant(operator, 1), _constant(operator, 2)
-    box = _union_of(asked_whole := [given for given in asked if given is not None])
+    box = reduce(union, [given for given in asked if given is not None])
     axis = int(steer.ravel()[0]) % len(box)
-    if all(given[axis] is None for given in asked_whole):
-        box = _put(box, axis, None)
-        return Step([box] * len(operator.outputs), {0: box}, {1: lengths, 2: steer})
-    parts, gives, begin = [], [], 0
+    if all(given is None or given[axis] is None for given in asked):
+        return Step({0: box}, {1: lengths, 2: steer}, gives=[box] * len(operator.outputs))
+    bounds = _bounds(operator, axis)
+    parts = []
     for tensor, given in zip(operator.outputs, asked, strict=True):
-        size = tensor.shape[axis]
         own = np.zeros(1, np.int64) if given is None else given[axis]
-        part = np.arange(size) if own is None else own
-        parts.append(begin + part)
-        gives.append(_put(box, axis, part))
-        begin += size
+        parts.append(np.arange(tensor.shape[axis]) if own is None else own)
+    need = np.concatenate([begin + part for begin, part in zip(bounds[:-1], parts, strict=True)])
     counts = np.array([len(part) for part in parts], lengths.dtype)
-    return Step(gives, {0: _put(box, axis, np.concatenate(parts))}, {1: counts, 2: steer})
+    gives = [_put(box, axis, part) for part in parts]
+    return Step({0: _put(box, axis, need)}, {1: counts, 2: steer}, gives=gives, cuts=bounds)
 
 
-def _slice(operator: Operator, asked: Sequence[Box | None]) -> Step:
+def _slice(operator: Operator, box: Box) -> Step:
     """Where only some of the slice is wanted, its beginning becomes a part of which elements are read."""
-    box = _union_of(asked)
     begin, size = _constant(operator, 1).copy(), _constant(operator, 2).copy()
+    step = Step({}, {1: begin, 2: size})
     need: list[Indices | None] = [None] * len(box)
     for axis, wanted in enumerate(box):
         if wanted is not None:
             need[axis] = wanted + int(begin[axis])
+            step.cuts += _ends(operator, axis, int(begin[axis]))
             begin[axis], size[axis] = 0, len(wanted)
-    return Step([box], {0: tuple(need)}, {1: begin, 2: size})
+    step.needs[0] = tuple(need)
+    return step
 
 
-def _strided_slice(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = _union_of(asked)
+def _ends(operator: Operator, axis: int, begin: int) -> list[int]:
+    """Where a slice is cut off along an axis; nowhere, if it takes all of that."""
+    length = operator.output.shape[axis]
+    return [] if length == operator.input(0).shape[axis] else [begin, begin + length]
+
+
+def _strided_slice(operator: Operator, box: Box) -> Step:
     begin, end, strides = (_constant(operator, index).copy() for index in (1, 2, 3))
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     if any(operator.option(mask) for mask in masks) or len(begin) != len(box):
         raise NotReducibleError(f"STRIDED_SLICE '{operator.output.name}' changes the rank")
+    step = Step({}, {1: begin, 2: end, 3: strides})
     need: list[Indices | None] = [None] * len(box)
     for axis, wanted in enumerate(box):
         if wanted is None:
@@ -225,26 +224,27 @@ def _strided_slice(operator: Operator, asked: Sequence[Box | None]) -> Step:
         if strides[axis] < 0 or operator.option("offset"):
             raise NotReducibleError(f"STRIDED_SLICE '{operator.output.name}' runs backwards")
         need[axis] = places[wanted]
+        step.cuts += _ends(operator, axis, int(begin[axis]))
         begin[axis], end[axis], strides[axis] = 0, len(wanted), 1
-    return Step([box], {0: tuple(need)}, {1: begin, 2: end, 3: strides})
+    step.needs[0] = tuple(need)
+    return step
 
 
-def _transpose(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box, steer = _union_of(asked), _constant(operator, 1)
+def _transpose(operator: Operator, box: Box) -> Step:
+    steer = _constant(operator, 1)
     need: list[Indices | None] = [None] * len(box)
     for place, axis in enumerate(steer):
         need[int(axis)] = box[place]
-    return Step([box], {0: tuple(need)}, {1: steer})
+    return Step({0: tuple(need)}, {1: steer})
 
 
-def _broadcast_to(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box = _union_of(asked)
+def _broadcast_to(operator: Operator, box: Box) -> Step:
     shape = np.array(sizes(operator.output.shape, box), _constant(operator, 1).dtype)
-    return Step([box], {0: _aligned(operator.input(0).shape, box)}, {1: shape})
+    return Step({0: _aligned(operator.input(0).shape, box)}, {1: shape})
 
 
-def _reduce(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    box, steer = _union_of(asked), _constant(operator, 1)
+def _reduce(operator: Operator, box: Box) -> Step:
+    steer = _constant(operator, 1)
     rank = len(operator.input(0).shape)
     axes = {int(axis) % rank for axis in steer.ravel()}
     kept = iter(box)
@@ -252,12 +252,11 @@ def _reduce(operator: Operator, asked: Sequence[Box | None]) -> Step:
         need: Box = tuple(None if axis in axes else box[axis] for axis in range(rank))
     else:
         need = tuple(None if axis in axes else next(kept) for axis in range(rank))
-    return Step([box], {0: need}, {1: steer})
+    return Step({0: need}, {1: steer})
 
 
-def _reshape(operator: Operator, asked: Sequence[Box | None]) -> Step:
+def _reshape(operator: Operator, box: Box) -> Step:
     """Axes are matched in groups of equal size; in a group, the elements in row-major order stay what they are."""
-    box = _union_of(asked)
     source, result = operator.input(0).shape, operator.output.shape
     need: list[Indices | None] = []
     for own, others in _groups(source, result):
@@ -270,33 +269,20 @@ def _reshape(operator: Operator, asked: Sequence[Box | None]) -> Step:
     if len(operator.inputs) > 1 and operator.inputs[1] is not None:
         steer = _constant(operator, 1)
         steering[1] = np.array(shape, steer.dtype) if operator.name == "RESHAPE" else steer
-    return Step([box], {0: tuple(need)}, steering, options)
+    return Step({0: tuple(need)}, steering, options)
 
 
-def _groups(source: Shape, result: Shape) -> Iterable[tuple[list[int], list[int]]]:
-    """Neighbouring axes of both sides with the same number of elements, as few as can be."""
-    one, other = 0, 0
-    while one < len(source) or other < len(result):
-        own: list[int] = []
-        others: list[int] = []
-        left = right = 1
-        while not (own or others) or left != right:
-            if one < len(source) and (left <= right or other == len(result)):
-                own.append(one)
-                left *= source[one]
-                one += 1
-            else:
-                others.append(other)
-                right *= result[other]
-                other += 1
-        # Axes of size 1 belong to whatever they stand behind.
-        while one < len(source) and source[one] == 1:
-            own.append(one)
-            one += 1
-        while other < len(result) and result[other] == 1:
-            others.append(other)
-            other += 1
-        yield own, others
+def _groups(source: Shape, result: Shape) -> Iterable[tuple[range, range]]:
+    """Neighbouring axes of both sides with the same number of elements, as few as can be.
+
+    Axes of size 1 belong to whatever they stand behind.
+    """
+    own, others = np.cumprod(source).tolist(), np.cumprod(result).tolist()
+    begin = start = 0
+    for product in sorted({1, *own} & {1, *others}):
+        end, stop = bisect_right(own, product), bisect_right(others, product)
+        yield range(begin, end), range(start, stop)
+        begin, start = end, stop
 
 
 def _regrouped(own: Sequence[int], others: Sequence[int], asked: Sequence[Indices | None]) -> list[Any]:
@@ -312,7 +298,7 @@ def _regrouped(own: Sequence[int], others: Sequence[int], asked: Sequence[Indice
     return found
 
 
-RULES: dict[str, Callable[[Operator, Sequence[Box | None]], Step]] = {
+_RULES: dict[str, Callable[[Operator, Box], Step]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("SOFTMAX", "LOG_SOFTMAX"), _along_last_axis),
     **dict.fromkeys(("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"), _reduce),
@@ -323,7 +309,6 @@ RULES: dict[str, Callable[[Operator, Sequence[Box | None]], Step]] = {
     "PACK": _pack,
     "UNPACK": _unpack,
     "SPLIT": _split,
-    "SPLIT_V": _split_v,
     "SLICE": _slice,
     "STRIDED_SLICE": _strided_slice,
     "TRANSPOSE": _transpose,

@@ -20,9 +20,9 @@ from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take
-from edge_opt.proof.row_rules import RULES, Box, Indices, NotReducibleError, Step, cuts, sizes, slim, union
+from edge_opt.proof.row_rules import Box, Indices, NotReducibleError, Step, sizes, slim, step_of, union
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.table import new_table
 
 _RANDOM_ROWS = 4
 _FEWEST = 32
@@ -133,11 +133,12 @@ class _Reduction:
             self.given[tensor] = self.asked.get(tensor, (None,) * len(tensor.shape))
 
     def _go_through(self, operator: Operator) -> None:
-        rule = self._enter if operator.name == COMPOSITE else RULES.get(operator.name)
-        affected = any(i is not None for t in operator.outputs for i in self.asked.get(t, ()))
-        if rule is None or (affected and any(_per_axis(t) for t in (*operator.inputs, *operator.outputs))):
+        asked = [self.asked.get(tensor) for tensor in operator.outputs]
+        affected = any(indices is not None for box in asked for indices in box or ())
+        step = self._enter(operator, asked) if operator.name == COMPOSITE else step_of(operator, asked)
+        if step is None or (affected and any(map(_per_axis, (*operator.inputs, *operator.outputs)))):
             raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}'")
-        step = self.steps[operator] = rule(operator, [self.asked.get(t) for t in operator.outputs])
+        self.steps[operator] = step
         self.given.update(zip(operator.outputs, step.gives, strict=True))
         for index, box in step.needs.items():
             tensor = operator.input(index)
@@ -154,7 +155,7 @@ class _Reduction:
         if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(wanted)]:
             raise NotReducibleError(f"{composite.name} '{composite.outputs[0].name}' and its body differ")
         inner = self.bodies[composite] = _Reduction(self._model, body, wanted)
-        return Step(wanted, dict(enumerate(inner.boxes())))
+        return Step(dict(enumerate(inner.boxes())), gives=wanted)
 
     def _ask(self, tensor: Tensor, box: Box) -> None:
         known, own = self.asked.get(tensor), slim(box, tensor.shape)
@@ -162,8 +163,8 @@ class _Reduction:
 
     def cuts(self) -> Iterable[int]:
         """Where axes that carry rows are cut or joined."""
-        for operator, step in self.steps.items():
-            yield from cuts(operator, step)
+        for step in self.steps.values():
+            yield from step.cuts
         for body in self.bodies.values():
             yield from body.cuts()
 
@@ -235,7 +236,7 @@ class _Writer:
         body = self._reduction.bodies.get(operator)
         told = step.options if body is None else {BODY: _Writer(self._model, body).place}
         if options is not None and told:
-            options = Table(options.spec, dict(options.fields))
+            options = options.copy()
             for name, value in told.items():
                 options.set(name, value)
         self._graph.append(Operator(operator.code, inputs, outputs, options))
