@@ -16,6 +16,7 @@ from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of, taken
 from edge_opt.conversion import Verify
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import Sections
+from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.npu.errors import CompilerMissingError
 from edge_opt.npu.sdk import libraries_digest
 from edge_opt.schema.atomic import replacing, resolve_target
@@ -144,7 +145,7 @@ def build(
             kept, tools, result, libraries, progress or (lambda *_: None), on_stage or (lambda _: None)
         )
         quantized = _quantized(run, given, options, prompts)
-        how = {"target": vendor.target, "sections": sections, "verify": verify}
+        how = {"target": TARGETS[vendor.name], "sections": sections, "verify": verify}
         sdk = None if libraries is None else str(libraries)
         made = run.stage("optimize", [*run.compiler, how], {**how, "sdk": sdk}, model=quantized)
         result.optimized, converted = made.told, _bundle(made)

@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,15 +29,16 @@ from edge_opt.schema.litertlm import read_bundle
 SUPPORTED = "0.10"
 """The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
 
-_PACKAGES = (
+_PACKAGES = [
     "litert-torch",
     "ai-edge-quantizer",
     "ai-edge-litert",
     "litert-lm-builder",
     "torch",
     "transformers",
-)
-_MODULES = ("tensorflow",)  # litert-torch imports it without requiring it
+    "edge-opt",
+]
+_MODULE = "tensorflow"  # litert-torch imports it without requiring it
 _INSTALL = "pip install 'edge-opt[build]'"
 _EXPORT = "litert_torch.generative.export_hf"
 _ROOT = f"{_EXPORT}.experimental.npu_export"
@@ -65,20 +66,13 @@ _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
 
 def check_versions() -> dict[str, str]:
-    """The versions of everything that a result depends on.
-
-    Raises:
-        UsageError: something is missing, or litert-torch is not of the version that is known here.
-    """
-    found: dict[str, str] = {}
-    for package in (*_PACKAGES, "edge-opt"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            raise UsageError(f"the build needs {package}: {_INSTALL}") from None
-    missing = next((module for module in _MODULES if find_spec(module) is None), None)
-    if missing is not None:
-        raise UsageError(f"the build needs {missing}: {_INSTALL}")
+    """The versions of everything that a result depends on; UsageError where one is missing or not known here."""
+    try:
+        found = {package: version(package) for package in _PACKAGES}
+    except PackageNotFoundError as error:
+        raise UsageError(f"the build needs {error.name}: {_INSTALL}") from None
+    if find_spec(_MODULE) is None:
+        raise UsageError(f"the build needs {_MODULE}: {_INSTALL}")
     if not found["litert-torch"].startswith(f"{SUPPORTED}."):
         raise UsageError(
             f"litert-torch is {found['litert-torch']}, and its pipeline for NPUs, which is experimental, is known here "
@@ -96,18 +90,19 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     """
     manager, stages = _lib("config_manager"), _lib("stages")
     _check_model_type(job.options["model_type"])
-    defaults = {field.name: field for field in dataclasses.fields(manager.NpuPipelineConfig)}
+    fields: Any = dataclasses.fields(manager.NpuPipelineConfig)
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in fields
+    }
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
-    known = {*defaults, *vendor, *(name for stage in _STAGES.values() for name in _parameters(stages, stage))}
+    taken = (name for stage in _STAGES.values() for name in _parameters(stages, stage))
+    known = sorted({*defaults, *vendor, *taken})
     settings: dict[str, Any] = {}
     for told, where in ((job.options["file"], "--config"), (job.options["settings"], "--set")):
         settings |= _checked(told, where, known, defaults)
-    fixed = {
-        "model_id": job.inputs["model"],
-        "backend": job.options["vendor"],
-        "soc_model": job.options["chip"],
-    }
-    merged = {**vendor, **settings, **fixed}
+    fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"]}
+    merged = {**vendor, **settings, **fixed, "model_id": job.inputs["model"]}
     merged.pop("default_soc", None)
     config = manager.NpuPipelineConfig.from_dict(merged)
     shape = job.options["cache_shape"]
@@ -123,11 +118,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
-    """The checkpoint as a bundle in float.
-
-    Raises:
-        UsageError: the checkpoint's weights do not fit its configuration.
-    """
+    """The checkpoint as a bundle in float; weights that do not fit its configuration are a UsageError."""
     config = _config(job)
     logging.getLogger("transformers").addHandler(_WeightsThatFit())
     if getattr(config, "export_vision_encoder", False):
@@ -169,21 +160,12 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Our own stage."""
     from edge_opt.integrations.npu_export import npu_optimize  # noqa: PLC0415  it loads the compiler's side
 
-    return npu_optimize(
-        _config(job),
-        job.inputs["model"],
-        job.model,
-        **job.options,
-        progress=progress,
-    ).to_dict()
+    done = npu_optimize(_config(job), job.inputs["model"], job.model, **job.options, progress=progress)
+    return done.to_dict()
 
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
-    """The bundle for the NPU.
-
-    Raises:
-        CompilerFailedError: the compiler ended without a result.
-    """
+    """The bundle for the NPU; CompilerFailedError with what the compiler says."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             _lib("stages").npu_compile(
@@ -282,18 +264,15 @@ def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
     names = {stage: {*_parameters(stages, name)} - {"model"} for stage, name in _STAGES.items()}
     names["quantize"] -= {"quantization_recipe"}
     names["export"] -= names["calibrate"] | names["quantize"]
-    told = {
-        stage: {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(taken)}
-        for stage, taken in names.items()
-    }
+    values = {name: getattr(config, _RENAMED.get(name, name), None) for name in set().union(*names.values())}
     return {
-        stage: {name: value for name, value in taken.items() if value is not None}
-        for stage, taken in told.items()
+        stage: {name: values[name] for name in sorted(taken) if values[name] is not None}
+        for stage, taken in names.items()
     }
 
 
 def _checked(
-    told: Mapping[str, Any], where: str, known: Iterable[str], defaults: Mapping[str, Any]
+    told: Mapping[str, Any], where: str, known: Sequence[str], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings that exist, with values of their types; a file may hold ours too, for the pipeline writes them all."""
     ours = {name for name in told if name in _OURS or name.endswith(_FILES)}
@@ -303,25 +282,16 @@ def _checked(
             f"{where} {name} is not to be set: it follows from {_OURS.get(name, 'the work folder')}"
         )
     taken = {name: value for name, value in told.items() if name not in ours}
-    names = sorted({*known})
     for name, value in taken.items():
-        if name not in names:
-            raise unknown(f"{where}: setting", name, names)
-        _check_type(name, value, where, defaults.get(name))
+        if name not in known:
+            raise unknown(f"{where}: setting", name, known)
+        default = defaults.get(name, value)
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+            raise UsageError(
+                f"{where} {name}: {json.dumps(value)} is no {type(default).__name__}, as {json.dumps(default)} is"
+            )
     return taken
-
-
-def _check_type(name: str, value: object, where: str, field: Any) -> None:
-    if field is None:
-        return
-    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-    kinds: tuple[type, ...] = (type(default),)
-    if isinstance(default, float):
-        kinds = (int, float)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise UsageError(
-            f"{where} {name}: {json.dumps(value)} is no {type(default).__name__}, as {json.dumps(default)} is"
-        )
 
 
 def _check_model_type(name: str) -> None:
@@ -329,9 +299,7 @@ def _check_model_type(name: str) -> None:
     if not name:
         return
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    known: set[str] = set()
-    for kind in _MODEL_CLASSES:
-        known |= {*getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", ())}
+    known = {name for kind in _MODEL_CLASSES for name in getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", ())}
     if name not in known:
         raise UsageError(
             f"transformers {version('transformers')}, which the exporter uses, has no language model of the type "

@@ -46,11 +46,7 @@ class Processes:
     """Carries out litert-torch's stages and ours; tests have one of small functions in its place."""
 
     def versions(self) -> dict[str, str]:
-        """Of everything that a stage's result depends on.
-
-        Raises:
-            UsageError: something is not installed, or in a version that is not known here.
-        """
+        """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
         return check_versions()
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:

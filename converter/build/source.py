@@ -5,7 +5,6 @@ Looks at files only, so that what cannot work is said before anything heavy is l
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -50,12 +49,7 @@ class Given:
 
 
 def look_at(path: Path) -> Given:
-    """What was given.
-
-    Raises:
-        UsageError: it is nothing that a build can start from.
-        ModelFormatError: it is missing, or a damaged bundle.
-    """
+    """What was given; UsageError or ModelFormatError where no build can start from it."""
     if path.is_dir():
         model_type, files = _checkpoint(path)
         return Given(path, Kind.CHECKPOINT, files, model_type=model_type)
@@ -67,11 +61,7 @@ def look_at(path: Path) -> Given:
 
 
 def _checkpoint(path: Path) -> tuple[str, tuple[Path, ...]]:
-    """The model type, as transformers calls it, and the files that a result depends on.
-
-    Raises:
-        UsageError: something is missing or broken.
-    """
+    """The model type, as transformers calls it, and the files that a result depends on, after a look at them."""
     config = path / "config.json"
     if not config.is_file():
         raise UsageError(f"{path} is no Hugging Face checkpoint: it has no config.json")
@@ -87,22 +77,17 @@ def _checkpoint(path: Path) -> tuple[str, tuple[Path, ...]]:
     files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    for file in tokenizers:
-        if file.suffix == ".json":
-            read_json(file)
-    for file in files:
+    for file in (*tokenizers, *files):
         if file.suffix == ".safetensors":
             _check_whole(file)
+        elif file in tokenizers and file.suffix == ".json":
+            read_json(file)
     _check_shards(path)
     return model_type, files
 
 
 def read_json(path: Path) -> Any:
-    """The value that a file holds.
-
-    Raises:
-        UsageError: it cannot be read, or is no JSON.
-    """
+    """The value that a file holds; UsageError where it cannot be read, or is no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -172,25 +157,16 @@ def _is_quantized(model: Model) -> bool:
     )
 
 
-def check_prompts(path: Path) -> int:
-    """How many prompts a file has: one JSON value a line.
-
-    Raises:
-        UsageError: it cannot be read, has none, or a line is no prompt.
-    """
+def check_prompts(path: Path) -> None:
+    """One JSON value a line; UsageError where there is none, or a line is no prompt."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"prompts {path} cannot be read: {reason}") from error
-    found = list(_prompts(path, lines))
-    if not found:
+    if not text.strip():
         raise UsageError(f"prompts {path} is empty: give some ten that are like what the model will be asked")
-    return len(found)
-
-
-def _prompts(path: Path, lines: Iterable[str]) -> Iterable[Any]:
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -205,7 +181,6 @@ def _prompts(path: Path, lines: Iterable[str]) -> Iterable[Any]:
                 f"prompts {path}, line {number} is no prompt: write a string, an object with a string as "
                 f"{', '.join(_TEXTS[:-1])} or {_TEXTS[-1]}, or messages of which one is the user's"
             )
-        yield prompt
 
 
 def _texts(prompt: object) -> list[Any]:

@@ -14,18 +14,21 @@ from edge_opt.schema.errors import unknown
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """A vendor of NPUs: `name` as litert-torch's pipeline calls it, `package` LiteRT's with the vendor's libraries.
+    """A vendor of NPUs: `name` as litert-torch's pipeline calls it.
 
-    `library` is a pattern of the one that has to be in a folder of them; empty where no stage of the pipeline compiles
-    for the vendor.
+    `library` is a pattern of the one that has to be in a folder of the vendor's; empty where no stage of the pipeline
+    compiles for the vendor.
     """
 
     name: str
     title: str
-    target: str
     chips: tuple[str, ...]
-    package: str
     library: str
+
+    @property
+    def package(self) -> str:
+        """LiteRT's, with the vendor's libraries."""
+        return f"ai_edge_litert_sdk_{self.name}"
 
 
 # Of LiteRT, litert/python/aot/vendors/*/target.py.
@@ -34,36 +37,24 @@ _MEDIATEK = (
     *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
 )
 _GOOGLE = ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6")
-_SDK = "ai_edge_litert_sdk_"
-QUALCOMM = Vendor(
-    "qualcomm", "Qualcomm", "qualcomm-htp", (*CHIPS, "SM8845"), f"{_SDK}qualcomm", "libQnnHtp.so"
-)
+QUALCOMM = Vendor("qualcomm", "Qualcomm", (*CHIPS, "SM8845"), "libQnnHtp.so")
 VENDORS = (
     QUALCOMM,
-    Vendor("mediatek", "MediaTek", "mediatek", _MEDIATEK, f"{_SDK}mediatek", "libneuron*_adapter*.so"),
-    Vendor("google_tensor", "Google Tensor", "google-tensor", _GOOGLE, f"{_SDK}google_tensor", ""),
+    Vendor("mediatek", "MediaTek", _MEDIATEK, "libneuron*_adapter*.so"),
+    Vendor("google_tensor", "Google Tensor", _GOOGLE, ""),
 )
 
 
 def find_chip(name: str) -> tuple[Vendor, str]:
-    """Whose the chip is, and how LiteRT spells it.
-
-    Raises:
-        UsageError: there is no such chip.
-    """
+    """Whose the chip is, and how LiteRT spells it; UsageError where there is no such chip."""
     known = {chip.lower(): (vendor, chip) for vendor in VENDORS for chip in vendor.chips}
-    found = known.get(name.strip().lower())
-    if found is not None:
-        return found
-    raise unknown("chip", name.strip(), [chip for _, chip in known.values()])
+    if name.strip().lower() not in known:
+        raise unknown("chip", name.strip(), [chip for _, chip in known.values()])
+    return known[name.strip().lower()]
 
 
 def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | None:
-    """The folder with the vendor's libraries for this machine; None where LiteRT finds its package with them.
-
-    Raises:
-        CompilerMissingError: they are not here.
-    """
+    """The folder with the vendor's libraries for this machine; None where LiteRT finds its package with them."""
     pip_name = vendor.package.replace("_", "-")
     if not vendor.library:
         raise CompilerMissingError(
@@ -75,16 +66,13 @@ def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | 
         if sdk is None and packaged and not any(map(os.environ.get, SDK_VARIABLES)):
             sdk = importlib.import_module(vendor.package).path_to_sdk_libs()
         return find_libraries(sdk)
-    if sdk is not None:
-        found = next(Path(sdk).rglob(vendor.library), None)
-        if found is None:
-            raise CompilerMissingError(
-                f"{sdk} holds no {vendor.library}: give the folder of {vendor.title}'s SDK"
-            )
-        return found.resolve().parent
-    if packaged:
+    if sdk is None and not packaged:
+        raise CompilerMissingError(
+            f"{vendor.title}'s compiler is missing: `pip install {pip_name}`, which gets it from {vendor.title}, or "
+            f"give its folder with --sdk"
+        )
+    if sdk is None:
         return None
-    raise CompilerMissingError(
-        f"{vendor.title}'s compiler is missing: `pip install {pip_name}`, which gets it from {vendor.title}, or give "
-        f"its folder with --sdk"
-    )
+    for found in Path(sdk).rglob(vendor.library):
+        return found.resolve().parent
+    raise CompilerMissingError(f"{sdk} holds no {vendor.library}: give the folder of {vendor.title}'s SDK")

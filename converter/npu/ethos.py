@@ -39,11 +39,7 @@ _KIBIBYTES = ("sram", "dram")
 
 
 def find_vela() -> list[str]:
-    """How to start Vela: this interpreter's, else the one on the search path.
-
-    Raises:
-        CompilerMissingError: there is none.
-    """
+    """How to start Vela: this interpreter's, else the one on the search path; CompilerMissingError without one."""
     if find_spec("ethosu") is not None:
         return [sys.executable, "-c", "from ethosu.vela.vela import main; raise SystemExit(main())"]
     found = shutil.which("vela")
@@ -101,11 +97,7 @@ def _compile(
 
 
 def read_counts(output: str) -> tuple[int, int]:
-    """Operators (on the NPU, in all), as Vela counts them after its own rewrites.
-
-    Raises:
-        ValueError: the output has no such lines.
-    """
+    """Operators (on the NPU, in all), as Vela counts them after its own rewrites; ValueError without them."""
     found = {place: int(count) for place, count in _COUNT.findall(output)}
     if "NPU" not in found:
         raise ValueError("there is no line 'NPU operators = '")
@@ -122,11 +114,7 @@ def read_refusals(output: str) -> dict[str, int]:
 
 
 def read_summary(text: str) -> dict[str, int]:
-    """What the last line of the summary file says; bytes and cycles.
-
-    Raises:
-        ValueError: a column is missing.
-    """
+    """What the last line of the summary file says, in bytes and cycles; ValueError where a column is missing."""
     lines = list(csv.DictReader(text.splitlines()))
     if not lines:
         raise ValueError("the summary is empty")

@@ -35,11 +35,7 @@ class Compiled:
 
 
 def read_log(output: str, errors: str) -> list[Compiled]:
-    """What was made of each subgraph, in the file's order; the plugin compiles their partitions in the same order.
-
-    Raises:
-        ValueError: a compiled partition has no figures, or there are figures of none.
-    """
+    """What was made of each subgraph, in the order of its compilation; ValueError where a figure is lost."""
     columns = {name: [int(text) for text in pattern.findall(output)] for name, pattern in _FIGURES.items()}
     rows = [tuple(int(text) for text in found) for found in _PARTITIONED.findall(errors)]
     expected = sum(row[3] for row in rows)

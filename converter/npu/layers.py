@@ -30,11 +30,7 @@ class Layers:
 
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
-    """The entry point whose attention is the largest, or the one that is named, and its multi-head blocks.
-
-    Raises:
-        UsageError: there is no such entry point, or it holds no multi-head attention.
-    """
+    """The entry point with the largest attention, or the named one, and its blocks; UsageError without any."""
     found = {name: _blocks(graph) for name, graph in model.entry_points()}
     if signature is not None and signature not in found:
         raise unknown("signature", signature, found)
@@ -88,11 +84,7 @@ def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) ->
 
 
 def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
-    """Names of the tensors where the first layers end: what the projections behind their last attention make.
-
-    Raises:
-        UsageError: there is no attention to count layers by.
-    """
+    """Names of the tensors where the first layers end: what the projections behind their last attention make."""
     graph = dict(model.entry_points())[signature]
     found = [match for match in find_blocks(graph) if not isinstance(match, NotABlock)]
     if not found:

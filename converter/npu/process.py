@@ -15,11 +15,7 @@ def run(
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """How it ended, and what it printed on both streams.
-
-    Raises:
-        CompilerTimeoutError: it was not done after `seconds`.
-    """
+    """How it ended, and what it printed on both streams; CompilerTimeoutError after `seconds`."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -65,12 +65,7 @@ def profile(
 
 @contextmanager
 def model_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The model as a file for a compiler: itself, or the prefill/decode model of a bundle, written apart meanwhile.
-
-    Raises:
-        UsageError: a bundle holds no prefill/decode model.
-        ModelFormatError: the file is neither.
-    """
+    """The model as a file for a compiler: itself, or the prefill/decode model of a bundle, written apart meanwhile."""
     main = find_models(path).main
     if not isinstance(main, Model):
         yield Path(path)

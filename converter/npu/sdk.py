@@ -34,11 +34,7 @@ _HOW_TO_GET = (
 
 
 def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
-    """The folder with the QNN libraries for this machine, of `sdk` or else of the environment.
-
-    Raises:
-        CompilerMissingError: no SDK is given, or it holds no such libraries.
-    """
+    """The folder with the QNN libraries of `sdk`, else of the environment; or CompilerMissingError."""
     named = next((os.environ[name] for name in SDK_VARIABLES if os.environ.get(name)), None)
     root = named if sdk is None else os.fspath(sdk)
     if root is None:
@@ -84,11 +80,7 @@ class Sdk:
 
 
 def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:
-    """All that it takes to compile for a Hexagon NPU.
-
-    Raises:
-        CompilerMissingError: LiteRT's tool or Qualcomm's libraries are not here; the probe may be missing.
-    """
+    """All that it takes to compile for a Hexagon NPU; CompilerMissingError where more than the probe is missing."""
     libraries = find_libraries(sdk)
     tool, plugin = _find_tool()
     try:
@@ -125,11 +117,7 @@ def _find_tool() -> tuple[Path, Path]:
 
 
 def build_probe() -> Path:
-    """The folder with the built probe: made once for each version of its source, in the user's cache.
-
-    Raises:
-        CompilerMissingError: this machine is no x86-64 Linux, or has no C compiler that can build it.
-    """
+    """The folder with the probe, built once for each source, in the user's cache; or CompilerMissingError."""
     source = (resources.files(__package__) / "probe.c").read_bytes()
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise CompilerMissingError("Qualcomm's estimate and emulator need an x86-64 Linux machine")
@@ -169,11 +157,7 @@ def _build(compiler: list[str], source: bytes, folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for us; a temporary one where it cannot be written.
-
-    Raises:
-        CompilerMissingError: both belong to somebody else.
-    """
+    """The user's cache folder for us; a temporary one where it cannot be written."""
     named = os.environ.get("XDG_CACHE_HOME")
     with suppress(OSError, RuntimeError):
         folder = (Path(named) if named else Path.home() / ".cache") / "edge-opt"
