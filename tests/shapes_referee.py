@@ -22,6 +22,7 @@ from edge_opt.shapes.folding import fold
 from edge_opt.shapes.inference import called_subgraphs
 
 Shape = tuple[int, ...]
+Options = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class Graph:
 
     name: str = "main"
     tensors: list[T] = field(default_factory=list)
-    operators: list[tuple[str, list[int], list[int], tuple[str, dict[str, Any]] | None]] = field(
-        default_factory=list
-    )
+    operators: list[tuple[str, list[int], list[int], Options]] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
 
@@ -64,13 +63,8 @@ class Graph:
             self.outputs.append(index)
         return index
 
-    def operator(
-        self,
-        name: str,
-        inputs: list[int],
-        outputs: list[int],
-        options: tuple[str, dict[str, Any]] | None = None,
-    ) -> None:
+    def operator(self, name: str, inputs: list[int], outputs: list[int], options: Options = None) -> None:
+        """Add an operator; its options may be empty, or (None) not there."""
         self.operators.append((name, inputs, outputs, options))
 
 
@@ -106,8 +100,8 @@ def _subgraph(model: Any, graph: Graph, codes: dict[str, int]) -> Any:
             model.operatorCodes.append(code)
         operator = schema.OperatorT()
         operator.opcodeIndex, operator.inputs, operator.outputs = codes[name], inputs, outputs
-        if options:
-            _set_options(operator, *options)
+        if options is not None:
+            _set_options(operator, str(options_table(name)), options)
         subgraph.operators.append(operator)
     return subgraph
 
@@ -141,16 +135,11 @@ def _tensor(model: Any, t: T, index: int) -> Any:
     return tensor
 
 
-Options = tuple[str, dict[str, Any]] | dict[str, Any] | None
-
-
 def one_operator(
     name: str, inputs: Sequence[T | None], outputs: Sequence[T], options: Options = None
 ) -> bytes:
     """A model of one operator; the outputs' recorded shapes are what `outputs` says, `[]` unless stated."""
     graph = Graph()
-    if isinstance(options, dict):
-        options = (str(options_table(name)), options)
     slots = []
     for tensor in inputs:
         fed = tensor is not None and tensor.value is None and not tensor.variable

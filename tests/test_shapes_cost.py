@@ -2,77 +2,35 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from shapes_referee import Graph, T, const, model_bytes
 
 from edge_opt import ir
-from edge_opt.schema.table import new_table
+from edge_opt.ir.text import parse
 from edge_opt.shapes import derive
 
-LAYER_OPERATORS = 10
+LAYER = """
+  %q{0}: float32[1,8,16] = FULLY_CONNECTED(%x{0}, %weights, none) {{keep_num_dims: true}}
+  %split{0}: float32[1,8,4,4] = RESHAPE(%q{0}, int32{{1, 8, 4, 4}})
+  %swapped{0}: float32[1,4,8,4] = TRANSPOSE(%split{0}, int32{{0, 2, 1, 3}})
+  %scores{0}: float32[1,4,8,8] = BATCH_MATMUL(%swapped{0}, %swapped{0}) {{adj_y: true}}
+  %soft{0}: float32[1,4,8,8] = SOFTMAX(%scores{0})
+  %mixed{0}: float32[1,4,8,4] = BATCH_MATMUL(%soft{0}, %swapped{0})
+  %again{0}: float32[1,8,4,4] = TRANSPOSE(%mixed{0}, int32{{0, 2, 1, 3}})
+  %merged{0}: float32[1,8,16] = RESHAPE(%again{0}, int32{{1, -1, 16}})
+  %sizes{0}: int32[3] = SHAPE(%x{0}) {{out_type: 2}}
+  %x{1}: float32[1,8,16] = RESHAPE(%merged{0}, %sizes{0})
+"""
+LAYER_OPERATORS = LAYER.count(" = ")
 
 
 def layers(count: int) -> ir.Model:
     """A chain of attention-like layers, ten operators each, shapes from constants and from folded values."""
-    model = ir.Model(subgraphs=[ir.Subgraph("main")])
-    build = Builder(model)
-    x = build.subgraph.add_tensor(ir.Tensor("x", (1, 8, 16), ir.DType.FLOAT32))
-    build.subgraph.inputs.append(x)
-    for _ in range(count):
-        x = build.layer(x)
-    build.subgraph.outputs.append(x)
-    return model
-
-
-class Builder:
-    """Adds operators to the model's only subgraph."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model, self.subgraph, self.constants = model, model.subgraphs[0], ir.Constants(model)
-        self.weights = self.constant("weights", np.zeros((16, 16), np.float32))
-        self.heads, self.back, self.axes = (
-            self.constant(name, np.array(value, np.int32))
-            for name, value in (("heads", [1, 8, 4, 4]), ("back", [1, -1, 16]), ("axes", [0, 2, 1, 3]))
-        )
-
-    def constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Tensor:
-        return self.subgraph.add_tensor(self.constants.make(name, array, ir.DType[str(array.dtype).upper()]))
-
-    def add(
-        self,
-        name: str,
-        inputs: list[ir.Tensor | None],
-        shape: tuple[int, ...],
-        table: str = "",
-        **options: object,
-    ) -> ir.Tensor:
-        dtype = ir.DType.INT32 if name == "SHAPE" else ir.DType.FLOAT32
-        result = self.subgraph.add_tensor(ir.Tensor(f"t{len(self.subgraph.tensors)}", shape, dtype))
-        fields = new_table(table, **options) if table else None
-        self.subgraph.append(ir.Operator(self.model.operator_code(name), inputs, [result], fields))
-        return result
-
-    def layer(self, x: ir.Tensor) -> ir.Tensor:
-        add = self.add
-        q = add(
-            "FULLY_CONNECTED",
-            [x, self.weights, None],
-            (1, 8, 16),
-            "FullyConnectedOptions",
-            keep_num_dims=True,
-        )
-        split = add("RESHAPE", [q, self.heads], (1, 8, 4, 4), "ReshapeOptions")
-        swapped = add("TRANSPOSE", [split, self.axes], (1, 4, 8, 4), "TransposeOptions")
-        scores = add("BATCH_MATMUL", [swapped, swapped], (1, 4, 8, 8), "BatchMatMulOptions", adj_y=True)
-        soft = add("SOFTMAX", [scores], (1, 4, 8, 8), "SoftmaxOptions")
-        mixed = add("BATCH_MATMUL", [soft, swapped], (1, 4, 8, 4), "BatchMatMulOptions")
-        again = add("TRANSPOSE", [mixed, self.axes], (1, 8, 4, 4), "TransposeOptions")
-        merged = add("RESHAPE", [again, self.back], (1, 8, 16), "ReshapeOptions")
-        sizes = add("SHAPE", [x], (3,), "ShapeOptions", out_type=2)
-        return add("RESHAPE", [merged, sizes], (1, 8, 16), "ReshapeOptions")
+    steps = "".join(LAYER.format(index, index + 1) for index in range(count))
+    inputs = "%x0: float32[1,8,16], %weights: float32[16,16]"
+    return parse(f"subgraph main ({inputs}) {{ {steps} return %x{count} }}")
 
 
 def seconds(model: ir.Model) -> float:
@@ -97,7 +55,7 @@ def test_large_constants_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph()
     x, y = graph.tensor(T((1, 64)), is_input=True), graph.tensor(T((1, 512)), is_output=True)
     weights = graph.tensor(const(np.zeros((512, 64)), "FLOAT32"))
-    graph.operator("FULLY_CONNECTED", [x, weights, -1], [y], ("FullyConnectedOptions", {}))
+    graph.operator("FULLY_CONNECTED", [x, weights, -1], [y], {})
     model = ir.load(model_bytes([graph]))
 
     def refuse(self: ir.Tensor) -> None:

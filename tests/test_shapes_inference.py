@@ -17,15 +17,15 @@ def shape_chain(signature: Shape | None, shape: Shape, recorded: Shape) -> bytes
     graph = Graph()
     x = graph.tensor(T(shape, signature=signature), is_input=True)
     sizes = graph.tensor(T((3,), "INT32"))
-    graph.operator("SHAPE", [x], [sizes], ("ShapeOptions", {"outType": 2}))
+    graph.operator("SHAPE", [x], [sizes], {"outType": 2})
     bounds = [graph.tensor(const([number])) for number in (0, 1, 1)]
     first = graph.tensor(T((), "INT32"))
-    graph.operator("STRIDED_SLICE", [sizes, *bounds], [first], ("StridedSliceOptions", {"shrinkAxisMask": 1}))
+    graph.operator("STRIDED_SLICE", [sizes, *bounds], [first], {"shrinkAxisMask": 1})
     target = graph.tensor(T((2,), "INT32"))
     rest = graph.tensor(const(32))
-    graph.operator("PACK", [first, rest], [target], ("PackOptions", {"valuesCount": 2}))
+    graph.operator("PACK", [first, rest], [target], {"valuesCount": 2})
     result = graph.tensor(T(recorded, signature=signature and (-1, 32)), is_output=True)
-    graph.operator("RESHAPE", [x, target], [result], ("ReshapeOptions", {}))
+    graph.operator("RESHAPE", [x, target], [result], {})
     return model_bytes([graph])
 
 
@@ -103,9 +103,9 @@ def test_operands_that_cannot_go_together_are_found_and_reported_once() -> None:
     graph = Graph()
     q, k = graph.tensor(T((1, 4, 16, 256)), is_input=True), graph.tensor(T((1, 4, 64, 128)), is_input=True)
     scores = graph.tensor(T((1, 4, 16, 64)))
-    graph.operator("BATCH_MATMUL", [q, k], [scores], ("BatchMatMulOptions", {"adjY": True}))
+    graph.operator("BATCH_MATMUL", [q, k], [scores], {"adjY": True})
     result = graph.tensor(T((1, 4, 16, 64)), is_output=True)
-    graph.operator("SOFTMAX", [scores], [result], ("SoftmaxOptions", {"beta": 1.0}))
+    graph.operator("SOFTMAX", [scores], [result], {"beta": 1.0})
     model = ir.load(model_bytes([graph]))
     (found,) = infer_shapes(model)
     assert str(found) == (
@@ -186,7 +186,7 @@ def branch(name: str, shape: Shape, *operators: str, result: Shape | None = None
 def reshaping(name: str, shape: Shape, target: list[int], result: Shape) -> Graph:
     graph = Graph(name)
     x, to = graph.tensor(T(shape), is_input=True), graph.tensor(const(target))
-    graph.operator("RESHAPE", [x, to], [graph.tensor(T(result), is_output=True)], ("ReshapeOptions", {}))
+    graph.operator("RESHAPE", [x, to], [graph.tensor(T(result), is_output=True)], {})
     return graph
 
 
@@ -195,7 +195,7 @@ def conditional(then: Graph, otherwise: Graph, result: Shape) -> bytes:
     condition = graph.tensor(T((), "BOOL"), is_input=True)
     x = graph.tensor(T((2, 3)), is_input=True)
     y = graph.tensor(T(result), is_output=True)
-    graph.operator("IF", [condition, x], [y], ("IfOptions", {"thenSubgraphIndex": 1, "elseSubgraphIndex": 2}))
+    graph.operator("IF", [condition, x], [y], {"thenSubgraphIndex": 1, "elseSubgraphIndex": 2})
     return model_bytes([graph, then, otherwise])
 
 
@@ -221,15 +221,14 @@ def test_a_known_condition_chooses_the_branch() -> None:
     graph = Graph()
     condition = graph.tensor(T((), "BOOL", np.array(False)))
     x, y = graph.tensor(T((2, 3)), is_input=True), graph.tensor(T((3, 2)), is_output=True)
-    graph.operator("IF", [condition, x], [y], ("IfOptions", {"thenSubgraphIndex": 1, "elseSubgraphIndex": 2}))
+    graph.operator("IF", [condition, x], [y], {"thenSubgraphIndex": 1, "elseSubgraphIndex": 2})
     model = ir.load(model_bytes([graph, *branches]))
     assert output_shape(derive(model), model) == (3, 2)
 
 
-def composite_of(index: int) -> tuple[str, dict[str, Any]]:
+def composite_of(index: int) -> dict[str, Any]:
     attributes = list(flexbuffers.Dumps({}))
-    options = {"name": "test", "decompositionSubgraphIndex": index, "compositeAttributes": attributes}
-    return ("StableHLOCompositeOptions", options)
+    return {"name": "test", "decompositionSubgraphIndex": index, "compositeAttributes": attributes}
 
 
 def composite(body: Graph, shape: Shape, result: Shape) -> bytes:
@@ -271,7 +270,7 @@ def test_case_enters_every_branch() -> None:
     graph = Graph()
     index, x = graph.tensor(T((), "INT32"), is_input=True), graph.tensor(T((2, 6)), is_input=True)
     y = graph.tensor(T((3, 4)), is_output=True)
-    options = ("StablehloCaseOptions", {"branchSubgraphIndices": [1, 2]})
+    options = {"branchSubgraphIndices": [1, 2]}
     graph.operator("STABLEHLO_CASE", [index, x], [y], options)
     branches = [reshaping(name, (2, 6), target, (3, 4)) for name, target in (("a", [3, 4]), ("b", [-1, 4]))]
     data = model_bytes([graph, *branches])
@@ -285,19 +284,18 @@ def test_a_call_enters_its_subgraph() -> None:
     """The interpreter has no CALL; the schema has."""
     graph = Graph()
     x, y = graph.tensor(T((2, 6)), is_input=True), graph.tensor(T((3, 4)), is_output=True)
-    graph.operator("CALL", [x], [y], ("CallOptions", {"subgraph": 1}))
+    graph.operator("CALL", [x], [y], {"subgraph": 1})
     model = ir.load(model_bytes([graph, reshaping("callee", (2, 6), [3, -1], (3, 4))]))
     report = derive(model)
     assert report.shapes[model.subgraphs[0].outputs[0]] == (3, 4)
     assert report.disagreements == ()
 
 
-def loop(body: Graph, shape: Shape, result: Shape, name: str = "WHILE") -> bytes:
+def loop(body: Graph, shape: Shape, result: Shape) -> bytes:
     """A WHILE over one tensor; the condition reads nothing of it."""
     graph, condition = Graph(), Graph("condition")
     x, y = graph.tensor(T(shape), is_input=True), graph.tensor(T(result), is_output=True)
-    options = {"condSubgraphIndex": 1, "bodySubgraphIndex": 2}
-    graph.operator(name, [x], [y], ("WhileOptions" if name == "WHILE" else "StablehloWhileOptions", options))
+    graph.operator("WHILE", [x], [y], {"condSubgraphIndex": 1, "bodySubgraphIndex": 2})
     condition.tensor(T(shape), is_input=True)
     flag = condition.tensor(T((), "BOOL"), is_output=True)
     a, b = condition.tensor(const(0)), condition.tensor(const(1))
@@ -315,7 +313,7 @@ def test_a_size_that_the_body_of_a_while_changes_is_dynamic() -> None:
     body = Graph("body")
     x, more = body.tensor(T((1, 3)), is_input=True), body.tensor(const([[1.0, 2.0, 3.0]], "FLOAT32"))
     longer = body.tensor(T((2, 3)), is_output=True)
-    body.operator("CONCATENATION", [x, more], [longer], ("ConcatenationOptions", {"axis": 0}))
+    body.operator("CONCATENATION", [x, more], [longer], {"axis": 0})
     model = ir.load(loop(body, (1, 3), (1, 3)))
     report = derive(model)
     assert report.shapes[model.subgraphs[0].outputs[0]] == (-1, 3)
@@ -324,13 +322,13 @@ def test_a_size_that_the_body_of_a_while_changes_is_dynamic() -> None:
 
 def test_call_once_and_variables() -> None:
     main, once = Graph(), Graph("once")
-    main.operator("CALL_ONCE", [], [], ("CallOnceOptions", {"initSubgraphIndex": 1}))
+    main.operator("CALL_ONCE", [], [], {"initSubgraphIndex": 1})
     handle, value = main.tensor(T((), "RESOURCE")), main.tensor(T((2, 3)), is_output=True)
-    main.operator("VAR_HANDLE", [], [handle], ("VarHandleOptions", {"sharedName": "v"}))
-    main.operator("READ_VARIABLE", [handle], [value], ("ReadVariableOptions", {}))
+    main.operator("VAR_HANDLE", [], [handle], {"sharedName": "v"})
+    main.operator("READ_VARIABLE", [handle], [value], {})
     target, start = once.tensor(T((), "RESOURCE")), once.tensor(const(np.zeros((2, 4)), "FLOAT32"))
-    once.operator("VAR_HANDLE", [], [target], ("VarHandleOptions", {"sharedName": "v"}))
-    once.operator("ASSIGN_VARIABLE", [target, start], [], ("AssignVariableOptions", {}))
+    once.operator("VAR_HANDLE", [], [target], {"sharedName": "v"})
+    once.operator("ASSIGN_VARIABLE", [target, start], [], {})
     (found,) = infer_shapes(ir.load(model_bytes([main, once])))
     assert (found.tensor, found.recorded, found.derived) == ("t1", (2, 3), (2, 4))
 
@@ -341,9 +339,9 @@ def test_values_go_into_and_come_out_of_composites() -> None:
     x, size = main.tensor(T((2, 6)), is_input=True), main.tensor(const([2, 2]))
     target, result = main.tensor(T((2,), "INT32")), main.tensor(T((4, 3)), is_output=True)
     main.operator("STABLEHLO_COMPOSITE", [size], [target], composite_of(1))
-    main.operator("RESHAPE", [x, target], [result], ("ReshapeOptions", {}))
+    main.operator("RESHAPE", [x, target], [result], {})
     given, more = body.tensor(T((2,), "INT32"), is_input=True), body.tensor(const([2, 1]))
-    body.operator("ADD", [given, more], [body.tensor(T((2,), "INT32"), is_output=True)], ("AddOptions", {}))
+    body.operator("ADD", [given, more], [body.tensor(T((2,), "INT32"), is_output=True)], {})
     model = ir.load(model_bytes([main, body]))
     assert derive(model).shapes[model.subgraphs[0].outputs[0]] == (4, 3)
     assert infer_shapes(model) == []
@@ -405,7 +403,7 @@ def test_names_of_different_inputs_are_kept_apart() -> None:
     b = graph.tensor(T((1, 4), signature=(-1, 4)), is_input=True)
     for inputs in ([a, a], [a, b]):
         result = graph.tensor(T((1, 4), signature=(-1, 4)), is_output=True)
-        graph.operator("ADD", inputs, [result], ("AddOptions", {}))
+        graph.operator("ADD", inputs, [result], {})
     model = ir.load(model_bytes([graph]))
     report = derive(model)
     same, mixed = (report.shapes[tensor] for tensor in model.subgraphs[0].outputs)
