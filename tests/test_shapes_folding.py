@@ -65,7 +65,7 @@ def test_values_are_those_that_the_interpreter_computes(case: str) -> None:
 
 
 ARITHMETIC = {
-    **dict.fromkeys(("ADD", "SUB", "MUL", "DIV"), {}),
+    **{key: {} for key in ("ADD", "SUB", "MUL", "DIV")},
     **dict.fromkeys(("FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM")),
 }
 COMPARISONS = ["EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"]
