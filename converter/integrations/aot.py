@@ -87,11 +87,10 @@ def aot_compile(
         raise UsageError("a config has a quantization recipe: give a quantizer too")
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    source: Any = input_model
     if isinstance(input_model, types.Model):
-        source: Any = input_model.model_bytes if input_model.in_memory else input_model.path
-    else:
-        source = Path(input_model)
-    stem = source.stem if isinstance(source, Path) else "model"
+        source = input_model.model_bytes if input_model.in_memory else input_model.path
+    stem = "model" if isinstance(source, bytes) else Path(source).stem
     converted = folder / f"{stem}.edge_opt.tflite"
     convert(source, converted, target=edge_opt_target, overwrite=True, **(convert_options or {}))
     return pipeline.prepare_for_npu_multiple_configs(
@@ -109,14 +108,11 @@ def _configs(types: Any, target: Any, config: Any) -> list[Any]:
     """One for each target."""
     if target is not None and config is not None:
         raise UsageError("both a target and a config are given: a config names its target")
-    if config is None:
-        targets = _aot("vendors.import_vendor").AllRegisteredTarget() if target is None else target
-        return [types.CompilationConfig(target=one) for one in _listed(targets)]
-    return _listed(config)
-
-
-def _listed(given: Any) -> list[Any]:
-    return [*given] if isinstance(given, list | tuple) else [given]
+    given = target if config is None else config
+    if given is None:
+        given = _aot("vendors.import_vendor").AllRegisteredTarget()
+    listed = [*given] if isinstance(given, list | tuple) else [given]
+    return listed if config is not None else [types.CompilationConfig(target=one) for one in listed]
 
 
 def _types() -> Any:

@@ -51,49 +51,40 @@ def find_vela() -> list[str]:
 def compile_model(
     path: Path, model: Model, *, chip: str, flags: Sequence[str], seconds: float | None = None
 ) -> Compilation:
-    """Compile every entry point of `model`, which `path` holds.
+    """Compile every entry point of `model`, which `path` holds, each in so many seconds.
 
     Raises:
         CompilerMissingError: Vela is not here.
-        CompilerFailedError: Vela ended without a result, or took longer than `seconds` for an entry point; operators
-            that it leaves on the CPU are no such failure.
+        CompilerFailedError: Vela ended without a result; operators that it leaves on the CPU are no such failure.
     """
-    vela = find_vela()
-    options = [f"--accelerator-config={chip}", *flags]
-    found = []
-    for name, _ in model.entry_points():
+    vela, who, found = find_vela(), f"{path.name}: Vela", []
+    for name, subgraph in model.entry_points():
         # Loaded anew for each: keeping one signature edits the model.
         single = load(path)
         if model.signatures:
             keep_signature(single, name)
-        found.append(_compile(f"{path.name}: Vela", single, vela, options, seconds))
-    answer = process.run(f"{path.name}: Vela", [*vela, "--version"])
+        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+            file = Path(folder) / "signature.tflite"
+            save(single, file)
+            options = [f"--accelerator-config={chip}", *flags, f"--output-dir={folder}"]
+            done = process.run(who, [*vela, str(file), *options], seconds)
+            summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
+        output = done.stdout + done.stderr
+        if done.returncode or not summaries:
+            last = (output.strip().splitlines() or [process.ended(done.returncode)])[-1][:200]
+            raise CompilerFailedError(
+                f"{who} ended with code {done.returncode} on signature '{name}': {last}; see its --help for "
+                f"configurations that it knows"
+            )
+        try:
+            taken, operators = read_counts(output)
+            summary = read_summary(summaries[0])
+        except ValueError as error:
+            raise CompilerFailedError(f"{who}'s output cannot be read: {error}") from error
+        floor, left = read_floor(subgraph), read_refusals(output)
+        found.append(VelaFigures(name, operators, taken, floor=floor, on_cpu=left, **summary))
+    answer = process.run(who, [*vela, "--version"])
     return Compilation(tuple(found), {"ethos-u-vela": answer.stdout.strip()})
-
-
-def _compile(
-    who: str, model: Model, vela: list[str], options: list[str], seconds: float | None
-) -> VelaFigures:
-    name, subgraph = model.entry_points()[0]
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        file = Path(folder) / "signature.tflite"
-        save(model, file)
-        done = process.run(who, [*vela, str(file), *options, f"--output-dir={folder}"], seconds)
-        summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
-    output = done.stdout + done.stderr
-    if done.returncode or not summaries:
-        last = (output.strip().splitlines() or [process.ended(done.returncode)])[-1][:200]
-        raise CompilerFailedError(
-            f"{who} ended with code {done.returncode} on signature '{name}': {last}; see its --help for "
-            f"configurations that it knows"
-        )
-    try:
-        taken, operators = read_counts(output)
-        summary = read_summary(summaries[0])
-    except ValueError as error:
-        raise CompilerFailedError(f"{who}'s output cannot be read: {error}") from error
-    floor, left = read_floor(subgraph), read_refusals(output)
-    return VelaFigures(name, operators, taken, floor=floor, on_cpu=left, **summary)
 
 
 def read_counts(output: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -61,18 +61,12 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
+        told = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {
-            "model": self.model,
-            "signature": self.signature,
-            "blocks": self.blocks,
+            **told,
             "target": self.target.name,
-            "chip": self.chip,
-            "versions": dict(self.versions),
-            "long_context": self.long_context,
             "trials": [trial.to_dict() for trial in self.trials],
-            "winner": None if self.winner is None else self.winner.to_dict(),
-            "checked": self.checked,
-            "notes": list(self.notes),
+            "winner": self.winner and self.winner.to_dict(),
         }
 
 
