@@ -148,9 +148,8 @@ def squeeze(call: Call) -> Results:
 @rule("BITCAST", "TFLite, bitcast.cc, CalculateShape")
 def bitcast(call: Call) -> Results:
     """The bytes stay: a narrower type adds a last axis of the ratio, a wider one takes such an axis away."""
-    shape, source = call.shape(0), call.op.inputs[0]
-    assert source is not None
-    before, after = DType(source.dtype).bits, DType(call.op.outputs[0].dtype).bits
+    shape = call.shape(0)
+    before, after = call.op.input(0).dtype.bits, call.op.outputs[0].dtype.bits
     if before is None or after is None:
         raise ShapeError(f"a bitcast of {call.label(0)}: both types need a fixed size")
     if before == after:

@@ -143,10 +143,11 @@ def _strided_size(call: Call, axis: int, window: _Window) -> int:
     size = call.shape(0)[axis]
     if call.flag("offset"):
         return _offset_size(call, axis, window)
-    if window.open_begin and window.open_end and window.stride == 1:
-        return size
     if size < 0:
-        return _size_of_dynamic(size, window)
+        # The whole of an axis of unknown size keeps its name, `[:T]` of an axis T too.
+        from_start = window.open_begin or window.begin == 0
+        whole = window.open_end or (window.end is not None and same_size(size, window.end))
+        return size if from_start and whole and window.stride == 1 else DYNAMIC
     begin, end = (None if window.open_begin else window.begin), (None if window.open_end else window.end)
     known = (window.open_begin or is_number(begin)) and (window.open_end or is_number(end))
     if not known or not is_number(window.stride):
@@ -166,15 +167,6 @@ def _offset_size(call: Call, axis: int, window: _Window) -> int:
                 f"the slice from {begin} on by {length} leaves axis {axis} of {call.described(0)}"
             )
     return len(range(0, length, stride))
-
-
-def _size_of_dynamic(size: int, window: _Window) -> int:
-    """Of an axis of unknown size: the whole of it from 0 on keeps its name, `[:T]` of an axis T too."""
-    from_start = window.open_begin or window.begin == 0
-    if not from_start or window.stride != 1:
-        return DYNAMIC
-    whole = window.open_end or (window.end is not None and same_size(size, window.end))
-    return size if whole else DYNAMIC
 
 
 @rule("GATHER", "TFLite, gather.cc, Prepare")

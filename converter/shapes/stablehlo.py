@@ -1,7 +1,5 @@
 """Rules of the StableHLO operators that the runtime has a kernel for; the others keep their recorded shapes."""
 
-from typing import NamedTuple
-
 from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, shape_text
 from edge_opt.shapes.rules import rule
@@ -43,26 +41,15 @@ def _padded(call: Call, axis: int, size: int, triple: tuple[int, int, int]) -> i
     return result
 
 
-class _Slide(NamedTuple):
-    """How a window slides along one axis."""
-
-    stride: int
-    base: int
-    dilation: int
-    low: int
-    high: int
-
-
-def _slide(size: int, window: int, slide: _Slide) -> int:
+def _slide(size: int, window: int, stride: int, base: int, dilation: int, low: int, high: int) -> int:
     """The number of places of a window: `floor((padded - reach) / stride) + 1`, 0 where it does not fit."""
-    stride, base, dilation, low, high = slide
     if min(stride, base, dilation) < 1:
         raise ShapeError(f"stride {stride} and dilations {base} and {dilation} must be 1 or more")
-    if size < 0 or window < 0:
+    if size < 0:
         return size if (window, stride, base, low, high) == (1, 1, 1, 0, 0) else DYNAMIC
     padded = low + (0 if size == 0 else (size - 1) * base + 1) + high
-    reach = (window - 1) * dilation + 1 if window else 0
-    return 0 if padded == 0 or reach > padded else (padded - reach) // stride + 1
+    reach = (window - 1) * dilation + 1
+    return 0 if reach > padded else (padded - reach) // stride + 1
 
 
 @rule(
@@ -88,8 +75,7 @@ def _reduced(call: Call, shape: Shape) -> Shape:
         raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.described(0)}")
     if min(windows) < 1:
         raise ShapeError(f"its window_dimensions {windows} must be 1 or more each")
-    slides = map(_Slide, strides, base, dilations, padding[::2], padding[1::2])
-    return tuple(map(_slide, shape, windows, slides))
+    return tuple(map(_slide, shape, windows, strides, base, dilations, padding[::2], padding[1::2]))
 
 
 @rule("STABLEHLO_GATHER", "StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape")

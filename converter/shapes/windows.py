@@ -1,7 +1,6 @@
 """Rules of operators that multiply by weights or slide a window: matrix products, pools, convolutions."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, element_count, may_be_equal, shape_text
@@ -9,6 +8,7 @@ from edge_opt.shapes.matmul import multiply
 from edge_opt.shapes.rules import rule
 
 _LOWEST_RANK, _HIGHEST_RANK = 2, 5
+_SAME, _VALID = 0, 1
 
 
 @rule("BATCH_MATMUL", "TFLite, batch_matmul.cc, Prepare; the product itself by MatMul-1")
@@ -60,56 +60,43 @@ def check_bias(call: Call, index: int, channels: int) -> None:
         raise ShapeError(f"the bias {call.described(index)} must have {channels} elements, one per channel")
 
 
-_SAME, _VALID = 0, 1
-
-
-class _Window(NamedTuple):
-    """A window's extent along one axis, -1 where the filter's size is dynamic."""
-
-    size: int
-    stride: int
-    dilation: int
-
-
-def _window_count(call: Call, axis: int, size: int, window: _Window) -> int:
-    """How many places a window has along an axis: all of them by `SAME`, those that lie inside by `VALID`.
-
-    Source: TFLite, padding.h, ComputeOutSizeChecked.
-
-    Raises:
-        ShapeError: window, stride or dilation is below 1, or the window does not fit.
-    """
-    stride = window.stride
-    if stride <= 0 or window.dilation <= 0 or window.size == 0:
-        raise ShapeError(f"size, stride and dilation of the window {tuple(window)} must be 1 or more each")
-    padding = call.number("padding")
-    if padding not in (_SAME, _VALID):
-        raise ShapeError(f"its padding is {padding}: expected SAME (0) or VALID (1)")
-    reach = (window.size - 1) * window.dilation + 1
-    if padding == _SAME:
-        return size if stride == 1 else DYNAMIC if size < 0 else -(-size // stride)
-    if size < 0 or window.size < 0:
-        return size if reach == stride == 1 else DYNAMIC
-    if reach > size + 2 * stride - 1:
-        raise ShapeError(f"the window of {reach} does not fit axis {axis} of {call.described(0)}")
-    return max((size + stride - reach) // stride, 0)
-
-
 @rule("AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D", "TFLite, pooling.cc, GenericPrepare")
 def pool(call: Call) -> Results:
     """`[b, h, w, c]` keeps batch and channels; a window slides over height and width."""
     shape = call.shape(0, rank=4)
     windows = (call.number("filter_height"), call.number("filter_width"))
-    return [(shape[0], *_slide(call, shape, windows, dilated=False), shape[3])]
+    return [(shape[0], *_slide(call, windows, dilated=False), shape[3])]
 
 
-def _slide(call: Call, shape: Shape, sizes: Sequence[int], *, dilated: bool = True) -> list[int]:
-    """The places of a window of these sizes along the axes behind the first: height and width, or depth too."""
-    windows = [
-        _Window(size, call.number(f"stride_{axis}"), call.number(f"dilation_{axis}_factor") if dilated else 1)
-        for axis, size in zip("dhw"[-len(sizes) :], sizes, strict=True)
-    ]
-    return [_window_count(call, axis, shape[axis], window) for axis, window in enumerate(windows, start=1)]
+def _slide(call: Call, windows: Sequence[int], *, dilated: bool = True) -> list[int]:
+    """The places of a window along the axes behind the first: height and width, or depth too."""
+    places = []
+    for axis, (name, window) in enumerate(zip("dhw"[-len(windows) :], windows, strict=True), start=1):
+        dilation = call.number(f"dilation_{name}_factor") if dilated else 1
+        places.append(_places(call, axis, window, call.number(f"stride_{name}"), dilation))
+    return places
+
+
+def _places(call: Call, axis: int, window: int, stride: int, dilation: int) -> int:
+    """How many places a window has along an axis: all of them by `SAME`, those that lie inside by `VALID`.
+
+    The window is -1 where the filter's size is dynamic. Source: TFLite, padding.h, ComputeOutSizeChecked.
+    """
+    size = call.shape(0)[axis]
+    if stride <= 0 or dilation <= 0 or window == 0:
+        given = (window, stride, dilation)
+        raise ShapeError(f"size, stride and dilation of the window {given} must be 1 or more each")
+    padding = call.number("padding")
+    if padding not in (_SAME, _VALID):
+        raise ShapeError(f"its padding is {padding}: expected SAME (0) or VALID (1)")
+    reach = (window - 1) * dilation + 1
+    if padding == _SAME:
+        return size if stride == 1 else DYNAMIC if size < 0 else -(-size // stride)
+    if size < 0 or window < 0:
+        return size if reach == stride == 1 else DYNAMIC
+    if reach > size + 2 * stride - 1:
+        raise ShapeError(f"the window of {reach} does not fit axis {axis} of {call.described(0)}")
+    return max((size + stride - reach) // stride, 0)
 
 
 def _check_filled(call: Call, *indices: int) -> None:
@@ -123,8 +110,7 @@ def _convolved(call: Call, window: Sequence[int], channels: int) -> Results:
     """The filters' window slides over the axes between batch and channels."""
     _check_filled(call, 0, 1)
     check_bias(call, 2, channels)
-    shape = call.shape(0)
-    return [(shape[0], *_slide(call, shape, window), channels)]
+    return [(call.shape(0)[0], *_slide(call, window), channels)]
 
 
 @rule("CONV_2D", "TFLite, conv.cc, Prepare")
