@@ -10,7 +10,11 @@ from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
 def run(asked: Shapes) -> int:
     """Derive every shape again (of a bundle: its prefill/decode model); 1 where one disagrees."""
     if asked.file is None:
-        return _coverage(as_json=asked.as_json)
+        if asked.as_json:
+            output.say_json({"operators": [row._asdict() for row in coverage()], "counts": coverage_counts()})
+        else:
+            output.say(coverage_page().rstrip())
+        return 0
     report = derive(open_container(asked.file).parts[0].model)
     if asked.as_json:
         output.say_json({"file": str(asked.file), **report.to_dict()})
@@ -23,13 +27,3 @@ def run(asked: Shapes) -> int:
             f"{many(count, 'disagreement') if count else 'all as the file says'}"
         )
     return 1 if report.disagreements else 0
-
-
-def _coverage(*, as_json: bool) -> int:
-    """The table of rules, as the documentation has it."""
-    if as_json:
-        rows = [row._asdict() for row in coverage()]
-        output.say_json({"operators": rows, "counts": coverage_counts()})
-    else:
-        output.say(coverage_page().rstrip())
-    return 0

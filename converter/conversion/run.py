@@ -193,7 +193,7 @@ def _rewrite(
     before = [(name, graph, len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()]
     done = len(result.sites)
     # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
-    total = done + sum(_softmaxes(graph) for _, graph in entries)
+    total = done + sum(one.name == "SOFTMAX" for _, graph in entries for one in graph.operators)
 
     def on_site(report: SiteReport) -> None:
         result.sites.append(report)
@@ -225,10 +225,6 @@ def _rewrite(
         converted = sum(site.status is Status.CONVERTED for site in blocks)
         sizes = (operators, len(graph), largest, _largest_tensor(graph), len(blocks), converted)
         result.signatures.append(SignatureSummary(part.signature(name), *sizes))
-
-
-def _softmaxes(graph: Subgraph) -> int:
-    return sum(operator.name == "SOFTMAX" for operator in graph.operators)
 
 
 def _largest_tensor(graph: Subgraph) -> int:

@@ -131,7 +131,12 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
     )
     for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
         found.attention += [block for block in blocks if block is not None]
-        found.signatures.append(_content(model, name, graph, unmatched=blocks.count(None)))
+        operators = dict(Counter(operator.name for operator in graph.operators).most_common())
+        inputs, outputs = (
+            tuple(Argument(label, t.shape_signature or t.shape, DType(t.dtype).name) for label, t in named)
+            for named in _arguments(model, name, graph)
+        )
+        found.signatures.append(SignatureContent(name, operators, inputs, outputs, blocks.count(None)))
     if facts is not None:
         found.target, found.lint = facts.name, lint(model, facts)
     return found
@@ -212,18 +217,6 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
                 assert tensor.buffer.data is not None
                 total[DType(tensor.dtype).name] += tensor.buffer.data.length
     return dict(total.most_common())
-
-
-def _content(model: Model, name: str, graph: Subgraph, *, unmatched: int) -> SignatureContent:
-    operators = dict(Counter(operator.name for operator in graph.operators).most_common())
-    inputs, outputs = (
-        tuple(
-            Argument(label, tensor.shape_signature or tensor.shape, DType(tensor.dtype).name)
-            for label, tensor in named
-        )
-        for named in _arguments(model, name, graph)
-    )
-    return SignatureContent(name, operators, inputs, outputs, unmatched)
 
 
 def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[_Named, _Named]:

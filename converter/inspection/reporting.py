@@ -10,7 +10,6 @@ from edge_opt.inspection import example_rewrite
 from edge_opt.passes import PASSES
 from edge_opt.report import Example, Report
 from edge_opt.targets import Target, load_target
-from edge_opt.targets.lint import Finding
 from edge_opt.targets.lint import lint as find_lint
 
 
@@ -42,13 +41,9 @@ def conversion_report(
         parts = open_container(source, sections).parts
         example = next((found for part in parts if (found := _example(result, part, facts))), None)
     if lint is None:
-        lint = [] if result.model is None else [_sentence(found) for found in find_lint(result.model, facts)]
+        findings = [] if result.model is None else find_lint(result.model, facts)
+        lint = [(f.severity, f"{f.signature}: {f.message}" if f.signature else f.message) for f in findings]
     return Report(result, version("edge-opt"), example, lint)
-
-
-def _sentence(finding: Finding) -> tuple[str, str]:
-    where = "" if finding.signature is None else f"{finding.signature}: "
-    return finding.severity, f"{where}{finding.message}"
 
 
 def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:

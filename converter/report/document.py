@@ -89,7 +89,10 @@ class Report:
     def errors(self) -> list[tuple[str, int]]:
         """How many proved sites differ by how much: (bucket, sites), exact ones first; empty where nothing was run."""
         proofs = [site.proof for site in self.result.sites if site.proof is not None]
-        found = Counter(_EXACT if proof.bitwise else _bucket(proof.max_abs) for proof in proofs)
+        found: Counter[str] = Counter()
+        for proof in proofs:
+            bucket = next((name for name, limit in _BUCKETS.items() if proof.max_abs <= limit), _MORE)
+            found[_EXACT if proof.bitwise else bucket] += 1
         listed = [(bucket, found[bucket]) for bucket in (_EXACT, *_BUCKETS, _MORE)]
         return [entry for entry in listed if proofs and (entry[1] or entry[0] == _EXACT)]
 
@@ -112,10 +115,6 @@ class Report:
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
             "example": None if self.example is None else self.example.to_dict(),
         }
-
-
-def _bucket(max_abs: float) -> str:
-    return next((bucket for bucket, limit in _BUCKETS.items() if max_abs <= limit), _MORE)
 
 
 def one_line(text: str) -> str:
