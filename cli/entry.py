@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.discard_rest()
         return EXIT_BROKEN_PIPE
     except Exception as error:
-        return _failed(error, as_json=_wants_json(given))
+        options = given[: given.index("--")] if "--" in given else given
+        return _failed(error, as_json="--json" in options)
     finally:
         streams.clean()
     return code
@@ -84,18 +85,12 @@ def _asked_to_end() -> Iterator[None]:
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     # Parsing only gives back what to do: what a command raises is ours to explain, not typer's.
-    try:
-        chosen: Action | int | None = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
-    except OSError as error:  # help and version are printed while parsing
-        raise output.unwritable(error) from error
+    chosen: Action | int | None
+    with output.writing():  # help and version are printed while parsing
+        chosen = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
     if chosen == EXIT_INTERRUPTED:  # typer's own word for it, while a command was loading
         raise KeyboardInterrupt
     return chosen() if callable(chosen) else chosen or 0
-
-
-def _wants_json(arguments: list[str]) -> bool:
-    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--json" in before
 
 
 def _failed(error: Exception, *, as_json: bool) -> int:

@@ -76,12 +76,18 @@ def flush() -> None:
     _write("")
 
 
-def unwritable(error: OSError) -> Exception:
-    """What to raise where standard output refuses bytes."""
-    from edge_opt.schema.errors import OutputError  # noqa: PLC0415
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Within the block, standard output that refuses bytes is an `OutputError`; that nobody reads it stays a broken pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from edge_opt.schema.errors import OutputError  # noqa: PLC0415
 
-    discard_rest()
-    return OutputError(f"standard output could not be written: {error.strerror}")
+        discard_rest()
+        raise OutputError(f"standard output could not be written: {error.strerror}") from error
 
 
 def discard_rest() -> None:
@@ -108,15 +114,10 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
 
 
 def _write(text: str) -> None:
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise unwritable(error) from error
+    if sys.stdout is not None:
+        with writing():
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
 
 def _printable(text: str) -> str:

@@ -65,18 +65,9 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
     with redirect_stdout(sys.stderr):
         yield kept
     if kept.exists():
-        _send(kept)
-
-
-def _send(kept: Path) -> None:
-    try:
-        with kept.open("rb") as file:
+        with output.writing(), kept.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise output.unwritable(error) from error
+            sys.stdout.buffer.flush()
 
 
 def clean() -> None:

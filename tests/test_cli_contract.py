@@ -159,13 +159,6 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
     assert ran.out == "", "behind two dashes it is the name of a file"
 
 
-@pytest.mark.parametrize("command", ["inspect", "shapes", "explain"])
-def test_json_on_a_pipe_is_one_object_and_nothing_else(command: str) -> None:
-    ran = run_apart(command, DEMO, "--json")
-    assert (ran.code, ran.err) == (0, "")
-    assert isinstance(ran.json, dict)
-
-
 def test_figures_that_are_not_finite_are_null(capsys: Captured) -> None:
     output.say_json({"a": [float("inf"), {"b": float("nan")}], "c": (1.5, True, None)})
     said = "".join(capsys.readouterr().out.split())

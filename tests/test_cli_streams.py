@@ -1,5 +1,6 @@
 """`-` is a model from standard input or to standard output; options that do not exist are met by what was meant."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,12 +64,13 @@ def test_a_dry_run_writes_no_model_anywhere(tmp_path: Path) -> None:
     assert done.stdout.startswith(b"{")
 
 
-@pytest.mark.parametrize(
-    "command", [["inspect", "-"], ["explain", "-"], ["shapes", "-"], ["compare", DEMO, "-"]]
-)
-def test_what_looks_at_a_model_takes_it_from_a_pipe(tmp_path: Path, command: Sequence[object]) -> None:
-    done = piped(*command, given=DEMO.read_bytes(), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("command", [["inspect"], ["explain"], ["shapes"], ["compare", DEMO]])
+def test_what_looks_at_a_model_takes_it_from_a_pipe_and_writes_one_json_object_to_another(
+    tmp_path: Path, command: Sequence[object]
+) -> None:
+    done = piped(*command, "-", "--json", given=DEMO.read_bytes(), folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert isinstance(json.loads(done.stdout), dict)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,6 @@ def test_a_prompt_leaves_room_for_what_is_generated(folder: Path, worker: Worker
     found = generated(folder / "model.tflite", folder / "model.tflite", worker, count=14)
     assert len(found.prompt[0]) == 3
     assert [step[0] for step in found.tokens_a] == by_hand(list(found.prompt[0]), 14)
-    with pytest.raises(UsageError, match="16 tokens do not fit into a cache of 16"):
-        generated(folder / "model.tflite", folder / "model.tflite", worker, count=16)
 
 
 @pytest.mark.parametrize("pair", [("model", "other"), ("unsplit", "unsplit_other")])
