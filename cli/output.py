@@ -78,7 +78,7 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Within the block, standard output that refuses bytes is an `OutputError`; that nobody reads it stays a broken pipe."""
+    """Within the block, bytes that standard output refuses are an `OutputError`, unless nobody reads it any more."""
     try:
         yield
     except BrokenPipeError:

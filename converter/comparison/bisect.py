@@ -81,7 +81,7 @@ class _Side:
     def cone(
         self, roots: Iterable[Tensor], known: Container[Tensor] = ()
     ) -> tuple[list[Operator], list[Tensor]]:
-        """Operators that the roots are computed by, in order, back to known tensors and inputs; and those."""
+        """The operators that compute the roots from known tensors and inputs, in order; and what they start from."""
         operators: set[Operator] = set()
         border: dict[Tensor, None] = {}
         pending = [root.producer for root in roots if root.producer is not None]
@@ -198,7 +198,7 @@ def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
 
 
 def _named(side: _Side) -> dict[str, Tensor]:
-    """Numbers that the output is computed from, in execution order, those whose name is not unique left out."""
+    """Tensors of numbers that the output is computed from, by name, in execution order; only names that are unique."""
     operators, _ = side.cone([side.output])
     tensors = [tensor for operator in operators for tensor in operator.outputs]
     counts = Counter(tensor.name for tensor in tensors)
@@ -210,7 +210,7 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: int) -> list[int]:
-    """Up to `_PROBES` places in (low, high], evenly, `high` among them, that fit into memory."""
+    """Up to `_PROBES` places spread evenly over (low, high], `high` among them, as many as fit into memory."""
     count = min(_PROBES, high - low)
     places = sorted({low + round((high - low) * (step + 1) / count) for step in range(count)}, reverse=True)
     chosen: list[int] = []

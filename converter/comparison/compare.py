@@ -260,7 +260,7 @@ class _Job:
         return SignatureComparison(name, kernels, both, masked_rows=tuple(closed.values()))
 
     def _run(self, name: str, kernels: Kernels, sets: Sequence[_Set]) -> Iterator[list[OutputComparison]]:
-        """Both models on each set of inputs: the outputs that both have, measured."""
+        """Run both models on each set of inputs, and measure the outputs that both have."""
         plans_a, plans_b = self._plans(name, sets)
         self.tell(f"{name}: running a on {kernels} kernels")
         path = self.folder / "outputs"

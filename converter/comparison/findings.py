@@ -88,12 +88,12 @@ class SignatureComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all outputs are."""
+        """Whether every output is within the tolerances."""
         return not self.reason and all(output.equal for output in self.outputs)
 
     @property
     def bitwise(self) -> bool:
-        """Whether all outputs are."""
+        """Whether every output is the same bit for bit."""
         return not self.reason and all(output.bitwise for output in self.outputs)
 
     def masked_rows_sentence(self) -> str:

@@ -73,7 +73,7 @@ def _entries(model: Model, tensor: Tensor) -> int:
 
 
 def _carried(model: Model, operator: Operator, place: int) -> Iterator[Tensor]:
-    """Tensors that have the numbers of this operand as they are, in subgraphs that it is handed to as well."""
+    """The tensors that have this operand's numbers unchanged, also in subgraphs that it is handed to."""
     if operator.name in _CARRIES:
         places = _CARRIES[operator.name]
         if places is None or place in places:

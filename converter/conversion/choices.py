@@ -125,7 +125,7 @@ def choose_passes(
 
 
 def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:
-    """One alone is a list of one, not of a name's letters."""
+    """The names as a list; a single name is not taken for a list of letters."""
     return [names] if isinstance(names, str | Pass) else list(names)
 
 

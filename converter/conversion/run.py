@@ -240,7 +240,7 @@ def _compare_whole(
     progress: Progress | None,
     written: Path | None,
 ) -> None:
-    """The models as they were with those written, or (a dry run) with those in memory."""
+    """Compare the models as they were with those written or, in a dry run, with those in memory."""
     for part, (before, after) in zip(container.parts, container.pairs(written), strict=True):
         names = {name: part.signature(name) for name, _ in part.model.entry_points()}
         sites = {name: [s for s in result.sites if s.signature == told] for name, told in names.items()}
@@ -259,7 +259,7 @@ def _compare_whole(
 
 
 def _known(result: ConversionResult, signature: str) -> str:
-    """What the proofs of a signature's sites told that a whole comparison may show."""
+    """What the proofs of a signature's sites said that may explain a difference between the whole models."""
     sites = [site for site in result.converted if site.signature == signature]
     known = [(str(rows), site) for site in sites if (rows := MaskedRows.of([site])) is not None]
     known += [(site.note, site) for site in sites if site.note]

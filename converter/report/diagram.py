@@ -95,7 +95,7 @@ def _layout(count: int, edges: list[tuple[int, int]]) -> tuple[list[Point], list
 
 
 def _layers(count: int, edges: list[tuple[int, int]]) -> list[int]:
-    """Each box right above the first that reads it: no long line from the top to where a cache is used."""
+    """Put each box right above the first that reads it: no long line from the top to where a cache is used."""
     below = [0] * count
     # A box is read by later ones, but what comes in is numbered after its first reader: again until nothing moves.
     moved = True
