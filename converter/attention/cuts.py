@@ -9,7 +9,7 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Axis, Factored
 from edge_opt.attention.form import Form
-from edge_opt.attention.labelling import DEEPEST, OperandFactors
+from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
@@ -24,10 +24,11 @@ _SCALINGS = frozenset({"MUL", "DIV"})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operator of the chain between a cut and the tensor that the block reads, for one head."""
+    """One operator of the chain between a cut and the tensor that the block reads; `read` are its operand's factors."""
 
     result: Labelled
     operand: int
+    read: Factored
 
     @property
     def scales(self) -> bool:
@@ -48,24 +49,18 @@ class Cut:
     above: tuple[Operator, ...] = ()
 
 
+@dataclass(eq=False)
 class Cutter:
     """Chooses cuts and makes them, each once."""
 
-    def __init__(
-        self,
-        subgraph: Subgraph,
-        operands: OperandFactors,
-        form: Form,
-        assembly: Assembly,
-        pieces: int,
-        tiles: int,
-    ) -> None:
-        self._subgraph = subgraph
-        self._operands = operands
-        self._form = form
-        self._assembly = assembly
-        self._count = pieces
-        self._tiles = tiles
+    subgraph: Subgraph
+    operands: OperandFactors
+    form: Form
+    assembly: Assembly
+    pieces: int
+    tiles: int
+
+    def __post_init__(self) -> None:
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
         self._parts: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
 
@@ -80,57 +75,48 @@ class Cutter:
         if tensor.is_constant or fx.piece_count(factored) == 1:
             return here
         chain = list(self._chain(tensor, factored, readers))
-        if self._form.position == "near":
-            scalings = [i for i, (step, _, _) in enumerate(chain) if step.scales]
-            chain = chain[: scalings[-1] + 1] if scalings and self._form.sink else []
+        if self.form.position == "near":
+            scalings = [i for i, step in enumerate(chain) if step.scales]
+            chain = chain[: scalings[-1] + 1] if scalings and self.form.sink else []
         chain.reverse()
         return (self._cut_on(chain) if chain else None) or here
 
-    def _chain(
-        self, tensor: Tensor, factored: Factored, readers: Container[Operator]
-    ) -> Iterator[tuple[Step, Tensor, Factored]]:
-        """Upwards: (step, the tensor it reads, that tensor's factors), while nobody else reads what is between."""
-        for _ in range(DEEPEST):
-            operator = tensor.producer
-            outside = [reader for reader in tensor.consumers if reader not in readers]
-            if operator is None or outside or self._subgraph.is_output(tensor):
+    def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Step]:
+        """Upwards, while nobody else reads what is between."""
+        for operator, operand, read in self.operands.chain(tensor, factored):
+            outside = any(reader not in readers for reader in tensor.consumers)
+            followed = operator.name in MOVEMENT or _scales(operator, operand)
+            if outside or self.subgraph.is_output(tensor) or not followed:
                 return
-            operands = self._operands.of(tensor, factored)
-            if not isinstance(operands, dict):
-                return
-            carriers = [index for index, labelled in operands.items() if fx.piece_count(labelled) > 1]
-            if operator.name not in MOVEMENT and not _scales(operator, carriers):
-                return
-            step = Step(Labelled(operator, factored), carriers[0])
-            tensor, factored = operator.input(carriers[0]), operands[carriers[0]]
-            readers = {operator}
-            yield step, tensor, factored
+            yield Step(Labelled(operator, factored), operand, read)
+            tensor, factored, readers = operator.input(operand), read, {operator}
 
-    def _cut_on(self, chain: list[tuple[Step, Tensor, Factored]]) -> Cut | None:
+    def _cut_on(self, chain: list[Step]) -> Cut | None:
         """Cut on a chain given from its top; rearrangements above the cut are made once, on the unscaled tensor."""
-        _, source, factored = chain[0]
-        places = [factored, *(step.result.factored for step, _, _ in chain)]
+        source = chain[0].result.input(chain[0].operand)
+        places = [chain[0].read, *(step.result.factored for step in chain)]
         usable = [index for index, labelled in enumerate(places) if self._cuttable(labelled)]
         if not usable:
             return None
-        index = usable[0] if self._form.position == "far" else usable[-1]
-        above = [step for step, _, _ in chain[:index]]
+        index = usable[0] if self.form.position == "far" else usable[-1]
+        above = chain[:index]
         # What stands above the first scaling stays as it is, outside the region.
         while above and not above[0].scales:
             source = above.pop(0).result.tensor
         source = self._moved(source, [step.result for step in above if not step.scales])
         # A scaling may raise the rank: `[N,T,H] * [1,1,1,1]`.
-        source = self._assembly.reshaped(source, fx.sizes(places[index]), f"{source.name}/ranked")
+        source = self.assembly.reshaped(source, fx.sizes(places[index]), f"{source.name}/ranked")
         sunk = [step for step in above if step.scales]
-        steps = (*sunk, *(step for step, _, _ in chain[index:]))
-        return Cut(source, places[index], steps, tuple(step.result.operator for step in above))
+        return Cut(
+            source, places[index], (*sunk, *chain[index:]), tuple(step.result.operator for step in above)
+        )
 
     def _cuttable(self, factored: Factored) -> bool:
         axes = fx.labelled_axes(factored)
         if len(axes) != 1:
             return False
         axis = factored[axes[0]]
-        if self._form.cut == "unpack":
+        if self.form.cut == "unpack":
             return fx.only_labels(axis)
         return fx.take_outer(axis, fx.piece_count(factored)) is not None
 
@@ -141,12 +127,12 @@ class Cutter:
             if keeps_order(Labelled(operator, fx.plain(result.shape))):
                 continue
             inputs = [self._unscaled(source, operator.input(0)), *operator.inputs[1:]]
-            moved = self._assembly.tensor(f"{result.name}/unscaled", result.shape, source)
-            source = self._assembly.copy(operator, inputs, moved)
+            moved = self.assembly.tensor(f"{result.name}/unscaled", result.shape, source)
+            source = self.assembly.copy(operator, inputs, moved)
         return self._unscaled(source, moves[-1].tensor) if moves else source
 
     def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
-        return self._assembly.reshaped(source, like.shape, f"{like.name}/unscaled")
+        return self.assembly.reshaped(source, like.shape, f"{like.name}/unscaled")
 
     # How
 
@@ -167,52 +153,52 @@ class Cutter:
         for index, tensor in enumerate(read):
             if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
                 number = tensor.array().reshape(())
-                read[index] = self._assembly.constant(tensor, number, tensor.quantization)
-        name = f"{of.tensor.name}/{name_of_piece(of, head, self._count, self._tiles)}"
-        return self._assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
+                read[index] = self.assembly.constant(tensor, number, tensor.quantization)
+        name = f"{of.tensor.name}/{name_of_piece(of, head, self.pieces, self.tiles)}"
+        return self.assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        target = fx.piece_shape(factored, keep=self._form.keep_axes)
+        target = fx.piece_shape(factored, keep=self.form.keep_axes)
         axes = fx.labelled_axes(factored)
         if not axes and target == tensor.shape:
             return tensor
         if tensor.has_numbers:
             return self._constant_piece(tensor, factored, head)
         if not axes:
-            return self._assembly.reshaped(tensor, target, f"{tensor.name}/squeezed")
+            return self.assembly.reshaped(tensor, target, f"{tensor.name}/squeezed")
         axis = axes[0]
         lead = leading(factored[axis])
         if not lead:
             piece = self.piece(*self._exposed(tensor, factored, axis), head)
-            return self._assembly.reshaped(piece, target, f"{tensor.name}/piece")
+            return self.assembly.reshaped(piece, target, f"{tensor.name}/piece")
         count = fx.sizes((lead,))[0]
         rest = factored[axis][len(lead) :]
-        drops = self._form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
+        drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
         part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
         remaining = () if drops else (rest,)
         piece = self.piece(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
-        return self._assembly.reshaped(piece, target, f"{piece.name}/piece")
+        return self.assembly.reshaped(piece, target, f"{piece.name}/piece")
 
     def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
         """The tensor with an axis `(rows)(heads)` as two axes, so that the heads can be cut off."""
         inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
         axes = (*factored[:axis], factored[axis][:inner], factored[axis][inner:], *factored[axis + 1 :])
-        return self._assembly.reshaped(tensor, fx.sizes(axes), f"{tensor.name}/exposed"), axes
+        return self.assembly.reshaped(tensor, fx.sizes(axes), f"{tensor.name}/exposed"), axes
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
         key = (id(tensor), axis, count)
         if key not in self._parts:
-            part = "piece" if self._tiles > 1 else "head" if count == self._count else "group"
+            part = "piece" if self.tiles > 1 else "head" if count == self.pieces else "group"
             size = tensor.shape[axis] // count
             between = () if drops else (size,)
             shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
-            parts = [self._assembly.tensor(f"{tensor.name}/{part}_{i}", shape, tensor) for i in range(count)]
+            parts = [self.assembly.tensor(f"{tensor.name}/{part}_{i}", shape, tensor) for i in range(count)]
             if drops:
-                self._assembly.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
+                self.assembly.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
             elif tensor.dtype in SPLIT_TYPES:
-                where = self._assembly.integers("split/axis", axis)
-                self._assembly.emit("SPLIT", [where, tensor], *parts, num_splits=count)
+                where = self.assembly.integers("split/axis", axis)
+                self.assembly.emit("SPLIT", [where, tensor], *parts, num_splits=count)
             else:
                 for index, made in enumerate(parts):
                     self._slice(tensor, axis, index * size, made)
@@ -222,13 +208,13 @@ class Cutter:
     def _slice(self, tensor: Tensor, axis: int, begin: int, output: Tensor) -> None:
         begins = [begin if i == axis else 0 for i in range(len(tensor.shape))]
         steering = [
-            self._assembly.integers(f"{output.name}/begin", begins),
-            self._assembly.integers(f"{output.name}/size", output.shape),
+            self.assembly.integers(f"{output.name}/begin", begins),
+            self.assembly.integers(f"{output.name}/size", output.shape),
         ]
-        self._assembly.emit("SLICE", [tensor, *steering], output)
+        self.assembly.emit("SLICE", [tensor, *steering], output)
 
     def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        keep = self._form.keep_axes
+        keep = self.form.keep_axes
         values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
         quantization = tensor.quantization
         if quantization is not None and quantization.is_per_axis:
@@ -240,7 +226,7 @@ class Cutter:
                     fields[name] = _head_of(fields[name], (factored[axis],), head)
             fields["quantized_dimension"] = kept.index(axis) if axis in kept else 0
             quantization = Quantization(Table(quantization.table.spec, fields))
-        return self._assembly.constant(tensor, values, quantization)
+        return self.assembly.constant(tensor, values, quantization)
 
 
 def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
@@ -261,12 +247,8 @@ def leading(axis: Axis) -> Axis:
     return axis[:count]
 
 
-def _scales(operator: Operator, carriers: Sequence[int]) -> bool:
-    others = [t for i, t in enumerate(operator.inputs) if i not in carriers]
+def _scales(operator: Operator, operand: int) -> bool:
+    """True for a multiplication of that operand by a number."""
+    others = [tensor for index, tensor in enumerate(operator.inputs) if index != operand]
     scalar = all(t is not None and t.has_numbers and t.elements == 1 for t in others)
-    return (
-        operator.name in _SCALINGS
-        and len(carriers) == 1
-        and scalar
-        and not operator.option("fused_activation_function")
-    )
+    return operator.name in _SCALINGS and scalar and not operator.option("fused_activation_function")

@@ -1,6 +1,7 @@
 """Puts the heads' results side by side again: PACK or CONCATENATION, and one RESHAPE if need be."""
 
 import math
+from dataclasses import dataclass
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -43,11 +44,11 @@ def labelled_runs(factored: Factored) -> list[Run]:
     return runs
 
 
+@dataclass(eq=False)
 class _Joiner:
-    def __init__(self, assembly: Assembly, form: Form, output: Tensor) -> None:
-        self._assembly = assembly
-        self._form = form
-        self._output = output
+    assembly: Assembly
+    form: Form
+    output: Tensor
 
     def join(self, tensors: dict[int, Tensor], run: Run, *, last: bool) -> dict[int, Tensor]:
         """Tensors by head, with those put together that differ in the run's digits of the head only."""
@@ -65,33 +66,33 @@ class _Joiner:
         parts = self._cuttable(parts, front)
         shape, count = parts[0].shape, len(parts)
         places = _boundaries(shape, front)
-        if last and self._form.cut == "unpack" and self._output.dtype in SPLIT_TYPES:
+        if last and self.form.cut == "unpack" and self.output.dtype in SPLIT_TYPES:
             for axis in places:
-                if self._output.shape == (*shape[:axis], count, *shape[axis:]):
-                    self._assembly.emit("PACK", parts, self._output, values_count=count, axis=axis)
-                    return self._output
+                if self.output.shape == (*shape[:axis], count, *shape[axis:]):
+                    self.assembly.emit("PACK", parts, self.output, values_count=count, axis=axis)
+                    return self.output
         joined = {axis: _times(shape, axis, count) for axis in places if axis < len(shape)}
-        exact = next((axis for axis, sizes in joined.items() if sizes == self._output.shape), None)
+        exact = next((axis for axis, sizes in joined.items() if sizes == self.output.shape), None)
         axis = max(joined) if exact is None else exact
         if last and exact is not None:
-            self._assembly.emit("CONCATENATION", parts, self._output, axis=axis)
-            return self._output
-        made = self._assembly.tensor(f"{self._output.name}/heads", joined[axis], self._output)
-        self._assembly.emit("CONCATENATION", parts, made, axis=axis)
-        return self._assembly.reshape_to(made, self._output) if last else made
+            self.assembly.emit("CONCATENATION", parts, self.output, axis=axis)
+            return self.output
+        made = self.assembly.tensor(f"{self.output.name}/heads", joined[axis], self.output)
+        self.assembly.emit("CONCATENATION", parts, made, axis=axis)
+        return self.assembly.reshape_to(made, self.output) if last else made
 
     def _cuttable(self, parts: list[Tensor], front: int) -> list[Tensor]:
         """The parts in a shape that has an axis behind `front` elements.
 
         A reshape of every part is left out where it can be: the joined ones are reshaped as one.
         """
-        roots = [self._assembly.source(part) for part in parts]
+        roots = [self.assembly.source(part) for part in parts]
         for candidates in (roots, parts):
             shape = candidates[0].shape
             if any(axis < len(shape) for axis in _boundaries(shape, front)):
                 return candidates
         flat = (front, parts[0].elements // front)
-        return [self._assembly.reshaped(part, flat, f"{part.name}/flat") for part in parts]
+        return [self.assembly.reshaped(part, flat, f"{part.name}/flat") for part in parts]
 
 
 def _boundaries(shape: Shape, front: int) -> list[int]:

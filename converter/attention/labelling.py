@@ -100,6 +100,18 @@ class OperandFactors:
             yield tensor, factored, False
             pending.extend((operator.input(index), own) for index, own in above.items())
 
+    def chain(self, tensor: Tensor, factored: Factored) -> Iterator[tuple[Operator, int, Factored]]:
+        """Upwards while one operand alone tells heads apart: each operator, which operand it is, and its factors."""
+        for _ in range(DEEPEST):
+            operands = self.of(tensor, factored)
+            found = operands.items() if isinstance(operands, dict) else ()
+            carriers = [(index, own) for index, own in found if fx.piece_count(own) > 1]
+            if tensor.producer is None or len(carriers) != 1:
+                return
+            index, factored = carriers[0]
+            yield tensor.producer, index, factored
+            tensor = tensor.producer.input(index)
+
 
 def output_index(tensor: Tensor) -> int:
     """Which result of its operator a tensor is."""

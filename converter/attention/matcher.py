@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
@@ -29,29 +30,25 @@ _Told: TypeAlias = tuple[Tensor, Factored]
 """A tensor behind the value products, and how the heads lie in it."""
 
 
+@dataclass(eq=False)
 class Matcher:
-    """The search for one block; `match_other` gives what another SOFTMAX of the graph belongs to."""
+    """The search for one block: `products` are those of the values, `before` the nearest ones in front of the SOFTMAX.
 
-    def __init__(
-        self,
-        subgraph: Subgraph,
-        softmax: Operator,
-        products: Weighings,
-        logits: list[Operator],
-        operands: OperandFactors,
-        match_other: Callable[[Operator], Match],
-    ) -> None:
-        """`products`: those of the values; `logits`: the nearest products before."""
-        self._match_other = match_other
-        self._subgraph = subgraph
-        self._softmax = softmax
-        self._products = products
-        self._before = logits
-        self._first, self._weighing = next(iter(products.items()))
+    `match_other` gives what another SOFTMAX of the graph belongs to.
+    """
+
+    subgraph: Subgraph
+    softmax: Operator
+    products: Weighings
+    before: list[Operator]
+    operands: OperandFactors
+    match_other: Callable[[Operator], Match]
+
+    def __post_init__(self) -> None:
+        self._first, self._weighing = next(iter(self.products.items()))
         self._head_size = self._weighing.head_size
-        self._operands = operands
-        self._labelling = Labelling(products, operands)
-        self._tail, self._ends = tail_of(products)
+        self._labelling = Labelling(self.products, self.operands)
+        self._tail, self._ends = tail_of(self.products)
 
     def match(self) -> Match:
         """What the SOFTMAX belongs to."""
@@ -64,7 +61,7 @@ class Matcher:
 
     def _by_size(self) -> _Told | None:
         """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
-        if {own.head_size for own in self._products.values()} != {self._head_size} or self._head_size == 1:
+        if {own.head_size for own in self.products.values()} != {self._head_size} or self._head_size == 1:
             return None
         return self._merged() or self._side_by_side() or self._next_query()
 
@@ -72,13 +69,13 @@ class Matcher:
         """By the batch axes of the products, where nothing else tells."""
         summed = self._tail[:1]
         alike = summed and summed[0].shape[:-2] == self._first.outputs[0].shape[:-2]
-        outputs = summed if alike else [product.outputs[0] for product in self._products]
-        placed = placed_by_products(outputs, self._products, self._operands)
+        outputs = summed if alike else [product.outputs[0] for product in self.products]
+        placed = placed_by_products(outputs, self.products, self.operands)
         if placed is None:
             found = self._by_weights() or self._by_mask()
             return self._without_heads() if found is None else self._told(*found)
         if isinstance(placed, Refusal):
-            return NotABlock(self._softmax, placed)
+            return NotABlock(self.softmax, placed)
         return self._block(*placed)
 
     def _block(self, outputs: Sequence[_Told], heads: int) -> Match:
@@ -86,26 +83,26 @@ class Matcher:
         logits = self._labelling.logits
         reason = self._refusal(heads, core=core)
         if reason is not None:
-            return NotABlock(self._softmax, reason)
+            return NotABlock(self.softmax, reason)
         product, labelled = next(iter(self._labelling.products.items()))
         *others, (output, factored) = self._in_execution_order(outputs)
         return Block(
-            softmax=self._softmax,
+            softmax=self.softmax,
             output=output,
             factored=factored,
             pieces=heads,
             kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
-            head_size=self._products[product].head_size,
-            query_length=_plain(labelled[self._products[product].rows]),
+            head_size=self.products[product].head_size,
+            query_length=_plain(labelled[self.products[product].rows]),
             key_lengths=tuple(
                 _plain(f for axis in own for f in axis) // self._rows(own, product, labelled)
                 for own in logits.values()
             ),
             mask=self._mask(),
-            products=self._products,
+            products=self.products,
             logits=dict(logits),
             core=frozenset(self._labelling.core_operators),
-            operands=self._operands,
+            operands=self.operands,
             heads_are_rows=any(
                 axis and fx.only_labels(axis) for labelled in logits.values() for axis in labelled[-2:]
             ),
@@ -115,11 +112,11 @@ class Matcher:
     def _in_execution_order(self, outputs: Sequence[_Told]) -> list[_Told]:
         left = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
         ordered: list[_Told] = []
-        operator: Operator | None = self._softmax
+        operator: Operator | None = self.softmax
         while len(left) > 1 and operator is not None:
             if operator in left:
                 ordered.append(left.pop(operator))
-            operator = self._subgraph.after(operator)
+            operator = self.subgraph.after(operator)
         return [*ordered, *left.values()]
 
     def _refusal(self, heads: int, *, core: bool) -> Refusal | None:
@@ -127,12 +124,12 @@ class Matcher:
         refusal = self._labelling.first_refusal
         logits = self._labelling.logits
         if not core or not logits:
-            return refusal or Refusal("no product of queries and keys carries the heads", self._softmax)
+            return refusal or Refusal("no product of queries and keys carries the heads", self.softmax)
         for product, labelled in logits.items():
             count = fx.piece_count(labelled)
             if count != heads:
                 return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
-        missed = [product for product in self._before if product not in logits]
+        missed = [product for product in self.before if product not in logits]
         return refusal if missed else None
 
     # No heads beside the head size
@@ -140,14 +137,14 @@ class Matcher:
     def _without_heads(self) -> Match:
         """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
         for tensor in self._tail:
-            distrusted = tensor.producer and self._operands.distrusted(tensor.producer)
+            distrusted = tensor.producer and self.operands.distrusted(tensor.producer)
             if distrusted:
-                return NotABlock(self._softmax, distrusted)
+                return NotABlock(self.softmax, distrusted)
         shape = self._first.outputs[0].shape
         for end in self._ends:
             if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
                 return NotABlock(
-                    self._softmax, Refusal("heads are summed before they stand side by side", end)
+                    self.softmax, Refusal("heads are summed before they stand side by side", end)
                 )
         joined = bool(self._ends) and all(end.name in JOINING for end in self._ends)
         if math.prod(shape[1:-2]) > 1 and not joined:
@@ -159,20 +156,20 @@ class Matcher:
                 f"[.., N*{self._head_size}] or [.., N, {self._head_size}]",
                 self._tail[-1].shape if self._tail else shape,
             )
-            return NotABlock(self._softmax, reason)
+            return NotABlock(self.softmax, reason)
         rows = shape[self._weighing.rows]
-        lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self._before)
+        lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self.before)
         output = self._tail[0] if self._tail else self._first.outputs[0]
         return Block(
-            self._softmax,
+            self.softmax,
             output,
             fx.plain(output.shape),
             self._head_size,
             rows,
             lengths,
-            mask_between(self._softmax),
-            self._products,
-            self._operands,
+            mask_between(self.softmax),
+            self.products,
+            self.operands,
         )
 
     # Where the heads are
@@ -200,7 +197,7 @@ class Matcher:
         """
         length = 1
         for product, own in self._labelling.reach_products(tensor, factored).items():
-            rows = own[self._products[product].rows]
+            rows = own[self.products[product].rows]
             before = [factor.stride for axis in own[:-2] for factor in axis if factor.stride]
             outside: list[int] = []
             for factor in rows:
@@ -229,7 +226,7 @@ class Matcher:
                 continue
             factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
             reached = self._labelling.reach_products(tensor, factored).items()
-            if reached and all(_heads_apart(own, self._products[product]) for product, own in reached):
+            if reached and all(_heads_apart(own, self.products[product]) for product, own in reached):
                 found = tensor, factored
         return found
 
@@ -237,10 +234,10 @@ class Matcher:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
         for end in self._ends:
             softmax = softmax_behind(end) if is_product(end) else None
-            block = None if softmax in (None, self._softmax) else self._match_other(softmax)
+            block = None if softmax in (None, self.softmax) else self.match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue
-            for index, factored in self._operands.known(end, block.logits[end]).items():
+            for index, factored in self.operands.known(end, block.logits[end]).items():
                 tensor = end.input(index)
                 if tensor in self._tail and fx.piece_count(factored) == block.heads:
                     return tensor, factored
@@ -261,21 +258,21 @@ class Matcher:
                 factored = (*around[:first], *labelled, *around[-2:])
                 reached = self._labelling.reach_products(tensor, factored)
                 # No label may lie on the axis of the head size.
-                apart = not any(fx.tells_heads(own[self._products[p].columns]) for p, own in reached.items())
-                if len(reached) == len(self._products) and apart:
+                apart = not any(fx.tells_heads(own[self.products[p].columns]) for p, own in reached.items())
+                if len(reached) == len(self.products) and apart:
                     return tensor, factored
         return None
 
     def _by_mask(self) -> _Told | None:
         """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
         product, shape, place = self._first, self._first.outputs[0].shape, self._weighing.rows
-        if len(self._products) > 1 or math.prod(shape[:-2]) > 1:
+        if len(self.products) > 1 or math.prod(shape[:-2]) > 1:
             return None
 
         def above(operator: Operator) -> Iterable[Operator]:
             return producers(operator) if operator.name in ELEMENTWISE | MOVEMENT else ()
 
-        for operator in walked(producers(self._softmax), above):
+        for operator in walked(producers(self.softmax), above):
             count = len(operator.inputs)
             if _only_repeats(operator) and operator.name == "CONCATENATION" and count > 1:
                 axis = int(operator.option("axis"))
@@ -290,7 +287,7 @@ class Matcher:
         if not self._tail:
             return None
         output = self._tail[0]
-        factored = factors_by_origin(output, self._products, self._before, self._operands)
+        factored = factors_by_origin(output, self.products, self.before, self.operands)
         return None if factored is None else (output, factored)
 
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
@@ -301,7 +298,7 @@ class Matcher:
             (own := traced.get(product)) is not None
             and own[weighing.columns] == columns
             and fx.piece_count(own) == self._head_size
-            for product, weighing in self._products.items()
+            for product, weighing in self.products.items()
         )
 
     def _before_escapes(self, output: Tensor, factored: Factored) -> _Told:
@@ -309,18 +306,12 @@ class Matcher:
 
         Else the operators up to that tensor would stay, beside those of the single heads.
         """
-        whole = {id(tensor) for tensor in self._tail}
-        best, tensor, labelled = (output, factored), output, factored
-        while tensor.producer is not None:
-            operator, operands = tensor.producer, self._operands.of(tensor, labelled)
-            if not isinstance(operands, dict):
+        best = output, factored
+        for operator, index, labelled in self.operands.chain(output, factored):
+            tensor = operator.input(index)
+            if tensor not in self._tail:
                 break
-            carriers = [index for index, own in operands.items() if fx.piece_count(own) > 1]
-            if len(carriers) != 1 or id(operator.input(carriers[0])) not in whole:
-                break
-            tensor, labelled = operator.input(carriers[0]), operands[carriers[0]]
-            escapes = len(tensor.consumers) > 1 or self._subgraph.is_output(tensor)
-            if escapes:
+            if len(tensor.consumers) > 1 or self.subgraph.is_output(tensor):
                 best = tensor, labelled
         return best
 
@@ -328,11 +319,11 @@ class Matcher:
 
     def _kv_heads(self, product: Operator, labelled: Factored) -> int:
         """K: how many different keys and values the heads have, before any repeats them."""
-        side = 1 - self._products[product].operand
-        tensor, factored = product.input(side), self._operands.known(product, labelled)[side]
+        side = 1 - self.products[product].operand
+        tensor, factored = product.input(side), self.operands.known(product, labelled)[side]
         count = fx.piece_count(factored)
         for _ in range(DEEPEST):
-            operator, above = tensor.producer, self._operands.of(tensor, factored)
+            operator, above = tensor.producer, self.operands.of(tensor, factored)
             if operator is None or not isinstance(above, dict) or not _only_repeats(operator):
                 break
             tensor, factored = operator.input(0), above[0]
@@ -341,7 +332,7 @@ class Matcher:
 
     def _rows(self, logits: Factored, product: Operator, labelled: Factored) -> int:
         """B*T of a logits product: its elements without heads and keys."""
-        length = _plain(labelled[self._products[product].rows])
+        length = _plain(labelled[self.products[product].rows])
         return length * math.prod(_plain(axis) for axis in logits[:-2])
 
     def _mask(self) -> Tensor | None:

@@ -60,6 +60,7 @@ def name_of_piece(of: Labelled, piece: int, pieces: int, tiles: int = 1) -> str:
     return "/".join([*rows, f"head_{head}"] if pieces > tiles or not rows else rows)
 
 
+@dataclass(frozen=True, slots=True)
 class OneHead:
     """One operator for one head, `of` which the whole is known: what a rule makes it with.
 
@@ -67,15 +68,12 @@ class OneHead:
     tensors keep the axes that only tell heads apart, at size 1.
     """
 
-    def __init__(
-        self, assembly: Assembly, of: Labelled, head: int, piece: Pieces, suffix: str, *, keep_axes: bool
-    ) -> None:
-        self.of = of
-        self.head = head
-        self.piece = piece
-        self.keep_axes = keep_axes
-        self._assembly = assembly
-        self._suffix = suffix
+    assembly: Assembly
+    of: Labelled
+    head: int
+    piece: Pieces
+    suffix: str
+    keep_axes: bool
 
     @property
     def shape(self) -> Shape:
@@ -101,16 +99,16 @@ class OneHead:
             for name, value in options.items():
                 table.set(name, value)
         read = [inputs.get(i, tensor) for i, tensor in enumerate(operator.inputs)]
-        names = [f"{output.name}/{self._suffix}" for output in operator.outputs]
-        return self._assembly.again(operator, read, names, shapes, table)
+        names = [f"{output.name}/{self.suffix}" for output in operator.outputs]
+        return self.assembly.again(operator, read, names, shapes, table)
 
     def integers(self, word: str, values: object) -> Tensor:
         """An int32 constant that steers the operator."""
-        return self._assembly.integers(f"{self.of.tensor.name}/{word}", values)
+        return self.assembly.integers(f"{self.of.tensor.name}/{word}", values)
 
     def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
         """`source` as `shape`, or itself."""
-        return self._assembly.reshaped(source, shape, f"{self.of.tensor.name}/{self._suffix}")
+        return self.assembly.reshaped(source, shape, f"{self.of.tensor.name}/{self.suffix}")
 
     def on_axes(self, index: int, own: Factored, axes: Sequence[int]) -> Tensor:
         """The head's part of an operand with exactly these axes, of which it may lack some that have size 1."""

@@ -51,8 +51,7 @@ class MaskedSoftmax:
     """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
 
     `masked_when` is the value of `condition` at which an entry is masked; `path` are the rearrangements between the
-    two, `chain` the operators that make the condition (from its source on). `closed` is the lowest number that another
-    mask may have put into the logits.
+    two. `closed` is the lowest number that another mask may have put into the logits.
     """
 
     select: Operator
