@@ -14,6 +14,7 @@ from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
+from edge_opt.ir.region import read_outside
 from edge_opt.schema.table import Table
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
@@ -84,9 +85,8 @@ class Cutter:
     def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Step]:
         """Upwards, while nobody else reads what is between."""
         for operator, operand, read in self.operands.chain(tensor, factored):
-            outside = any(reader not in readers for reader in tensor.consumers)
             followed = operator.name in MOVEMENT or _scales(operator, operand)
-            if outside or self.subgraph.is_output(tensor) or not followed:
+            if not followed or read_outside(self.subgraph, tensor, readers):
                 return
             yield Step(Labelled(operator, factored), operand, read)
             tensor, factored, readers = operator.input(operand), read, {operator}

@@ -20,7 +20,7 @@ from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
-from edge_opt.ir.region import still_needed
+from edge_opt.ir.region import read_outside, still_needed
 
 _OPERATOR = 4
 _RESHAPE = 1
@@ -57,9 +57,8 @@ class _Splitter:
         self._cutter = Cutter(subgraph, self._operands, form, self._assembly, block.pieces, block.tiles)
         self._old: dict[Operator, None] = {}
         self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
-        self._cuts: dict[tuple[int, Factored], Cut] = {}
+        self._ways: dict[tuple[int, Factored], Cut | None] = {}
         self._costs: dict[tuple[int, Factored], int] = {}
-        self._passed: dict[tuple[int, Factored], bool] = {}
         self._labelled: dict[Tensor, Factored] = {}
         self._reached: Container[int] = ()
         if form.position == "above":
@@ -77,16 +76,12 @@ class _Splitter:
         old = topological(self._old)
         joined = [output]
         for tensor, own in self._labelled.items():
-            if tensor is not output and self._is_read_outside(tensor):
+            if tensor is not output and read_outside(self._subgraph, tensor, self._old):
                 pieces = [self.piece(tensor, own, head) for head in range(self._block.pieces)]
                 join_heads(self._assembly, self._form, pieces, tensor, own)
                 joined.append(tensor)
         new = self._assembly.finished(*joined)
         return old, [*still_needed(self._subgraph, old, output.producer, new, joined), *new]
-
-    def _is_read_outside(self, tensor: Tensor) -> bool:
-        outside = any(reader not in self._old for reader in tensor.consumers)
-        return outside or self._subgraph.is_output(tensor)
 
     # Pieces
 
@@ -101,13 +96,13 @@ class _Splitter:
         return known
 
     def _make_piece(self, tensor: Tensor, factored: Factored, head: int, depth: int) -> Tensor:
-        operator = tensor.producer
-        if operator is not None and self._passes(tensor, factored, depth):
+        cut, operator = self._way(tensor, factored, depth), tensor.producer
+        if cut is None:
+            assert operator is not None
             self._old[operator] = None
             if operator in self._block.core and fx.piece_count(factored) == self._block.pieces:
                 self._labelled.setdefault(tensor, factored)
             return self._emit(Labelled(operator, factored, output_index(tensor)), head, depth, {})
-        cut = self._cut(tensor, factored)
         self._old.update(dict.fromkeys(cut.above))
         piece = self._cutter.piece(cut.source, cut.factored, head)
         for step in cut.steps:
@@ -129,30 +124,25 @@ class _Splitter:
         one = OneHead(self._assembly, of, head, piece, name, keep_axes=self._form.keep_axes)
         return self._operands.rules[of.operator.name].emit(one)
 
-    def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
-        """True where a tensor is made anew for each head, False where it is cut; the same for all heads."""
+    def _way(self, tensor: Tensor, factored: Factored, depth: int) -> Cut | None:
+        """Where a tensor is cut; None where it is made anew for each head. The same for all heads."""
         key = (id(tensor), factored)
-        if key not in self._passed:
+        if key not in self._ways:
             # Once: what the first head needed is known to be ours only when the second one asks.
-            self._passed[key] = self._passes_first(tensor, factored, depth)
-        return self._passed[key]
+            if self._passes(tensor, factored, depth):
+                self._ways[key] = None
+            else:
+                self._ways[key] = self._cutter.choose(tensor, factored, {*self._block.core, *self._old})
+        return self._ways[key]
 
-    def _passes_first(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
-        operator = tensor.producer
-        if operator in self._block.core:
+    def _passes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
+        if tensor.producer in self._block.core:
             return True
         if depth >= DEEPEST:
             return False
         if id(tensor) in self._reached:
             return True
         return self._pass_cost(tensor, factored, depth) < self._cut_cost(tensor, factored)
-
-    def _cut(self, tensor: Tensor, factored: Factored) -> Cut:
-        key = (id(tensor), factored)
-        if key not in self._cuts:
-            readers = {*self._block.core, *self._old}
-            self._cuts[key] = self._cutter.choose(tensor, factored, readers)
-        return self._cuts[key]
 
     # Cost: how many operators it takes to have every head's piece.
 
@@ -265,5 +255,4 @@ class _Reach:
 
     def _needed_whole(self, tensor: Tensor) -> bool:
         per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-        others = any(reader not in self._replaced for reader in tensor.consumers)
-        return per_axis or others or self._subgraph.is_output(tensor)
+        return per_axis or read_outside(self._subgraph, tensor, self._replaced)

@@ -1,6 +1,6 @@
 """Questions about a set of operators: what it reads, what the rest of the graph needs of it, whether it has effects."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Subgraph, Tensor
@@ -16,6 +16,11 @@ def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
             if tensor is not None and id(tensor) not in defined:
                 found.setdefault(id(tensor), tensor)
     return tuple(found.values())
+
+
+def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]) -> bool:
+    """True where the graph's caller or another operator than these reads a tensor."""
+    return subgraph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
 
 
 def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:

@@ -11,7 +11,7 @@ from edge_opt.attention.labelling import OperandFactors
 from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.references import subgraph_indices
-from edge_opt.ir.region import is_pure, reads
+from edge_opt.ir.region import is_pure, read_outside, reads
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Fact, constants_of, recorded_shape
 from edge_opt.shapes.dimension import Shape
@@ -72,12 +72,8 @@ class Rewrite:
     def outputs(self) -> tuple[Tensor, ...]:
         """What the old region defines for operators outside or the graph's caller."""
         inside = set(self.old)
-        return tuple(
-            tensor
-            for operator in self.old
-            for tensor in operator.outputs
-            if self.subgraph.is_output(tensor) or any(c not in inside for c in tensor.consumers)
-        )
+        made = (tensor for operator in self.old for tensor in operator.outputs)
+        return tuple(tensor for tensor in made if read_outside(self.subgraph, tensor, inside))
 
     def mask_axes(self) -> tuple[int | None, ...]:
         """For each output the axis where the mask's rows lie, index modulo their number; None where they are on none.
