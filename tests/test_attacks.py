@@ -172,71 +172,7 @@ def test_a_bundle_whose_positions_are_stored_in_one_place_is_not_rewritten(tmp_p
     assert names(tmp_path) == ["b.litertlm"]
 
 
-# The graph
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        [-1],
-        [2, -(2**31)],
-        [2**31 - 1, 2**31 - 1],
-        [2**31 - 1] * 32,
-        [0, 2**31 - 1, 2**31 - 1],
-        [2] * 33,
-        [1] * 100_000,
-    ],
-)
-@pytest.mark.parametrize("field", ["shape", "shape_signature"])
-def test_negative_and_huge_shapes_are_refused(shape: list[int], field: str) -> None:
-    if field == "shape_signature":
-        if shape == [-1]:
-            shape = [-2]
-        made = tensor(shape_signature=shape)
-    else:
-        made = tensor(shape=shape)
-    assert "subgraph 'main', tensor 0 't'" in refusal(model([made]))
-
-
-@pytest.mark.parametrize("index", [-2, 3, 2**31 - 1, -(2**31)])
-@pytest.mark.parametrize("side", ["input", "output"])
-def test_operator_inputs_and_outputs_out_of_range_are_refused(index: int, side: str) -> None:
-    step = operator([0, index], [1]) if side == "input" else operator([0, 0], [index])
-    found = refusal(model([tensor(), tensor(), tensor()], [step]))
-    assert found == f"subgraph 'main', operator 0 (ADD): {side} tensor {index} does not exist, there are 3"
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"inputs": [9]}, "subgraph 'main' inputs: tensor 9 does not exist"),
-        ({"outputs": [-1]}, "subgraph 'main' outputs: tensor -1 does not exist"),
-        ({"tensors": [tensor(buffer=7)]}, "tensor 0 't': buffer 7 does not exist, there are 1"),
-        (
-            {"operators": [operator([0], [0], code=5)]},
-            "operator 0: operator code 5 does not exist, there are 2",
-        ),
-    ],
-)
-def test_other_indices_out_of_range_are_refused(fields: dict[str, Any], sentence: str) -> None:
-    graph = new_table(
-        "SubGraph", **{"tensors": [tensor()], "inputs": [0], "outputs": [0], "name": "main", **fields}
-    )
-    assert sentence in refusal(model([tensor()], subgraphs=[graph]))
-
-
-@pytest.mark.parametrize(
-    "operators",
-    [
-        [operator([0, 1], [1])],
-        [operator([0, 2], [1]), operator([1, 1], [2])],
-        [operator([2, 2], [1]), operator([0, 0], [2])],
-        [operator([0, 2], [1])],
-    ],
-    ids=["reads its own result", "cycle of two", "out of order", "nobody defines it"],
-)
-def test_cyclic_and_unordered_graphs_are_refused(operators: list[Table]) -> None:
-    assert "before it is defined" in refusal(model([tensor(), tensor(), tensor()], operators))
+# The graph: what is refused is in test_ir_refusals.py
 
 
 def test_what_a_custom_operator_reads_is_its_own_affair() -> None:
@@ -247,59 +183,6 @@ def test_what_a_custom_operator_reads_is_its_own_affair() -> None:
     assert "before it is defined" in refusal(
         model([tensor(), tensor(), tensor()], cycle, operator_codes=codes)
     )
-
-
-@pytest.mark.parametrize(
-    "operators",
-    [
-        [operator([0, 0], [1]), operator([0, 0], [1])],
-        [operator([0, 0], [0])],
-        [operator([0, 0], [1, 1], code=1)],
-    ],
-    ids=["two operators", "a graph input", "one operator twice"],
-)
-def test_a_tensor_with_two_producers_is_refused(operators: list[Table]) -> None:
-    found = refusal(model([tensor(), tensor()], operators))
-    assert "which is already defined" in found
-
-
-def signature(key: str = "main", **fields: Any) -> Table:
-    return new_table("SignatureDef", signature_key=key, **{"subgraph_index": 0, **fields})
-
-
-def argument(name: str, index: int = 0) -> Table:
-    return new_table("TensorMap", name=name, tensor_index=index)
-
-
-@pytest.mark.parametrize(
-    ("signatures", "sentence"),
-    [
-        ([signature(), signature()], "signature 'main' is there twice"),
-        ([signature(inputs=[argument("x"), argument("x")])], "signature 'main': inputs names 'x' twice"),
-        ([signature(outputs=[argument("y"), argument("y")])], "signature 'main': outputs names 'y' twice"),
-        ([signature(subgraph_index=1)], "signature 'main': subgraph 1 does not exist, there are 1"),
-        ([signature(inputs=[argument("x", 4_000_000_000)])], "tensor 4000000000 does not exist"),
-    ],
-)
-def test_signatures_that_contradict_themselves_are_refused(signatures: list[Table], sentence: str) -> None:
-    assert sentence in refusal(model([tensor()], signature_defs=signatures))
-
-
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), float("-inf"), -0.5])
-def test_scales_that_are_no_numbers_are_refused(scale: float) -> None:
-    parameters = new_table("QuantizationParameters", scale=[0.5, scale])
-    found = refusal(model([tensor(quantization=parameters)]))
-    assert found == "subgraph 'main', tensor 0 't': quantization scales must be finite and not negative"
-
-
-def test_constants_of_another_size_than_their_shape_are_refused() -> None:
-    from edge_opt.schema import Data
-
-    for size in (0, 7, 9, 800):
-        buffers = [new_table("Buffer"), new_table("Buffer", data=Data(bytes(size)))]
-        assert f"needs 8 bytes, its buffer holds {size}" in refusal(
-            model([tensor(buffer=1)], buffers=buffers)
-        )
 
 
 # The matcher, and what follows it

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import fuzz
 import numpy as np
 import pytest
 from schema_models import pack, tfl, unpack
@@ -64,137 +65,102 @@ def quantization(**fields: Any) -> Any:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "no subgraph": (setting("subgraphs", []), "expected at least one subgraph, found none"),
-    "two producers": (
-        setting(OPERATOR(1, "outputs"), int32s(3)),
-        "subgraph 'run', operator 1 (MUL): defines 'sum', which is already defined",
-    ),
-    "defines an input": (
-        setting(OPERATOR(0, "outputs"), int32s(0)),
-        "operator 0 (ADD): defines 'x', which is already defined",
-    ),
-    "defines a constant": (
-        setting(OPERATOR(0, "outputs"), int32s(1)),
-        "operator 0 (ADD): defines 'w', which is already defined",
-    ),
-    "cyclic": (
-        setting(OPERATOR(0, "inputs"), int32s(4, 1)),
-        "operator 0 (ADD): reads 'y' before it is defined",
-    ),
-    "reads its own result": (
-        setting(OPERATOR(0, "inputs"), int32s(3, 1)),
-        "operator 0 (ADD): reads 'sum' before it is defined",
-    ),
-    "out of order": (
-        lambda made: made.subgraphs[0].operators.reverse(),
-        "operator 0 (MUL): reads 'sum' before it is defined",
-    ),
-    "read but defined by nobody": (
-        setting("subgraphs[0].inputs", int32s()),
-        "operator 0 (ADD): reads 'x' before it is defined",
-    ),
+    **{
+        name: (
+            setting(OPERATOR(at, "outputs"), int32s(*outputs)),
+            f"subgraph 'run', operator {at} ({code}): defines '{tensor}', which is already defined",
+        )
+        for name, at, code, outputs, tensor in [
+            ("two producers", 1, "MUL", [3], "sum"), ("defines an input", 0, "ADD", [0], "x"),
+            ("defines a constant", 0, "ADD", [1], "w"), ("defines one result twice", 1, "MUL", [4, 4], "y"),
+        ]
+    },
+    "cyclic": (setting(OPERATOR(0, "inputs"), int32s(4, 1)), "operator 0 (ADD): reads 'y' before it is defined"),
+    "reads its own result": (setting(OPERATOR(0, "inputs"), int32s(3, 1)), "operator 0 (ADD): reads 'sum' before"),
+    "out of order": (lambda made: made.subgraphs[0].operators.reverse(), "operator 0 (MUL): reads 'sum' before it"),
+    "defined by nobody": (setting("subgraphs[0].inputs", int32s()), "operator 0 (ADD): reads 'x' before it is defined"),
     "operator code": (
-        setting(OPERATOR(1, "opcodeIndex"), 7),
-        "subgraph 'run', operator 1: operator code 7 does not exist, there are 2",
+        setting(OPERATOR(1, "opcodeIndex"), 7), "subgraph 'run', operator 1: operator code 7 does not exist",
     ),
-    "input tensor": (
-        setting(OPERATOR(1, "inputs"), int32s(3, 5)),
-        "subgraph 'run', operator 1 (MUL): input tensor 5 does not exist, there are 5",
-    ),
-    "input below -1": (
-        setting(OPERATOR(1, "inputs"), int32s(3, -2)),
-        "operator 1 (MUL): input tensor -2 does not exist",
-    ),
-    "output tensor": (
-        setting(OPERATOR(1, "outputs"), int32s(-1)),
-        "operator 1 (MUL): output tensor -1 does not exist",
-    ),
-    "intermediate tensor": (
-        setting(OPERATOR(1, "intermediates"), int32s(99)),
-        "operator 1 (MUL): intermediate tensor 99 does not exist",
-    ),
+    **{
+        f"{side} {index}": (
+            setting(OPERATOR(1, f"{side}s"), int32s(*before, index)),
+            f"subgraph 'run', operator 1 (MUL): {side} tensor {index} does not exist, there are 5",
+        )
+        for side, before, indices in [
+            ("input", [3], [5, -2, 2**31 - 1, -(2**31)]), ("output", [], [5, -1, -2, 2**31 - 1, -(2**31)]),
+            ("intermediate", [], [99]),
+        ]
+        for index in indices
+    },
     "graph input": (setting("subgraphs[0].inputs", int32s(9)), "subgraph 'run' inputs: tensor 9 does not exist"),
-    "graph output": (setting("subgraphs[0].outputs", int32s(-1)), "subgraph 'run' outputs: tensor -1 does not"),
-    "buffer": (
-        setting(TENSOR(1, "buffer"), 3),
-        "subgraph 'run', tensor 1 'w': buffer 3 does not exist, there are 3",
-    ),
+    "graph output": (setting("subgraphs[0].outputs", int32s(-1)), "subgraph 'run' outputs: tensor -1 does not exist"),
+    "buffer": (setting(TENSOR(1, "buffer"), 3), "subgraph 'run', tensor 1 'w': buffer 3 does not exist, there are 3"),
     "metadata": (setting("metadata[0].buffer", 8), "metadata 'note': buffer 8 does not exist"),
     "metadata_buffer": (setting("metadataBuffer", int32s(8)), "metadata_buffer: buffer 8 does not exist"),
     "signature's subgraph": (
-        setting("signatureDefs[0].subgraphIndex", 1),
-        "signature 'run': subgraph 1 does not exist, there are 1",
+        setting("signatureDefs[0].subgraphIndex", 1), "signature 'run': subgraph 1 does not exist, there are 1",
     ),
-    "signature's tensor": (
-        setting("signatureDefs[0].outputs[0].tensorIndex", 5),
-        "signature 'run': outputs: tensor 5 does not exist, there are 5",
-    ),
+    **{
+        f"signature's tensor {index}": (
+            setting("signatureDefs[0].outputs[0].tensorIndex", index),
+            f"signature 'run': outputs: tensor {index} does not exist, there are 5",
+        )
+        for index in (5, 4_000_000_000)
+    },
     "signature twice": (
-        lambda made: made.signatureDefs.append(made.signatureDefs[0]),
-        "signature 'run' is there twice",
+        lambda made: made.signatureDefs.append(made.signatureDefs[0]), "signature 'run' is there twice",
     ),
-    "argument twice": (
+    "input named twice": (
         lambda made: made.signatureDefs[0].inputs.append(made.signatureDefs[0].inputs[0]),
         "signature 'run': inputs names 'x' twice",
     ),
-    "constant too short": (
-        setting("buffers[1].data", np.zeros(8, np.uint8)),
-        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds 8",
+    "output named twice": (
+        lambda made: made.signatureDefs[0].outputs.append(made.signatureDefs[0].outputs[0]),
+        "signature 'run': outputs names 'y' twice",
     ),
-    "constant too long": (
-        setting("buffers[1].data", np.zeros(13, np.uint8)),
-        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds 13",
-    ),
-    "constant without bytes": (
-        setting("buffers[1].data", np.zeros(0, np.uint8)),
-        "tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds 0",
-    ),
+    **{
+        f"constant of {size} bytes": (
+            setting("buffers[1].data", np.zeros(size, np.uint8)),
+            f"tensor 1 'w': FLOAT32[3] needs 12 bytes, its buffer holds {size}",
+        )
+        for size in (0, 8, 11, 13, 800)
+    },
     "packed constant": (
-        setting(TENSOR(1, "type"), tfl.TensorType.INT4),
-        "tensor 1 'w': INT4[3] needs 2 bytes, its buffer holds 12",
+        setting(TENSOR(1, "type"), tfl.TensorType.INT4), "tensor 1 'w': INT4[3] needs 2 bytes, its buffer holds 12",
     ),
-    "negative size": (
-        setting(TENSOR(3, "shape"), int32s(2, -3)),
-        "tensor 3 'sum': shape [2, -3] is not one that memory can hold",
-    ),
-    "huge shape": (
-        setting(TENSOR(3, "shape"), int32s(2**31 - 1, 2**31 - 1)),
-        "tensor 3 'sum': shape [2147483647, 2147483647] is not one that memory can hold",
-    ),
-    "huge beside zero": (
-        setting(TENSOR(3, "shape"), int32s(0, 2**31 - 1, 2**31 - 1)),
-        "is not one that memory can hold",
-    ),
-    "many dimensions": (
-        setting(TENSOR(3, "shape"), int32s(*[1] * 33)),
-        "tensor 3 'sum': 33 dimensions, expected at most 32",
-    ),
-    "negative dynamic size": (
-        setting(TENSOR(3, "shapeSignature"), int32s(-2, 3)),
-        "tensor 3 'sum': shape [-2, 3] is not one that memory can hold",
-    ),
-    "scale not finite": (
-        setting(TENSOR(3, "quantization"), quantization(scale=[float("nan")], zeroPoint=[0])),
-        "tensor 3 'sum': quantization scales must be finite and not negative",
-    ),
-    "scale negative": (
-        setting(TENSOR(3, "quantization"), quantization(scale=[-0.5], zeroPoint=[0])),
-        "quantization scales must be finite and not negative",
-    ),
-    "zero points missing": (
-        setting(
-            TENSOR(3, "quantization"),
-            quantization(scale=[1.0, 1.0, 1.0], zeroPoint=[0, 0], quantizedDimension=1),
-        ),
-        "tensor 3 'sum': 3 scales but 2 zero points",
-    ),
-    "scales do not fit": (
-        setting(TENSOR(3, "quantization"), quantization(scale=[1.0, 1.0], zeroPoint=[0, 0], quantizedDimension=1)),
-        "tensor 3 'sum': 2 scales do not fit axis 1 of [2, 3]",
-    ),
-    "axis of the scales": (
-        setting(TENSOR(3, "quantization"), quantization(scale=[1.0, 1.0], zeroPoint=[0, 0], quantizedDimension=2)),
-        "tensor 3 'sum': 2 scales do not fit axis 2 of [2, 3]",
-    ),
+    **{
+        f"{field} {name}": (setting(TENSOR(3, field), int32s(*sizes)), f"subgraph 'run', tensor 3 'sum': {sentence}")
+        for field, negative in (("shape", -1), ("shapeSignature", -2))
+        for name, sizes, sentence in [
+            ("negative", [2, negative], f"shape [2, {negative}] is not one that memory can hold"),
+            ("far below 0", [2, -(2**31)], "shape [2, -2147483648] is not one that memory can hold"),
+            ("huge", [2**31 - 1] * 2, "shape [2147483647, 2147483647] is not one that memory can hold"),
+            ("huge in every axis", [2**31 - 1] * 32, "shape ["),
+            ("huge beside zero", [0, 2**31 - 1, 2**31 - 1], "shape [0, 2147483647, 2147483647] is not one"),
+            ("of many axes", [1] * 33, "33 dimensions, expected at most 32"),
+            ("of many axes of 2", [2] * 33, "33 dimensions, expected at most 32"),
+            ("of very many axes", [1] * 100_000, "100000 dimensions, expected at most 32"),
+        ]
+    },
+    **{
+        f"scale {scale}": (
+            setting(TENSOR(3, "quantization"), quantization(scale=[0.5, scale], zeroPoint=[0])),
+            "subgraph 'run', tensor 3 'sum': quantization scales must be finite and not negative",
+        )
+        for scale in (float("nan"), float("inf"), float("-inf"), -0.5)
+    },
+    **{
+        sentence: (
+            setting(TENSOR(3, "quantization"), quantization(scale=scales, zeroPoint=points, quantizedDimension=axis)),
+            f"tensor 3 'sum': {sentence}",
+        )
+        for scales, points, axis, sentence in [
+            ([1.0] * 3, [0] * 2, 1, "3 scales but 2 zero points"),
+            ([1.0] * 2, [0] * 2, 1, "2 scales do not fit axis 1 of [2, 3]"),
+            ([1.0] * 2, [0] * 2, 2, "2 scales do not fit axis 2 of [2, 3]"),
+        ]
+    },
     "options of another operator": (
         setting(OPERATOR(0, "builtinOptionsType"), tfl.BuiltinOptions.MulOptions),
         "operator 0 (ADD): has MulOptions, expected AddOptions",
@@ -205,8 +171,9 @@ REFUSED: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_graph_is_refused(case: str) -> None:
     change, sentence = REFUSED[case]
-    with pytest.raises(ModelFormatError) as caught:
-        load(changed(change))
+    content = changed(change)
+    with fuzz.time_limit(), pytest.raises(ModelFormatError) as caught:
+        load(content)
     assert isinstance(caught.value, EdgeOptError)
     assert caught.value.exit_code == 3
     assert sentence in str(caught.value)
