@@ -49,15 +49,20 @@ def say(*lines: str) -> str:
     return f"open(__import__('os').environ['EDGE_OPT_PROBE_LOG'], 'a').write({text!r})"
 
 
+def executable(path: Path, program: str) -> Path:
+    """A Python program as a file that can be run."""
+    path.write_text(f"#!{sys.executable}\n{dedent(program)}", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Path:
     """Put a program in the tool's place; the folder to give as --sdk."""
     libraries = tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
     libraries.mkdir(parents=True, exist_ok=True)
     for name in ("libQnnHtp.so", "libQnnSystem.so"):
         (libraries / name).touch()
-    tool = tmp_path / "apply_plugin_main"
-    tool.write_text(f"#!{sys.executable}\n{dedent(program)}", encoding="utf-8")
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    tool = executable(tmp_path / "apply_plugin_main", program)
     monkeypatch.setattr("edge_opt.npu.sdk._find_tool", lambda: (tool, tmp_path))
     monkeypatch.setattr("edge_opt.npu.sdk.build_probe", lambda: tmp_path)
     return tmp_path / "sdk"

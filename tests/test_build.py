@@ -40,9 +40,7 @@ ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name in SDK_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 

@@ -25,7 +25,6 @@ from edge_opt import build as package
 from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes
 from edge_opt.build.processes import Processes
 from edge_opt.npu import CompilerFailedError
-from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import OutputError, UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -33,9 +32,7 @@ ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name in SDK_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
