@@ -73,7 +73,7 @@ class Source:
         """
         if not 0 <= begin <= begin + size <= self.size:
             where = f"bytes {begin} to {begin + size}, of {self.size}"
-            raise ModelFormatError(f"{self.name}: a section lies outside the file ({where})")
+            raise self.refusal(f"a section lies outside the file ({where})")
         if self.fd is None:
             return Source(bytes(self.view(begin, size)))
         fd = os.dup(self.fd)
@@ -83,6 +83,10 @@ class Source:
     def name(self) -> str:
         """What to call it in a message."""
         return "the model in memory" if self.path is None else str(self.path)
+
+    def refusal(self, message: str) -> ModelFormatError:
+        """The error that says this of the file."""
+        return ModelFormatError(f"{self.name}: {message}")
 
     @property
     def identity(self) -> tuple[int, int] | None:

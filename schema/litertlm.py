@@ -115,7 +115,7 @@ class LiteRTLMBundle(Bundle):
         ]
         if again != wanted:
             reason = "the header's tables overlap, so that no section can be moved: make the bundle anew"
-            raise ModelFormatError(f"{self.source.name}: {reason}")
+            raise self.source.refusal(reason)
         return bytes(header)
 
 
@@ -176,29 +176,26 @@ class _Header:
         self._size = source.size if size is None else size
         begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
         if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
-            raise self._fail("this is no LiteRT-LM bundle")
+            raise self._source.refusal("this is no LiteRT-LM bundle")
         major = int.from_bytes(begin[8:12], "little")
         if major != _MAJOR_VERSION:
-            raise self._fail(
+            raise self._source.refusal(
                 f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
             )
         end = int.from_bytes(begin[24:32], "little")
         if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
-            raise self._fail(f"the header ends at byte {end}, of {source.size}")
+            raise self._source.refusal(f"the header ends at byte {end}, of {source.size}")
         self._bytes = bytes(source.view(0, end))
         self._left = _MOST_READ
 
     def _spend(self, amount: int) -> None:
         self._left -= amount
         if self._left < 0:
-            raise self._fail("the header's entries overlap, or there are far too many of them")
-
-    def _fail(self, message: str) -> ModelFormatError:
-        return ModelFormatError(f"{self._source.name}: {message}")
+            raise self._source.refusal("the header's entries overlap, or there are far too many of them")
 
     def _unpack(self, form: str, at: int) -> int:
         if not _HEADER_BEGIN <= at <= len(self._bytes) - struct.calcsize(form):
-            raise self._fail(f"the header points to byte {at}, outside itself")
+            raise self._source.refusal(f"the header points to byte {at}, outside itself")
         value: int = struct.unpack_from(form, self._bytes, at)[0]
         return value
 
@@ -224,7 +221,7 @@ class _Header:
             return []
         count = self._unpack("<I", at)
         if count > (len(self._bytes) - at) // 4:
-            raise self._fail(f"the header lists {count} entries, more than it has room for")
+            raise self._source.refusal(f"the header lists {count} entries, more than it has room for")
         self._spend(count * _ENTRY_COST)
         return [self._follow(at + 4 + 4 * index) for index in range(count)]
 
@@ -232,7 +229,7 @@ class _Header:
         length = self._unpack("<I", at)
         text = self._bytes[at + 4 : at + 4 + length]
         if len(text) < length:
-            raise self._fail(f"a text of {length} bytes reaches outside the header")
+            raise self._source.refusal(f"a text of {length} bytes reaches outside the header")
         self._spend(length)
         return text.decode("utf-8", "replace")
 
@@ -246,17 +243,17 @@ class _Header:
         objects = [] if metadata is None else self._vector(metadata, _OBJECTS)
         sections = [self._section(table, index) for index, table in enumerate(objects)]
         if not sections:
-            raise self._fail("the bundle has no sections")
+            raise self._source.refusal("the bundle has no sections")
         self._check_order(sections)
         return sections
 
     def _section(self, table: int, index: int) -> LiteRTLMSection:
         begin_at, end_at = self._field(table, _BEGIN), self._field(table, _END)
         if begin_at is None or end_at is None:
-            raise self._fail(f"section {index} has no position")
+            raise self._source.refusal(f"section {index} has no position")
         begin, end = self._unpack("<Q", begin_at), self._unpack("<Q", end_at)
         if not len(self._bytes) <= begin <= end <= self._size:
-            raise self._fail(f"section {index} lies at bytes {begin} to {end}, of {self._size}")
+            raise self._source.refusal(f"section {index} lies at bytes {begin} to {end}, of {self._size}")
         type_at = self._field(table, _TYPE)
         data_type = 0 if type_at is None else self._unpack("<B", type_at)
         items = dict(filter(None, (self._item(item) for item in self._vector(table, _ITEMS))))
@@ -291,5 +288,5 @@ class _Header:
         end = 0
         for begin, stop in sorted({(section.begin, section.end) for section in sections}):
             if begin < end:
-                raise self._fail(f"sections overlap at byte {begin}")
+                raise self._source.refusal(f"sections overlap at byte {begin}")
             end = stop

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
-from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.sections import Bundle, Place
 from edge_opt.schema.table import Table
 from edge_opt.schema.tables import IDENTIFIER
@@ -92,7 +91,7 @@ class TaskBundle(Bundle):
             sums = (
                 f"member '{member.name}' has the checksum {found:08x} and {member.info.CRC:08x} is recorded"
             )
-            raise _fail(self.source, f"{sums}: the file is damaged, export or download it again")
+            raise self.source.refusal(f"{sums}: the file is damaged, export or download it again")
 
     def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
         """Members keep their order in the file, and move by whole pages."""
@@ -192,47 +191,42 @@ def _read(source: Source) -> TaskBundle:
         with _Bounded(os.dup(source.fd)) as file, zipfile.ZipFile(file) as archive:
             infos, begin, comment = archive.infolist(), archive.start_dir, archive.comment
     except _BROKEN as error:
-        raise _fail(
-            source, f"the zip archive cannot be read ({error}): export or download it again"
+        raise source.refusal(
+            f"the zip archive cannot be read ({error}): export or download it again"
         ) from error
     if not infos:
-        raise _fail(source, "the zip archive has no members")
+        raise source.refusal("the zip archive has no members")
     members = [_member(source, info, begin) for info in infos]
     _check_apart(source, members)
     return TaskBundle(source, members, begin, comment)
-
-
-def _fail(source: Source, message: str) -> ModelFormatError:
-    return ModelFormatError(f"{source.name}: {message}")
 
 
 def _member(source: Source, info: zipfile.ZipInfo, directory: int) -> Member:
     """A member, checked to be stored and to lie in front of the directory under a header that agrees with it."""
     name = info.filename
     if info.flag_bits & _ENCRYPTED:
-        raise _fail(source, f"member '{name}' is encrypted, and readers of bundles have no password")
+        raise source.refusal(f"member '{name}' is encrypted, and readers of bundles have no password")
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-        raise _fail(
-            source,
-            f"member '{name}' is compressed, and readers map stored members only: pack it with `zip -0`",
+        raise source.refusal(
+            f"member '{name}' is compressed, and readers map stored members only: pack it with `zip -0`"
         )
     begin = info.header_offset
     if not 0 <= begin <= directory - _LOCAL_SIZE:
-        raise _fail(
-            source, f"member '{name}' begins at byte {begin}, not before the directory at {directory}"
+        raise source.refusal(
+            f"member '{name}' begins at byte {begin}, not before the directory at {directory}"
         )
     header = bytes(source.view(begin, _LOCAL_SIZE))
     name_size, extra_size = struct.unpack_from("<2H", header, _NAME_AT)
     name_at, data = begin + _LOCAL_SIZE, begin + _LOCAL_SIZE + name_size + extra_size
     end = data + info.file_size
     if end > directory:
-        raise _fail(
-            source, f"member '{name}' ends at byte {end}, behind the directory's begin at {directory}"
+        raise source.refusal(
+            f"member '{name}' ends at byte {end}, behind the directory's begin at {directory}"
         )
     stored = bytes(source.view(name_at, name_size))
     method = struct.unpack_from("<H", header, _METHOD_AT)[0]
     if not header.startswith(_LOCAL) or stored != name.encode() or method != zipfile.ZIP_STORED:
-        raise _fail(source, f"member '{name}' has another header at byte {begin} than in the directory")
+        raise source.refusal(f"member '{name}' has another header at byte {begin} than in the directory")
     start = bytes(source.view(data, min(8, info.file_size)))
     return Member(info, begin, data, end, start[4:] == IDENTIFIER)
 
@@ -242,9 +236,9 @@ def _check_apart(source: Source, members: Sequence[Member]) -> None:
     end = 0
     for member in sorted(members, key=lambda member: member.begin):
         if member.begin < end:
-            raise _fail(source, f"members overlap at byte {member.begin}, where '{member.name}' begins")
+            raise source.refusal(f"members overlap at byte {member.begin}, where '{member.name}' begins")
         if member.name in names:
-            raise _fail(source, f"there are two members '{member.name}'")
+            raise source.refusal(f"there are two members '{member.name}'")
         end = member.end
         names.add(member.name)
 

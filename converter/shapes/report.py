@@ -1,6 +1,6 @@
 """Compares what is derived with what the file records, and keeps count. It derives nothing."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
@@ -41,14 +41,7 @@ class Disagreement:
 
     def to_dict(self) -> dict[str, Any]:
         """The disagreement as JSON has it; a dynamic dimension is -1."""
-        return {
-            "subgraph": self.subgraph,
-            "tensor": self.tensor,
-            "operator": self.operator,
-            "recorded": _plain(self.recorded),
-            "derived": _plain(self.derived),
-            "reason": self.reason,
-        }
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
 
 def _text(stated: Stated) -> str:

@@ -189,12 +189,16 @@ def wrong_quantization(op: Operator) -> Iterator[WrongResult]:
     """
     if not op.outputs or op.outputs[0].dtype not in _INTEGERS:
         return
-    dtype = op.outputs[0].dtype
+    dtype, recorded = op.outputs[0].dtype, _parameters(op.outputs[0].quantization)
     fixed = _FIXED.get((op.name, dtype))
-    if fixed is not None:
-        yield from _check_fixed(op, fixed)
-    if op.name in _SYMMETRIC_INT16.split() and dtype == DType.INT16:
-        yield from _check_symmetric(op)
+    if fixed is not None and op.inputs[0] is not None and op.inputs[0].dtype == dtype:
+        tolerance = _SOFTMAX_TOLERANCE if op.name == "SOFTMAX" else _ROUNDING
+        if recorded is None or not _alike(recorded, fixed, tolerance):
+            yield _wrong(0, fixed, recorded, f"{op.name} always writes {dtype.name} with these")
+    symmetric_only = dtype == DType.INT16 and op.name in _SYMMETRIC_INT16.split()
+    if symmetric_only and recorded is not None and recorded.zero_point != 0:
+        symmetric = recorded._replace(zero_point=0)
+        yield _wrong(0, symmetric, recorded, f"{op.name} writes INT16 with zero point 0 only")
     if op.name in _COPYING and (op.name, dtype) not in _RESCALING:
         yield from _check_copied(op)
 
@@ -203,24 +207,6 @@ def _parameters(quantization: Quantization | None) -> Parameters | None:
     if quantization is None or not quantization.is_affine:
         return None
     return Parameters(float(quantization.scale[0]), int(quantization.zero_point[0]))
-
-
-def _check_fixed(op: Operator, expected: Parameters) -> Iterator[WrongResult]:
-    result, source = op.outputs[0], op.inputs[0]
-    if source is None or source.dtype != result.dtype:
-        return
-    recorded = _parameters(result.quantization)
-    tolerance = _SOFTMAX_TOLERANCE if op.name == "SOFTMAX" else _ROUNDING
-    if recorded is None or not _alike(recorded, expected, tolerance):
-        yield _wrong(0, expected, recorded, f"{op.name} always writes {result.dtype.name} with these")
-
-
-def _check_symmetric(op: Operator) -> Iterator[WrongResult]:
-    recorded = _parameters(op.outputs[0].quantization)
-    if recorded is not None and recorded.zero_point != 0:
-        yield _wrong(
-            0, recorded._replace(zero_point=0), recorded, f"{op.name} writes INT16 with zero point 0 only"
-        )
 
 
 def _check_copied(op: Operator) -> Iterator[WrongResult]:
