@@ -370,7 +370,7 @@ def test_a_step_on_the_reference_kernels_is_a_difference(prover: RegionProver) -
 def test_only_kernels_that_ran_are_named() -> None:
     """The reference kernels multiply no float16."""
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
-    assert words.verdicts(result)[0] == "2 of 2 sites converted, each proved bit for bit on XNNPACK."
+    assert result.summary().splitlines()[0] == "2 of 2 sites converted, each proved bit for bit on XNNPACK."
     assert [words.extent(site.proof.ran) for site in result.converted if site.proof] == [
         "in full on XNNPACK"
     ] * 2
@@ -390,6 +390,6 @@ def test_rows_are_told_in_sentences_and_data() -> None:
 @pytest.mark.usefixtures("large")
 def test_the_console_says_that_rows_stood_for_all() -> None:
     result = convert(to_bytes(parse(attention("int16", SIZE))))
-    assert words.verdicts(result)[1].startswith("  2 large sites: 1 in full on one kernel set, the others")
+    assert result.summary().splitlines()[1].startswith("  2 large sites: 1 in full on one kernel set, the others")
     whole = convert(to_bytes(parse(attention("int16", SIZE))), verify="exhaustive")
-    assert not any("large site" in line for line in words.verdicts(whole))
+    assert not any("large site" in line for line in whole.summary().splitlines())
