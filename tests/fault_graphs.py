@@ -170,9 +170,23 @@ def number(values: Any, dtype: DType = DType.INT32, q: Quantization | None = Non
     return Tensor("wrong", array.shape, dtype, quantization=q, buffer=Buffer(Data(array.tobytes())))
 
 
+def options_of(name: str) -> Table:
+    """The options of an operator, all as by default."""
+    return new_table("".join(word.title() for word in name.split("_")) + "Options")
+
+
+def like(tensor: Tensor, name: str | None = None, **changes: Any) -> Tensor:
+    """A new tensor of the same type, but for the changes."""
+    fields = {"shape": tensor.shape, "dtype": tensor.dtype, "quantization": tensor.quantization, **changes}
+    return Tensor(name or tensor.name, **fields)
+
+
 @dataclass
 class Edit:
-    """A rewrite being corrupted; `finish` gives what became of it."""
+    """A rewrite being corrupted; `finish` gives what became of it.
+
+    An operator may be given by the name of a tensor that it defines, a tensor by its own.
+    """
 
     model: Model
     rewrite: Rewrite
@@ -187,18 +201,35 @@ class Edit:
         """The operator that defines the result."""
         return self.new[-1]
 
-    def find(self, name: str) -> Operator:
-        """The new operator that defines a tensor of that name."""
-        return next(op for op in self.new if any(tensor.name == name for tensor in op.outputs))
+    def outside(self, name: str) -> Operator:
+        """The operator of the graph that defines a tensor of that name."""
+        return next(op for op in self.rewrite.subgraph.operators if op.outputs[0].name == name)
 
-    def tensor(self, name: str) -> Tensor:
+    def insert(
+        self, at: int, name: str, inputs: Sequence[Tensor], result: Tensor, options: Table | None = None
+    ) -> Tensor:
+        """One more operator at place `at` of the new region, and what it gives."""
+        made = Operator(self.model.operator_code(name), inputs, [result], options or options_of(name))
+        made.code = self.model.operator_code(name, required_version(made))
+        self.new.insert(at, made)
+        return result
+
+    def find(self, which: Operator | str) -> Operator:
+        """The new operator that defines a tensor of that name."""
+        if isinstance(which, Operator):
+            return which
+        return next(op for op in self.new if any(tensor.name == which for tensor in op.outputs))
+
+    def tensor(self, name: Tensor | str) -> Tensor:
         """A tensor of the graph or of the new region."""
+        if isinstance(name, Tensor):
+            return name
         made = [tensor for op in self.new for tensor in op.outputs]
         return next(t for t in (*self.rewrite.subgraph.tensors, *made) if t.name == name)
 
     def change(
         self,
-        operator: Operator,
+        which: Operator | str,
         name: str | None = None,
         *,
         inputs: Sequence[Tensor | None] | None = None,
@@ -207,9 +238,10 @@ class Edit:
         **settings: Any,
     ) -> Operator:
         """Put another operator in the place of one; `settings` are options that differ."""
-        table = options if name else options or operator.options
+        operator = self.find(which)
+        table = options or (options_of(name) if name else operator.options)
         if settings and table is not None:
-            table = Table(table.spec, dict(table.fields))
+            table = table.copy()
             for key, value in settings.items():
                 table.set(key, value)
         made = Operator(
@@ -224,53 +256,46 @@ class Edit:
         self.new[self.new.index(operator)] = made
         return made
 
-    def read(self, operator: Operator, index: int, tensor: Tensor) -> Operator:
+    def read(self, which: Operator | str, index: int, tensor: Tensor | str) -> Operator:
         """Let an operator read another tensor."""
+        operator = self.find(which)
         inputs = list(operator.inputs)
-        inputs[index] = tensor
+        inputs[index] = self.tensor(tensor)
         return self.change(operator, inputs=inputs)
 
-    def swap(self, operator: Operator, one: int, other: int) -> Operator:
+    def swap(self, which: Operator | str, one: int, other: int) -> Operator:
         """Exchange two operands."""
+        operator = self.find(which)
         inputs = list(operator.inputs)
         inputs[one], inputs[other] = inputs[other], inputs[one]
         return self.change(operator, inputs=inputs)
 
-    def drop(self, operator: Operator, index: int = 0) -> None:
-        """Leave an operator out: its readers get its operand `index`."""
-        source, result = operator.input(index), operator.outputs[0]
+    def drop(self, which: Operator | str) -> None:
+        """Leave an operator out: its readers get its first operand."""
+        operator = self.find(which)
         self.new.remove(operator)
-        for reader in list(self.new):
-            if any(tensor is result for tensor in reader.inputs):
-                self.change(reader, inputs=[source if t is result else t for t in reader.inputs])
+        self._reread(operator.outputs[0], operator.input(0))
 
-    def behind(self, operator: Operator, name: str, *others: Tensor, options: Table | None = None) -> None:
+    def behind(self, which: Operator | str, name: str, *others: Tensor) -> None:
         """Put one more operator between an operator and its readers."""
+        operator = self.find(which)
         result = operator.outputs[0]
-        between = Tensor(
-            f"{result.name}/between", result.shape, result.dtype, quantization=result.quantization
-        )
+        between = like(result, f"{result.name}/between")
         at = self.new.index(operator)
         self.change(operator, outputs=[between])
-        self.new.insert(
-            at + 1, Operator(self.model.operator_code(name), [between, *others], [result], options)
-        )
+        self.insert(at + 1, name, [between, *others], result)
 
-    def retyped(self, operator: Operator, **changes: Any) -> None:
+    def retyped(self, which: Operator | str, **changes: Any) -> None:
         """Let an operator define a tensor of another type, shape or quantization."""
-        result = operator.outputs[0]
-        fields = {
-            "shape": result.shape,
-            "dtype": result.dtype,
-            "quantization": result.quantization,
-            **changes,
-        }
-        shape, dtype = fields.pop("shape"), fields.pop("dtype")
-        made = Tensor(result.name, shape, dtype, **fields)
+        operator = self.find(which)
+        made = like(operator.outputs[0], **changes)
         self.change(operator, outputs=[made])
+        self._reread(operator.outputs[0], made)
+
+    def _reread(self, old: Tensor, new: Tensor) -> None:
         for reader in list(self.new):
-            if any(tensor is result for tensor in reader.inputs):
-                self.change(reader, inputs=[made if t is result else t for t in reader.inputs])
+            if any(tensor is old for tensor in reader.inputs):
+                self.change(reader, inputs=[new if t is old else t for t in reader.inputs])
 
     def patch(self, name: str, axis: int, index: int, donor: str, taken: int) -> None:
         """Let one row, column or key of a tensor (`index` along `axis`) be number `taken` of another tensor."""
@@ -293,31 +318,15 @@ class Edit:
             if end > begin:
                 parts.append(self.cut(tensor, axis, begin, end, at))
                 at += 1
-        result = Tensor("patched", source.shape, source.dtype, quantization=source.quantization)
-        options = new_table("ConcatenationOptions", axis=axis)
-        made = Operator(self.model.operator_code("CONCATENATION"), parts, [result], options)
-        made.code = self.model.operator_code("CONCATENATION", required_version(made))
-        self.new.insert(at, made)
-        return result
+        result = like(source, "patched")
+        return self.insert(at, "CONCATENATION", parts, result, new_table("ConcatenationOptions", axis=axis))
 
     def cut(self, tensor: Tensor, axis: int, begin: int, end: int, at: int) -> Tensor:
         """A part of a tensor along an axis, made at place `at` of the new region."""
         shape = (*tensor.shape[:axis], end - begin, *tensor.shape[axis + 1 :])
-        result = Tensor("cut", shape, tensor.dtype, quantization=tensor.quantization)
+        result = like(tensor, "cut", shape=shape)
         starts = [begin if place == axis else 0 for place in range(len(shape))]
-        made = Operator(
-            self.model.operator_code("SLICE"),
-            [tensor, number(starts), number(shape)],
-            [result],
-            new_table("SliceOptions"),
-        )
-        made.code = self.model.operator_code("SLICE", required_version(made))
-        self.new.insert(at, made)
-        return result
-
-    def reshape_options(self, *shape: int) -> Table:
-        """Options of a RESHAPE."""
-        return new_table("ReshapeOptions", new_shape=list(shape))
+        return self.insert(at, "SLICE", [tensor, number(starts), number(shape)], result)
 
     def finish(self) -> Rewrite:
         """The corrupted rewrite."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from fault_graphs import PARAMETERS, Edit, number
+from fault_graphs import PARAMETERS, Edit, like, number
 
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.schema.table import new_table
@@ -66,26 +67,14 @@ def fault(
     return register
 
 
-def _join(e: Edit) -> Operator:
-    return e.find("out1/heads")
+_JOIN = "out1/heads"
 
 
 # Heads
 
-
-@fault("two heads swapped where they are joined")
-def _(e: Edit) -> None:
-    e.swap(_join(e), 0, 1)
-
-
-@fault("one head joined twice, another left out")
-def _(e: Edit) -> None:
-    e.read(_join(e), 1, _join(e).input(0))
-
-
-@fault("heads joined group by group the wrong way round")
-def _(e: Edit) -> None:
-    e.swap(_join(e), 1, 2)
+fault("two heads swapped where they are joined")(lambda e: e.swap(_JOIN, 0, 1))
+fault("one head joined twice, another left out")(lambda e: e.read(_JOIN, 1, e.find(_JOIN).input(0)))
+fault("heads joined group by group the wrong way round")(lambda e: e.swap(_JOIN, 1, 2))
 
 
 @fault("query parts of two heads swapped")
@@ -97,24 +86,17 @@ def _(e: Edit) -> None:
 
 @fault("heads joined as rows instead of side by side")
 def _(e: Edit) -> None:
-    e.change(_join(e), axis=2)
-    e.retyped(_join(e), shape=(1, 1, e.size.heads * e.size.queries, e.size.width))
+    e.change(_JOIN, axis=2)
+    e.retyped(_JOIN, shape=(1, 1, e.size.heads * e.size.queries, e.size.width))
 
 
-@fault("another permutation of the queries, of the same shape")
-def _(e: Edit) -> None:
-    e.read(e.find("turned1/unscaled"), 1, number([0, 1, 2, 3]))
-
-
-@fault("heads cut off along another axis", SHAPES)
-def _(e: Edit) -> None:
-    e.read(e.find("turned1/unscaled/head_0"), 0, number(2))
-
-
-@fault("the query of another head in one of two products")
-def _(e: Edit) -> None:
-    e.read(e.find("new1/head_1"), 0, e.tensor("scaled1/head_0"))
-
+fault("another permutation of the queries, of the same shape")(
+    lambda e: e.read("turned1/unscaled", 1, number([0, 1, 2, 3]))
+)
+fault("heads cut off along another axis", SHAPES)(lambda e: e.read("turned1/unscaled/head_0", 0, number(2)))
+fault("the query of another head in one of two products")(
+    lambda e: e.read("new1/head_1", 0, "scaled1/head_0")
+)
 
 # Scale
 
@@ -122,132 +104,72 @@ def _(e: Edit) -> None:
 @fault("the scale dropped")
 def _(e: Edit) -> None:
     for head in range(4):
-        e.drop(e.find(f"scaled1/head_{head}"))
+        e.drop(f"scaled1/head_{head}")
 
 
-@fault("the scale of one head dropped")
-def _(e: Edit) -> None:
-    e.drop(e.find("scaled1/head_2"))
+fault("the scale of one head dropped")(lambda e: e.drop("scaled1/head_2"))
 
 
-@fault("the scale applied twice")
-def _(e: Edit) -> None:
-    scale = e.find("scaled1/head_1")
-    e.behind(scale, "MUL", scale.input(1), options=scale.options)
-
-
-@fault("a stale constant: the scale of another layer")
-def _(e: Edit) -> None:
-    scale = e.find("scaled1/head_3")
-    other = next(op for op in e.rewrite.subgraph.operators if op.outputs[0].name == "scaled2")
-    e.read(scale, 1, other.input(1))
-
+fault("the scale applied twice")(
+    lambda e: e.behind("scaled1/head_1", "MUL", e.find("scaled1/head_1").input(1))
+)
+fault("a stale constant: the scale of another layer")(
+    lambda e: e.read("scaled1/head_3", 1, e.outside("scaled2").input(1))
+)
 
 # Keys and values
 
-
-@fault("adj_y of a logits product left out, the matrix being square")
-def _(e: Edit) -> None:
-    e.change(e.find("old1/head_0"), adj_y=False)
-
-
-@fault("adj_y of a logits product left out, the matrix not being square", SHAPES)
-def _(e: Edit) -> None:
-    e.change(e.find("new1/head_0"), adj_y=False)
-
-
-@fault("adj_y of a value product left out, the matrix being square")
-def _(e: Edit) -> None:
-    e.change(e.find("part1/head_3"), adj_y=False)
-
-
-@fault("adj_x set where adj_y should be", SHAPES)
-def _(e: Edit) -> None:
-    e.change(e.find("part1/head_0"), adj_x=True, adj_y=False)
+fault("adj_y of a logits product left out, the matrix being square")(
+    lambda e: e.change("old1/head_0", adj_y=False)
+)
+fault("adj_y of a logits product left out, the matrix not being square", SHAPES)(
+    lambda e: e.change("new1/head_0", adj_y=False)
+)
+fault("adj_y of a value product left out, the matrix being square")(
+    lambda e: e.change("part1/head_3", adj_y=False)
+)
+fault("adj_x set where adj_y should be", SHAPES)(lambda e: e.change("part1/head_0", adj_x=True, adj_y=False))
 
 
 @fault("a KV head taken twice")
 def _(e: Edit) -> None:
     for head in (2, 3):
-        e.read(e.find(f"old1/head_{head}"), 1, e.tensor("k_cache1/group_0"))
+        e.read(f"old1/head_{head}", 1, "k_cache1/group_0")
 
 
-@fault("the values of another KV head")
-def _(e: Edit) -> None:
-    e.read(e.find("rest1/head_1"), 1, e.tensor("v1/group_1"))
+fault("the values of another KV head")(lambda e: e.read("rest1/head_1", 1, "v1/group_1"))
 
 
 @fault("KV heads counted round robin instead of in groups")
 def _(e: Edit) -> None:
     for head, group in ((1, 1), (2, 0)):
         for product, source in (("old1", "k_cache1"), ("new1", "k1"), ("part1", "v_cache1"), ("rest1", "v1")):
-            e.read(e.find(f"{product}/head_{head}"), 1, e.tensor(f"{source}/group_{group}"))
+            e.read(f"{product}/head_{head}", 1, f"{source}/group_{group}")
 
 
-@fault("keys where values belong")
-def _(e: Edit) -> None:
-    e.read(e.find("part1/head_0"), 1, e.tensor("k_cache1/group_0"))
+fault("keys where values belong")(lambda e: e.read("part1/head_0", 1, "k_cache1/group_0"))
+fault("the cache of another layer", FRAME)(lambda e: e.read("k_cache1/group_0", 1, "k_cache2"))
 
 
-@fault("the cache of another layer", FRAME)
-def _(e: Edit) -> None:
-    e.read(e.find("k_cache1/group_0"), 1, e.tensor("k_cache2"))
-
-
-@fault("a value product left out of the sum")
-def _(e: Edit) -> None:
-    total = e.find("sum1/head_0")
-    e.read(total, 1, total.input(0))
-
-
-@fault("the other product of another head in the sum")
-def _(e: Edit) -> None:
-    e.read(e.find("sum1/head_3"), 0, e.tensor("part1/head_2"))
-
-
-@fault("products multiplied instead of added")
-def _(e: Edit) -> None:
-    e.change(e.find("sum1/head_2"), "MUL", options=new_table("MulOptions"))
-
-
-@fault("an activation fused into the sum")
-def _(e: Edit) -> None:
-    e.change(e.find("sum1/head_1"), fused_activation_function=1)
-
+fault("a value product left out of the sum")(
+    lambda e: e.read("sum1/head_0", 1, e.find("sum1/head_0").input(0))
+)
+fault("the other product of another head in the sum")(lambda e: e.read("sum1/head_3", 0, "part1/head_2"))
+fault("products multiplied instead of added")(lambda e: e.change("sum1/head_2", "MUL"))
+fault("an activation fused into the sum")(lambda e: e.change("sum1/head_1", fused_activation_function=1))
 
 # Logits and mask
 
-
-@fault("cached and new keys concatenated in another order")
-def _(e: Edit) -> None:
-    e.swap(e.find("logits1/head_0"), 0, 1)
-
-
-@fault("logits concatenated along another axis", SHAPES)
-def _(e: Edit) -> None:
-    e.change(e.find("logits1/head_0"), axis=2)
+fault("cached and new keys concatenated in another order")(lambda e: e.swap("logits1/head_0", 0, 1))
+fault("logits concatenated along another axis", SHAPES)(lambda e: e.change("logits1/head_0", axis=2))
+fault("the mask of another layer", FRAME)(lambda e: e.read("masked1/head_0", 1, "mask_local"))
+fault("the mask left out")(lambda e: e.drop("masked1/head_3"))
 
 
-@fault("the mask of another layer", FRAME)
-def _(e: Edit) -> None:
-    e.read(e.find("masked1/head_0"), 1, e.tensor("mask_local"))
-
-
-@fault("the mask left out")
-def _(e: Edit) -> None:
-    e.drop(e.find("masked1/head_3"))
-
-
-@fault("the mask added twice", compare=HOSTILE)
-def _(e: Edit) -> None:
-    masked = e.find("masked1/head_0")
-    e.behind(masked, "ADD", masked.input(1), options=masked.options)
-
-
-@fault("the mask subtracted")
-def _(e: Edit) -> None:
-    e.change(e.find("masked1/head_0"), "SUB", options=new_table("SubOptions"))
-
+fault("the mask added twice", compare=HOSTILE)(
+    lambda e: e.behind("masked1/head_0", "ADD", e.find("masked1/head_0").input(1))
+)
+fault("the mask subtracted")(lambda e: e.change("masked1/head_0", "SUB"))
 
 # Softmax and slices
 
@@ -256,50 +178,31 @@ def _(e: Edit) -> None:
 def _(e: Edit) -> None:
     softmax = e.find("p1/head_0")
     source, result = softmax.input(0), softmax.outputs[0]
-    turned = [
-        Tensor(
-            f"turned/{like.name}",
-            (1, 1, e.size.keys, e.size.queries),
-            like.dtype,
-            quantization=like.quantization,
-        )
-        for like in (source, result)
-    ]
-    transpose, axes = e.model.operator_code("TRANSPOSE"), number([0, 1, 3, 2])
-    at = e.new.index(softmax)
-    e.new[at : at + 1] = [
-        Operator(transpose, [source, axes], [turned[0]]),
-        Operator(softmax.code, [turned[0]], [turned[1]], softmax.options),
-        Operator(transpose, [turned[1], axes], [result]),
-    ]
+    shape = (1, 1, e.size.keys, e.size.queries)
+    turned = [like(tensor, f"turned/{tensor.name}", shape=shape) for tensor in (source, result)]
+    at, axes = e.new.index(softmax), number([0, 1, 3, 2])
+    e.change(softmax, inputs=[turned[0]], outputs=[turned[1]])
+    e.insert(at + 1, "TRANSPOSE", [turned[1], axes], result)
+    e.insert(at, "TRANSPOSE", [source, axes], turned[0])
 
 
-@fault("another beta of the softmax")
-def _(e: Edit) -> None:
-    e.change(e.find("p1/head_1"), beta=2.0)
-
-
-@fault("the softmax left out")
-def _(e: Edit) -> None:
-    e.drop(e.find("p1/head_0"))
-
-
-@fault("a slice that begins one too early")
-def _(e: Edit) -> None:
-    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, e.size.cache - 1]))
-
-
-@fault("a slice that begins one too late", SHAPES)
-def _(e: Edit) -> None:
-    e.read(e.find("p_new1/head_0"), 1, number([0, 0, 0, e.size.cache + 1]))
-
-
-@fault("the two slices exchanged", SHAPES)
-def _(e: Edit) -> None:
-    e.read(e.find("rest1/head_0"), 0, e.tensor("p_old1/head_0"))
-
+fault("another beta of the softmax")(lambda e: e.change("p1/head_1", beta=2.0))
+fault("the softmax left out")(lambda e: e.drop("p1/head_0"))
+fault("a slice that begins one too early")(
+    lambda e: e.read("p_new1/head_0", 1, number([0, 0, 0, e.size.cache - 1]))
+)
+fault("a slice that begins one too late", SHAPES)(
+    lambda e: e.read("p_new1/head_0", 1, number([0, 0, 0, e.size.cache + 1]))
+)
+fault("the two slices exchanged", SHAPES)(lambda e: e.read("rest1/head_0", 0, "p_old1/head_0"))
 
 # One row, one column, one key, one tile, one number
+
+
+def _coarser(tensor: Tensor) -> Quantization:
+    own = tensor.quantization
+    assert own is not None
+    return Quantization.affine(float(own.scale[0]) * 1.01, int(own.zero_point[0]))
 
 
 def _middle(e: Edit) -> int:
@@ -307,14 +210,12 @@ def _middle(e: Edit) -> int:
     return e.size.queries // 2 + 1
 
 
-@fault("one row of one head taken from another head", graphs=_FINEST_LAST)
-def _(e: Edit) -> None:
-    e.patch("sum1/head_1", 2, _middle(e), "sum1/head_0", _middle(e))
-
-
-@fault("one row of one head taken from the row before", graphs=_FINEST_LAST)
-def _(e: Edit) -> None:
-    e.patch("sum1/head_2", 2, _middle(e), "sum1/head_2", _middle(e) - 1)
+fault("one row of one head taken from another head", graphs=_FINEST_LAST)(
+    lambda e: e.patch("sum1/head_1", 2, _middle(e), "sum1/head_0", _middle(e))
+)
+fault("one row of one head taken from the row before", graphs=_FINEST_LAST)(
+    lambda e: e.patch("sum1/head_2", 2, _middle(e), "sum1/head_2", _middle(e) - 1)
+)
 
 
 @fault("one number of one head moved by a step", graphs=_FINEST_LAST)
@@ -323,17 +224,15 @@ def _(e: Edit) -> None:
     result = total.output
     step = np.zeros(result.shape, np.float32)
     step[0, 0, _middle(e), e.size.width // 2] = 1.0
-    e.behind(total, "ADD", number(step, result.dtype, result.quantization), options=new_table("AddOptions"))
+    e.behind(total, "ADD", number(step, result.dtype, result.quantization))
 
 
-@fault("one column of one head taken from its neighbour", graphs=_FINEST_LAST)
-def _(e: Edit) -> None:
-    e.patch("sum1/head_3", 3, e.size.width // 2, "sum1/head_3", e.size.width // 2 + 1)
-
-
-@fault("one key of one head taken from its neighbour", graphs=_FINEST_LAST)
-def _(e: Edit) -> None:
-    e.patch("logits1/head_0", 3, e.size.cache, "logits1/head_0", e.size.cache + 1)
+fault("one column of one head taken from its neighbour", graphs=_FINEST_LAST)(
+    lambda e: e.patch("sum1/head_3", 3, e.size.width // 2, "sum1/head_3", e.size.width // 2 + 1)
+)
+fault("one key of one head taken from its neighbour", graphs=_FINEST_LAST)(
+    lambda e: e.patch("logits1/head_0", 3, e.size.cache, "logits1/head_0", e.size.cache + 1)
+)
 
 
 @fault("one row of the mask taken from the row before, in one head", graphs=_FINEST_LAST)
@@ -349,9 +248,7 @@ def _(e: Edit) -> None:
     e.patch("sum1/rows_0/head_0", 2, tile - 1, "sum1/rows_1/head_0", 0)
 
 
-@fault("two heads of one tile swapped", graphs=_TILED)
-def _(e: Edit) -> None:
-    e.swap(e.find("out1/heads_2"), 1, 2)
+fault("two heads of one tile swapped", graphs=_TILED)(lambda e: e.swap("out1/heads_2", 1, 2))
 
 
 @fault("the mask rows of one tile begin one too early", graphs=_TILED)
@@ -376,63 +273,51 @@ def _(e: Edit) -> None:
     query = product.input(0)
     if query.quantization is None:
         factor = number(1.01, query.dtype)
-        at, scaled = e.new.index(product), Tensor("scaled", query.shape, query.dtype)
-        e.new.insert(
-            at, Operator(e.model.operator_code("MUL"), [query, factor], [scaled], new_table("MulOptions"))
-        )
-        e.read(product, 0, scaled)
-        return
-    result = product.output.quantization
-    assert result is not None
-    e.retyped(
-        product, quantization=Quantization.affine(float(result.scale[0]) * 1.01, int(result.zero_point[0]))
-    )
+        e.read(product, 0, e.insert(e.new.index(product), "MUL", [query, factor], like(query, "scaled")))
+    else:
+        e.retyped(product, quantization=_coarser(product.output))
 
 
-@fault("a scale off by a hundredth in one head", graphs=_QUANTIZED[::-1])
-def _(e: Edit) -> None:
-    part = e.find("part1/head_1")
-    own = part.output.quantization
-    assert own is not None
-    e.retyped(part, quantization=Quantization.affine(float(own.scale[0]) * 1.01, int(own.zero_point[0])))
+fault("a scale off by a hundredth in one head", graphs=_QUANTIZED[::-1])(
+    lambda e: e.retyped("part1/head_1", quantization=_coarser(e.tensor("part1/head_1")))
+)
 
 
 @fault("the scale of one head off by a hundredth", graphs=_FINEST_LAST)
 def _(e: Edit) -> None:
     scale = e.find("scaled1/head_3")
-    like = scale.input(1)
-    wrong = np.asarray(like.array()).astype(np.float64) * 1.01
-    e.read(scale, 1, number(wrong, like.dtype, like.quantization))
+    right = scale.input(1)
+    wrong = np.asarray(right.array()).astype(np.float64) * 1.01
+    e.read(scale, 1, number(wrong, right.dtype, right.quantization))
 
 
 # Types
 
-
-@fault("the quantization parameters of a neighbour", graphs=_QUANTIZED)
-def _(e: Edit) -> None:
-    e.retyped(e.find("part1/head_0"), quantization=e.tensor("rest1/head_0").quantization)
+fault("the quantization parameters of a neighbour", graphs=_QUANTIZED)(
+    lambda e: e.retyped("part1/head_0", quantization=e.tensor("rest1/head_0").quantization)
+)
 
 
 @fault("the quantization parameters of the operand", graphs=_QUANTIZED)
 def _(e: Edit) -> None:
     for head in range(4):
-        e.retyped(e.find(f"scaled1/head_{head}"), quantization=e.tensor("q1").quantization)
+        e.retyped(f"scaled1/head_{head}", quantization=e.tensor("q1").quantization)
 
 
-@fault("a zero point that is off by one", graphs=_INT8)
-def _(e: Edit) -> None:
-    e.retyped(e.find("p_new1/head_0"), quantization=Quantization.affine(1 / 256, -127))
+fault("a zero point that is off by one", graphs=_INT8)(
+    lambda e: e.retyped("p_new1/head_0", quantization=Quantization.affine(1 / 256, -127))
+)
 
 
 @fault("a tensor of another element type")
 def _(e: Edit) -> None:
     wrong = DType.INT8 if e.tensor("q1").dtype is DType.INT16 else DType.INT16
-    e.retyped(e.find("old1/head_0"), dtype=wrong, quantization=Quantization.affine(0.001))
+    e.retyped("old1/head_0", dtype=wrong, quantization=Quantization.affine(0.001))
 
 
-@fault("a wrong shape on record", SHAPES, compare=EQUAL)
-def _(e: Edit) -> None:
-    e.retyped(e.find("scaled1/head_0"), shape=(1, 4, 1, 8))
+fault("a wrong shape on record", SHAPES, compare=EQUAL)(
+    lambda e: e.retyped("scaled1/head_0", shape=(1, 4, 1, 8))
+)
 
 
 @fault("the version of an operator too low for its types", VERSION, _QUANTIZED, compare=EQUAL)
@@ -448,29 +333,17 @@ def _(e: Edit) -> None:
 @fault("the result under another tensor of the same name", FRAME)
 def _(e: Edit) -> None:
     result = e.last.outputs[0]
-    e.change(
-        e.last, outputs=[Tensor(result.name, result.shape, result.dtype, quantization=result.quantization)]
-    )
+    e.change(e.last, outputs=[like(result)])
 
 
-@fault("the result dropped", FRAME)
-def _(e: Edit) -> None:
-    e.new.pop()
-
-
-@fault("the result defined twice", FRAME)
-def _(e: Edit) -> None:
-    e.new.append(Operator(e.last.code, e.last.inputs, e.last.outputs, e.last.options))
-
-
-@fault("a tensor that is made later in the graph", FRAME)
-def _(e: Edit) -> None:
-    e.read(e.find("out1/heads"), 3, e.tensor("out2"))
-
-
-@fault("an input of the graph that the block did not read", FRAME)
-def _(e: Edit) -> None:
-    e.read(e.find("turned1/unscaled"), 0, e.tensor("q2"))
+fault("the result dropped", FRAME)(lambda e: e.new.pop())
+fault("the result defined twice", FRAME)(
+    lambda e: e.new.append(Operator(e.last.code, e.last.inputs, e.last.outputs, e.last.options))
+)
+fault("a tensor that is made later in the graph", FRAME)(lambda e: e.read("out1/heads", 3, "out2"))
+fault("an input of the graph that the block did not read", FRAME)(
+    lambda e: e.read("turned1/unscaled", 0, "q2")
+)
 
 
 @fault("an operator in front of what it reads", FRAME)
@@ -486,10 +359,9 @@ def _(e: Edit) -> None:
     e.new.append(Operator(e.last.code, e.last.inputs, [result], e.last.options))
 
 
-@fault("a part of the old region left out, its result still read", FRAME)
-def _(e: Edit) -> None:
-    e.read(e.find("out1/heads"), 0, e.tensor("heads1"))
-
+fault("a part of the old region left out, its result still read", FRAME)(
+    lambda e: e.read("out1/heads", 0, "heads1")
+)
 
 # The graph around the rewrite
 
@@ -515,95 +387,62 @@ def _(e: Edit) -> None:
     outputs["other"] = outputs.pop("out1")
 
 
-@fault("an operator of another layer made to read this one's input", GRAPH)
-def _(e: Edit) -> None:
-    other = next(op for op in e.rewrite.subgraph.operators if op.outputs[0].name == "scaled2")
-    e.rewrite.subgraph.set_input(other, 0, e.tensor("q1"))
+fault("an operator of another layer made to read this one's input", GRAPH)(
+    lambda e: e.rewrite.subgraph.set_input(e.outside("scaled2"), 0, e.tensor("q1"))
+)
 
 
 @fault("bytes of another constant put in place", GRAPH)
 def _(e: Edit) -> None:
-    scales = [
-        op.input(1) for op in e.rewrite.subgraph.operators if op.outputs[0].name in ("scaled1", "scaled2")
-    ]
-    scales[1].buffer = scales[0].buffer
+    e.outside("scaled2").input(1).buffer = e.outside("scaled1").input(1).buffer
 
 
 # Other passes
 
-_MASK = {"graphs": ("masked softmax",), "pass_name": "mask_to_add"}
-_CONVERT = {"graphs": ("converted product",), "pass_name": "matmul_convert"}
-_INTEGER = {"graphs": ("integer mask",), "pass_name": "quantized_mask"}
-_TILES = {"graphs": ("one head",), "pass_name": "tile_rows"}
+_masks = partial(fault, graphs=("masked softmax",), pass_name="mask_to_add")
+_products = partial(fault, graphs=("converted product",), pass_name="matmul_convert")
+_integers = partial(fault, graphs=("integer mask",), pass_name="quantized_mask")
+_tiles = partial(fault, graphs=("one head",), pass_name="tile_rows")
+
+_masks("masked and open exchanged")(lambda e: e.change("open/masked", "NOT_EQUAL"))
+_masks("a mask constant that hides too little")(
+    lambda e: e.read("open/additive", 1, number(-10.0, DType.FLOAT32))
+)
+_masks("the mask multiplied instead of added")(lambda e: e.change("masked/masked", "MUL"))
 
 
-@fault("masked and open exchanged", **_MASK)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    e.change(e.find("open/masked"), "NOT_EQUAL", options=new_table("NotEqualOptions"))
-
-
-@fault("a mask constant that hides too little", **_MASK)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    e.read(e.find("open/additive"), 1, number(-10.0, DType.FLOAT32))
-
-
-@fault("the mask multiplied instead of added", **_MASK)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    e.change(e.find("masked/masked"), "MUL", options=new_table("MulOptions"))
-
-
-@fault("one row of the mask for all", **_MASK)  # type: ignore[arg-type]
+@_masks("one row of the mask for all")
 def _(e: Edit) -> None:
     mask = e.find("open/additive/reshaped")
-    row = Tensor("row", (1, 1, 1, 10), DType.FLOAT32)
-    at = e.new.index(mask)
-    slice_code = e.model.operator_code("SLICE")
-    begin, size = number([0, 0, 0, 0]), number([1, 1, 1, 10])
-    e.read(e.find("masked/masked"), 1, row)
-    e.new.insert(at + 1, Operator(slice_code, [mask.outputs[0], begin, size], [row]))
+    e.read("masked/masked", 1, e.cut(mask.output, 2, 0, 1, e.new.index(mask) + 1))
 
 
-@fault("the operands of the product exchanged", **_CONVERT)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    e.swap(e.last, 0, 1)
+_products("the operands of the product exchanged")(lambda e: e.swap(e.last, 0, 1))
+_products("adj_y of the product left out")(lambda e: e.change(e.last, adj_y=False))
 
 
-@fault("adj_y of the product left out", **_CONVERT)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    e.change(e.last, adj_y=False)
-
-
-@fault("the product's own scale kept", **_CONVERT)  # type: ignore[arg-type]
+@_products("the product's own scale kept")
 def _(e: Edit) -> None:
     result = e.last.outputs[0]
-    product = Tensor("p", result.shape, result.dtype, quantization=Quantization.affine(0.002))
+    product = like(result, "p", quantization=Quantization.affine(0.002))
     e.change(e.last, outputs=[product])
-    shape = number(result.shape)
-    e.new.append(
-        Operator(
-            e.model.operator_code("RESHAPE"), [product, shape], [result], e.reshape_options(*result.shape)
-        )
-    )
+    options = new_table("ReshapeOptions", new_shape=list(result.shape))
+    e.insert(len(e.new), "RESHAPE", [product, number(result.shape)], result, options)
 
 
-@fault("the two values of the mask exchanged", **_INTEGER)  # type: ignore[arg-type]
+_integers("the two values of the mask exchanged")(lambda e: e.swap(e.last, 1, 2))
+
+
+@_integers("a value of the mask that is off by one step")
 def _(e: Edit) -> None:
-    e.swap(e.last, 1, 2)
+    right = e.last.input(2)
+    e.read(e.last, 2, number(right.array() + np.int16(1), DType.INT16, right.quantization))
 
 
-@fault("a value of the mask that is off by one step", **_INTEGER)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    like = e.last.input(2)
-    wrong = number(np.asarray(like.array()) + np.int16(1), DType.INT16, like.quantization)
-    e.read(e.last, 2, wrong)
+_tiles("blocks of rows joined in another order")(lambda e: e.swap(e.last, 0, 1))
 
 
-@fault("blocks of rows joined in another order", **_TILES)  # type: ignore[arg-type]
-def _(e: Edit) -> None:
-    e.swap(e.last, 0, 1)
-
-
-@fault("the mask rows of another block", **_TILES)  # type: ignore[arg-type]
+@_tiles("the mask rows of another block")
 def _(e: Edit) -> None:
     adds = [op for op in e.new if op.name == "ADD"]
     e.read(adds[0], 1, adds[1].input(1))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from cli_runs import run
 from pretend_stages import FLOAT, Place, Stages, write
+from terminal_signals import gone
 
 from edge_opt import build as package
 from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes
@@ -226,7 +227,7 @@ def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         child(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
-    assert _gone(int(told.read_text()))
+    assert gone(int(told.read_text()))
 
 
 def test_a_build_that_is_killed_takes_the_processes_of_its_stage_with_it(
@@ -242,7 +243,7 @@ def test_a_build_that_is_killed_takes_the_processes_of_its_stage_with_it(
     with subprocess.Popen([sys.executable, "-c", code, str(place.folder)]) as command:
         _wait_for(told, command)
         command.kill()
-    assert _gone(int(told.read_text()))
+    assert gone(int(told.read_text()))
 
 
 def test_of_a_compiler_that_fails_the_first_complaint_is_told(
@@ -290,12 +291,3 @@ def _wait_for(told: Path, command: subprocess.Popen[bytes] | None = None) -> Non
     while not told.exists() or not told.read_text():
         assert command is None or command.poll() is None
         time.sleep(0.05)
-
-
-def _gone(pid: int) -> bool:
-    for _ in range(100):
-        status = Path(f"/proc/{pid}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.05)
-    return False

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from cli_runs import DEMO, run_apart, state
 from schema_models import names
+from terminal_signals import gone, started
 
 from edge_opt.conversion import convert
 from edge_opt.ir import load
 from edge_opt.schema import ModelFormatError, OutputError, UsageError, reader
-
-TESTS = Path(__file__).parent
 
 # Runs `convert`; argument 3 says in which call (function, how many before it) the process kills itself.
 _DYING = """
@@ -132,11 +131,6 @@ def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> Non
 
 
 _PROVING = """
-import sys
-sys.path.insert(0, {tests!r})
-import terminal_signals
-terminal_signals.restore()
-import proof_models
 from edge_opt.cli import main
 from edge_opt.proof import examination, runner
 examination.to_bytes = lambda _: proof_models.endless()
@@ -145,32 +139,14 @@ def announced(process):
     ready(process)
     print(process.pid, flush=True)
 runner.ChildProcess.wait_until_ready = announced
-sys.exit(main(["convert", {source!r}, "-o", {target!r}, "-q"]))
+sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 """
-
-
-def ended(pid: int, seconds: float = 10) -> bool:
-    """Whether the process goes away within that time (a zombie has)."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the worker up in /proc")
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> None:
-    script = _PROVING.format(
-        tests=str(TESTS), source=str(folder / "in.tflite"), target=str(folder / "out.tflite")
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with started(_PROVING, folder / "in.tflite", folder / "out.tflite") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         worker = int(process.stdout.readline())
@@ -181,26 +157,21 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
         assert (process.returncode, said) == (130, "edge-opt: interrupted\n")
     if sign is signal.SIGTERM:
         assert (process.returncode, said) == (143, "edge-opt: ended by SIGTERM\n")
-    assert ended(worker)
+    assert gone(worker)
     assert names(folder) == ["in.tflite"]
 
 
 _COMPARING = """
-import sys
-sys.path.insert(0, {tests!r})
-import terminal_signals
-terminal_signals.restore()
 from pathlib import Path
-import proof_models
 from edge_opt.cli import main
 from edge_opt.comparison import compare
-Path({source!r}).write_bytes(proof_models.endless())
+Path(sys.argv[1]).write_bytes(proof_models.endless())
 signatures = compare._Job.signatures
 def announced(*arguments):
     print("comparing", flush=True)
     return signatures(*arguments)
 compare._Job.signatures = announced
-sys.exit(main(["compare", {source!r}, {source!r}]))
+sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 
 
@@ -212,13 +183,11 @@ def test_scratch_files_go_when_the_process_is_asked_to_end(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    script = _COMPARING.format(tests=str(TESTS), source=str(tmp_path / "endless.tflite"))
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    with started(
+        _COMPARING, tmp_path / "endless.tflite", env={**os.environ, "TMPDIR": str(scratch)}
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"comparing\n"
+        assert process.stdout.readline() == "comparing\n"
         assert names(scratch) != []
         process.send_signal(sign)
         process.communicate()

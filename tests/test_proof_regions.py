@@ -109,8 +109,7 @@ def one_number_wrong(dtype: str = "int16") -> list[Rewrite]:
         result = total.output
         step = np.zeros(result.shape)
         step[0, 0, 33, 5] = 1
-        options = new_table("AddOptions")
-        edit.behind(total, "ADD", number(step, result.dtype, result.quantization), options=options)
+        edit.behind(total, "ADD", number(step, result.dtype, result.quantization))
         wrong.append(edit.finish())
     return wrong
 
@@ -390,6 +389,10 @@ def test_rows_are_told_in_sentences_and_data() -> None:
 @pytest.mark.usefixtures("large")
 def test_the_console_says_that_rows_stood_for_all() -> None:
     result = convert(to_bytes(parse(attention("int16", SIZE))))
-    assert result.summary().splitlines()[1].startswith("  2 large sites: 1 in full on one kernel set, the others")
+    assert (
+        result.summary()
+        .splitlines()[1]
+        .startswith("  2 large sites: 1 in full on one kernel set, the others")
+    )
     whole = convert(to_bytes(parse(attention("int16", SIZE))), verify="exhaustive")
     assert not any("large site" in line for line in whole.summary().splitlines())

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import proof_models as models
 import pytest
+import terminal_signals
+from terminal_signals import gone
 
 from edge_opt.ir import save
 from edge_opt.ir.text import parse
@@ -38,20 +40,6 @@ PAIR = {"x": X, "y": 10 * X}
 def worker() -> Iterator[Worker]:
     with Worker(time_limit=60) as running:
         yield running
-
-
-def gone(pid: int, seconds: float = 10) -> bool:
-    """Whether the process ends within the time; a zombie has ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
@@ -230,18 +218,13 @@ def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
 
 
 _HOLDER = """
-import sys, threading, time
-sys.path.insert(0, {tests!r})
-import terminal_signals
-terminal_signals.restore()
 import numpy as np
-import proof_models as models
 from edge_opt.proof.runner import Worker
 worker = Worker(time_limit=60)
-worker.describe(models.adder())
+worker.describe(proof_models.adder())
 print(worker.pid, flush=True)
 try:
-    worker.run(models.endless(), "main", {{"x": np.ones(1, np.float32)}})
+    worker.run(proof_models.endless(), "main", {"x": np.ones(1, np.float32)})
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
@@ -250,8 +233,7 @@ except KeyboardInterrupt:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the child up in /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_the_child_does_not_outlive_an_interrupted_or_killed_parent(how: signal.Signals) -> None:
-    script = _HOLDER.format(tests=str(Path(__file__).parent))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+    with terminal_signals.started(_HOLDER) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         time.sleep(0.3)
