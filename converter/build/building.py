@@ -144,17 +144,19 @@ def build(
         run = _Run(
             kept, tools, result, libraries, progress or (lambda *_: None), on_stage or (lambda _: None)
         )
-        quantized = _quantized(run, given, options, prompts)
         how = {"target": TARGETS[vendor.name], "sections": sections, "verify": verify}
-        sdk = None if libraries is None else str(libraries)
-        made = run.stage("optimize", [*run.compiler, how], {**how, "sdk": sdk}, model=quantized)
-        result.optimized, converted = made.told, _bundle(made)
-        result.converted = str(converted.path)
-        if missing is not None:
-            raise _with(
-                CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}"), result
-            )
-        _deliver(run, converted, Path(output), overwrite=overwrite)
+        told = {**how, "sdk": None if libraries is None else str(libraries)}
+        try:
+            quantized = _quantized(run, given, options, prompts)
+            made = run.stage("optimize", [*run.compiler, how], told, model=quantized)
+            result.optimized, converted = made.told, _bundle(made)
+            result.converted = str(converted.path)
+            if missing is not None:
+                raise CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}")
+            _deliver(run, converted, Path(output), overwrite=overwrite)
+        except EdgeOptError as error:
+            error.result = result  # type: ignore[attr-defined]  # for `--json`: what was done until then
+            raise
     return result
 
 
@@ -266,9 +268,9 @@ class _Run:
         return kept
 
     def _failed(self, name: str, error: EdgeOptError) -> EdgeOptError:
-        """The same failure with its stage, where to read on, and what was done until then."""
+        """The same failure with its stage, and where to read on."""
         kind = next((one for one in (UsageError, OutputError) if isinstance(error, one)), StageFailedError)
-        return _with(kind(f"stage '{name}': {error}; its log is {self.work.log(name)}"), self.result)
+        return kind(f"stage '{name}': {error}; its log is {self.work.log(name)}")
 
     @property
     def compiler(self) -> list[Any]:
@@ -307,13 +309,7 @@ def _deliver(run: _Run, converted: _Input, output: Path, *, overwrite: bool) -> 
     shared = run.result.vendor == QUALCOMM.title and not run.config.get("disable_weight_sharing")
     wrong = faults(converted.path, made, shared=shared)
     if wrong:
-        raise _with(BuildCheckError(f"{made} is not as it has to be: {'; '.join(wrong)}"), run.result)
+        raise BuildCheckError(f"{made} is not as it has to be: {'; '.join(wrong)}")
     with made.open("rb") as file, replacing(output, overwrite=overwrite) as target:
         copy_range(file.fileno(), 0, target, 0, os.fstat(file.fileno()).st_size, advance=lambda _: None)
     run.result.output = str(output)
-
-
-def _with(error: EdgeOptError, result: BuildResult) -> EdgeOptError:
-    """The error with what was done until then, for `--json`."""
-    error.result = result  # type: ignore[attr-defined]
-    return error

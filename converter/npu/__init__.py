@@ -7,9 +7,9 @@ from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
 from edge_opt.npu.figures import Profile, SpillFigures, TimeEstimate, VelaFigures
 from edge_opt.npu.profiling import profile
-from edge_opt.npu.search import Tuning, tune
+from edge_opt.npu.search import Tuning, tune, tuned_target
 from edge_opt.npu.trials import Trial
-from edge_opt.npu.winner import tuned_target, write_target
+from edge_opt.targets.target import write_target
 
 __all__ = [
     "CompilerFailedError",

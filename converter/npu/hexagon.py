@@ -14,6 +14,7 @@ from importlib.metadata import version
 from itertools import islice
 from operator import add
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from edge_opt.npu.hexagon_log import (
 from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
 from edge_opt.proof.protocol import Array
 from edge_opt.schema.errors import UsageError, did_you_mean
+
+Done = CompletedProcess[str]
 
 DEFAULT_CHIP = "SM8750"
 # Without it the plugin wants memory that only a device shares with its NPU.
@@ -63,16 +66,6 @@ class Compiler:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CompilerRun:
-    """One run of the compiler: how it ended, what it printed on both streams, and what the probe heard."""
-
-    code: int
-    output: str
-    errors: str
-    heard: Heard
-
-
 def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
     """Compile `model`, which `path` holds; where its chip has no estimate of time, for the nearest one too.
 
@@ -87,14 +80,13 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
         if judge is not None and judge.name != chip and not silence:
             named, flags = judged_by(chip, compiler.flags)
             judging = beside.submit(run_compiler, path, replace(compiler, chip=named, flags=flags))
-        own = run_compiler(path, compiler)
-        heard = own.heard
+        own, own_heard = run_compiler(path, compiler)
         try:
-            heard = heard if judging is None else judging.result().heard
+            heard = own_heard if judging is None else judging.result()[1]
         except CompilerFailedError as error:
             heard, silence = Heard(), str(error).partition(": ")[2]
     try:
-        compiled = {entry.subgraph: entry for entry in read_log(own.output, own.errors)}
+        compiled = {entry.subgraph: entry for entry in read_log(own.stdout, own.stderr)}
     except ValueError as error:
         raise CompilerFailedError(
             f"{path.name}: the Hexagon compiler's log cannot be read: {error}"
@@ -105,7 +97,11 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
     if len(times) != partitions or None in times:
         times = [None] * partitions
         note = f"no estimate of time: {silence or _silence(chip, judge, heard)}"
-    return Compilation(_figures(path, model, compiled, times), _versions(own), notes=(note,) if note else ())
+    return Compilation(
+        _figures(path, model, compiled, times),
+        _versions(own.stderr, own_heard),
+        notes=(note,) if note else (),
+    )
 
 
 def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
@@ -117,12 +113,11 @@ def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
     return judge.name, [*flags, *([] if named else [f"--{_VTCM_FLAG}={CHIPS[chip].vtcm}"])]
 
 
-def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> CompilerRun:
-    """Compile one file; with a folder `run`, its graphs run in the emulator on the inputs in it, see `probe.c`.
+def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tuple[Done, Heard]:
+    """Compile one file: how that ended, and what the probe heard; UsageError where the compiler knows no such chip.
 
-    Raises:
-        CompilerFailedError: it was not done in time, or ended with an error; with `run` the outcome tells.
-        UsageError: the compiler does not know the chip.
+    Without `run` a compiler that fails is a CompilerFailedError. With that folder, graphs run in the emulator on the
+    inputs in it, see `probe.c`, and the outcome tells.
     """
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
         log = Path(folder) / "probe"
@@ -149,7 +144,7 @@ def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> Com
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
             f"or another form"
         )
-    return CompilerRun(done.returncode, done.stdout, done.stderr, heard)
+    return done, heard
 
 
 def emulate(
@@ -173,13 +168,13 @@ def emulate(
         lines = [f"{number}\t{given}\n" for number, given in enumerate(inputs)]
         (folder / "inputs").write_text("".join(lines), encoding="utf-8")
         try:
-            outcome = run_compiler(path, replace(compiler, flags=[*compiler.flags, _RAW_MEMORY]), folder)
+            done, heard = run_compiler(path, replace(compiler, flags=[*compiler.flags, _RAW_MEMORY]), folder)
         except CompilerFailedError as error:
             raise CompilerFailedError(f"compiler and emulator were not done in time: {error}") from error
-        reason = _failure(outcome)
+        reason = _failure(done, heard)
         if reason:
             raise CompilerFailedError(reason)
-        compiled, found = outcome.heard.graphs[0], {}
+        compiled, found = heard.graphs[0], {}
         assert compiled.ran is not None
         for tensor in graph.outputs:
             file = folder / f"{compiled.outputs.get(tensor.name)}.out"
@@ -192,14 +187,14 @@ def emulate(
         return found, compiled.ran[1]
 
 
-def _failure(outcome: CompilerRun) -> str:
+def _failure(done: Done, heard: Heard) -> str:
     """Why there is nothing to compare; empty where the whole graph ran."""
-    reason = first_complaint(outcome.output, outcome.errors) or process.ended(outcome.code)
-    heard = outcome.heard
+    ended = process.ended(done.returncode)
+    reason = first_complaint(done.stdout, done.stderr) or ended
     if heard.interface and not heard.known:
         return f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
     if not heard.graphs:
-        return f"the compiler ended with code {outcome.code}: {reason}"
+        return f"the compiler ended with code {done.returncode}: {reason}"
     graph = heard.graphs[0]
     if graph.finalized:
         return f"the compiler refuses the graph: {reason}"
@@ -207,11 +202,11 @@ def _failure(outcome: CompilerRun) -> str:
         return f"the compiled graph wants input '{graph.missing[0]}' in another type or size"
     if graph.ran is None:
         where = "the emulator crashes on the compiled graph" if graph.running else "the compiler ends"
-        return f"{where} ({process.ended(outcome.code)})"
+        return f"{where} ({ended})"
     if graph.ran[0]:
         return f"the emulator refuses the compiled graph: error {graph.ran[0]}"
     try:
-        entries = read_log(outcome.output, outcome.errors)
+        entries = read_log(done.stdout, done.stderr)
     except ValueError as error:
         return f"the compiler's log cannot be read: {error}"
     for entry in entries:
@@ -234,9 +229,9 @@ def _environment(sdk: Sdk, folder: Path, log: Path, run: Path | None) -> dict[st
     }
 
 
-def _versions(run: CompilerRun) -> dict[str, str]:
+def _versions(errors: str, heard: Heard) -> dict[str, str]:
     found = {"ai-edge-litert": version("ai-edge-litert")}
-    qnn = library_version(run.errors) or run.heard.interface
+    qnn = library_version(errors) or heard.interface
     return {**found, "qnn": qnn} if qnn else found
 
 

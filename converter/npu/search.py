@@ -1,4 +1,4 @@
-"""Compiles a signature in every form, and ranks what comes out by time."""
+"""Compiles a signature in every form, ranks what comes out by time, and makes a target of the best."""
 
 import os
 import tempfile
@@ -250,3 +250,43 @@ def rank(trial: Trial) -> tuple[float, ...]:
         time = float("inf") if figures.time is None else figures.time.us
         return (left, figures.partitions, time, figures.ddr_read + figures.ddr_written, figures.run_list)
     return (left, figures.cycles, figures.sram_traffic + figures.dram_traffic)
+
+
+def tuned_target(tuning: Tuning) -> Target:
+    """The target with the form of the winner, and where that comes from.
+
+    Raises:
+        UsageError: every trial failed.
+    """
+    best = tuning.winner
+    if best is None:
+        raise UsageError(
+            f"nothing compiled for target '{tuning.target.name}' with the right numbers: there is no winner to write"
+        )
+    choice = best.choice
+    changed: dict[str, Any] = {"split_signatures": _split(tuning, split=choice.form is not None)}
+    if choice.form is not None:
+        form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile}
+        known = {name: value for name, value in form.items() if value is not None}
+        changed |= {"long_context": known} if tuning.long_context else form
+        if choice.norm_per_head_from is not None:
+            changed["norm_per_head_from"] = choice.norm_per_head_from
+    source = (
+        f"measured with `edge-opt tune` on {tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
+    )
+    made = replace(tuning.target, **changed, versions={**tuning.versions, "chip": tuning.chip})
+    told = {name: source for name in changed if name in made.stated()}
+    others = {name: text for name, text in made.sources.items() if name not in changed}
+    return replace(made, sources={**others, **told})
+
+
+def _split(tuning: Tuning, *, split: bool) -> tuple[str, ...]:
+    """Patterns of signatures: with this one, or those that match without it."""
+    known = tuning.target.split_signatures
+    if split:
+        return known if tuning.target.splits(tuning.signature) else (*known, tuning.signature)
+    return tuple(
+        pattern
+        for pattern in known
+        if not replace(tuning.target, split_signatures=(pattern,)).splits(tuning.signature)
+    )

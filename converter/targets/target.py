@@ -1,7 +1,9 @@
-"""Reads a target's file: how to rewrite for one NPU compiler, and what it cannot take or gets wrong."""
+"""Reads and writes a target's file: how to rewrite for one NPU compiler, and what it cannot take or gets wrong."""
 
 from __future__ import annotations
 
+import json
+import os
 import tomllib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +17,7 @@ from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Operator
+from edge_opt.schema.atomic import write_whole
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
 
@@ -115,6 +118,11 @@ class Target:
         """Every fact that is known, as JSON values."""
         known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in known.items() if value is not None}
+
+    def stated(self) -> dict[str, Any]:
+        """The facts that say something: others are as in a target of which nothing is known."""
+        blank = Target("", "")
+        return {name: value for name, value in self.to_dict().items() if value != getattr(blank, name)}
 
     def refuses(self, operator: Operator) -> bool:
         """True where the target is known not to take an operator of this kind."""
@@ -236,3 +244,36 @@ def _misfit(key: str, value: object) -> str | None:
         return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
     words, fits = _KINDS[_TYPES[key]]
     return None if fits(value) else words
+
+
+def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a target file.
+
+    Raises:
+        UsageError: its name does not end in .toml, or it exists and `overwrite` is False.
+        OutputError: it cannot be written.
+    """
+    if not os.fspath(path).endswith(".toml"):
+        raise UsageError(f"{os.fspath(path)} cannot be a target file: its name must end in .toml")
+    write_whole(path, to_toml(target).encode(), overwrite=overwrite)
+
+
+def to_toml(target: Target) -> str:
+    """The target's facts as a target file has them; those that are as in a blank one are left out."""
+    facts = {"name": target.name, "summary": target.summary, **target.stated()}
+    tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
+    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _value(name)
+
+
+def _value(value: object) -> str:
+    """A TOML value: its strings, numbers and truths are written as in JSON, but for one control character."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(entry) for entry in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
