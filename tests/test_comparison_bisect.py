@@ -1,6 +1,5 @@
 """On a difference, `compare` says where it begins, and shows what computes it in both models."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,8 @@ subgraph main (%x: float32[1,8]) {{
 """
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
-
-
-def located(a: Any, b: Any, worker: Worker, **options: Any) -> FirstDifference:
-    report = compare(a, b, worker=worker, **options)
+def located(a: Any, b: Any, **options: Any) -> FirstDifference:
+    report = compare(a, b, **options)
     assert not report.equal
     assert report.first_difference is not None
     return report.first_difference
@@ -65,13 +58,13 @@ def heads_merged(model: Model, signature: str) -> list[tuple[Any, Operator]]:
 
 @pytest.mark.parametrize("path", [DEMO, QUANTIZED], ids=["float32", "int16"])
 @pytest.mark.parametrize("block", [0, 2])
-def test_swapped_heads_are_found_in_their_block(path: Path, block: int, worker: Worker) -> None:
+def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
     model = converted(path)
     graph, merge = heads_merged(model, "decode")[block]
     first, second = merge.input(0), merge.input(1)
     graph.set_input(merge, 0, second)
     graph.set_input(merge, 1, first)
-    found = located(path, model, worker)
+    found = located(path, model)
     assert found.signature == "decode"
     assert f"kv_cache_k_{block}" in "".join(found.equal_before)
     assert sum("SOFTMAX" in line for line in found.operators_a) == 1
@@ -81,7 +74,7 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int, worker: 
     assert found.reason == ""
 
 
-def test_a_mask_of_another_layer_is_among_what_the_region_reads(worker: Worker) -> None:
+def test_a_mask_of_another_layer_is_among_what_the_region_reads() -> None:
     model = converted()
     graph = dict(model.entry_points())["decode"]
     masks = {tensor.name: tensor for tensor in graph.inputs if "mask" in tensor.name}
@@ -90,7 +83,7 @@ def test_a_mask_of_another_layer_is_among_what_the_region_reads(worker: Worker) 
     assert add is not None
     (other,) = (tensor for tensor in masks.values() if tensor is not add.input(1))
     graph.set_input(add, 1, other)
-    found = located(DEMO, model, worker)
+    found = located(DEMO, model)
     assert {"%mask_local", "%mask_global"} <= set(found.equal_before)
     assert len({line for line in found.operators_a if "%mask_global" in line or "%mask_local" in line}) == 1
     assert any("%mask_global" in line for line in found.operators_b)
@@ -98,12 +91,11 @@ def test_a_mask_of_another_layer_is_among_what_the_region_reads(worker: Worker) 
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 98, 198, 199])
-def test_it_takes_a_logarithmic_number_of_runs(wrong: int, worker: Worker) -> None:
+def test_it_takes_a_logarithmic_number_of_runs(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    counted = Worker()
-    counted.run_plans = lambda *given: asked.append(1) or worker.run_plans(*given)  # type: ignore[method-assign]
-    counted.describe = worker.describe  # type: ignore[method-assign]
-    found = located(chain(200), chain(200, wrong), counted)
+    run_plans = Worker.run_plans
+    monkeypatch.setattr(Worker, "run_plans", lambda *given: asked.append(1) or run_plans(*given))
+    found = located(chain(200), chain(200, wrong))
     assert found.tensor == ("y" if wrong == 199 else f"t{wrong + 1}")
     for operators, more in ((found.operators_a, 1.0), (found.operators_b, 1.5)):
         assert operators == (
@@ -114,7 +106,7 @@ def test_it_takes_a_logarithmic_number_of_runs(wrong: int, worker: Worker) -> No
 
 
 @pytest.mark.parametrize("other", ["ABS(%t39)", "MUL(%t39, %side)"])
-def test_a_branch_that_no_cut_looked_at_is_found_too(other: str, worker: Worker) -> None:
+def test_a_branch_that_no_cut_looked_at_is_found_too(other: str) -> None:
     """A parallel branch differs early, between tensors that are equal: going back from the first finds it."""
 
     def model(value: str, last: str) -> Model:
@@ -125,25 +117,25 @@ def test_a_branch_that_no_cut_looked_at_is_found_too(other: str, worker: Worker)
         lines += [f"  %late: float32[1,8] = {last}", "  %y: float32[1,8] = ADD(%late, %side)"]
         return parse(CHAIN.format(lines="\n".join(lines)))
 
-    found = located(model("1.0", "ABS(%t39)"), model("3.0", other), worker)
+    found = located(model("1.0", "ABS(%t39)"), model("3.0", other))
     assert found.tensor == "side"
     assert [found.names[name] for name in found.equal_before] == ["early"]
 
 
-def test_models_without_common_names_are_shown_whole_and_it_says_so(worker: Worker) -> None:
+def test_models_without_common_names_are_shown_whole_and_it_says_so() -> None:
     other = chain(3, wrong=1)
     for tensor in other.subgraphs[0].tensors:
         tensor.name = f"other_{tensor.name}"
     for operator in other.subgraphs[0].operators:
         operator.output.name = f"other_{operator.output.name}"
-    found = located(chain(3), other, worker)
+    found = located(chain(3), other)
     assert "share no names" in found.reason
     assert (found.tensor, found.names[found.short_name]) == ("y", "y")
     assert found.equal_before == ("%x",)
     assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
 
 
-def test_a_changed_weight_is_named(tmp_path: Path, worker: Worker) -> None:
+def test_a_changed_weight_is_named(tmp_path: Path) -> None:
     models = []
     for value in (0.25, 0.5):
         model = parse(CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"))
@@ -154,30 +146,28 @@ def test_a_changed_weight_is_named(tmp_path: Path, worker: Worker) -> None:
         graph.set_input(multiply, 1, graph.add_tensor(weight))
         models.append(tmp_path / f"{value}.tflite")
         save(model, models[-1])
-    found = located(*models, worker)
+    found = located(*models)
     assert (found.tensor, found.constants) == ("y", ("weight",))
 
 
-def test_a_model_without_signatures_is_bisected_by_position(worker: Worker) -> None:
+def test_a_model_without_signatures_is_bisected_by_position() -> None:
     models = [chain(20), chain(20, wrong=7)]
     for model in models:
         model.signatures.clear()
-    assert located(*models, worker).tensor == "t8"
+    assert located(*models).tensor == "t8"
 
 
-def test_within_the_tolerance_nothing_is_looked_for(worker: Worker) -> None:
-    assert compare(chain(4), chain(4, wrong=2), atol=1.0, worker=worker).first_difference is None
-    assert compare(chain(4), chain(4, wrong=2), locate=False, worker=worker).first_difference is None
+def test_within_the_tolerance_nothing_is_looked_for() -> None:
+    assert compare(chain(4), chain(4, wrong=2), atol=1.0).first_difference is None
+    assert compare(chain(4), chain(4, wrong=2), locate=False).first_difference is None
 
 
-def test_a_search_that_fails_leaves_the_comparison_as_it_is(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_fails_leaves_the_comparison_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeCrashed("the runtime's process ended with signal 11")
 
     monkeypatch.setattr(comparing, "first_difference", fail)
-    report = compare(chain(4), chain(4, wrong=2), worker=worker)
+    report = compare(chain(4), chain(4, wrong=2))
     assert not report.equal
     assert report.first_difference is not None
     assert "signal 11" in report.first_difference.reason
@@ -201,10 +191,8 @@ def test_the_command_shows_both_sides(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(capsys, "compare", a, a, "--json").json["first_difference"] is None
 
 
-def test_where_no_tensor_differs_once_it_is_an_output_that_is_said(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_tensor_differs_once_it_is_an_output_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bisect._Search, "_look", lambda self, places: self.equal.update(places))
-    found = located(chain(4), chain(4, wrong=2), worker)
+    found = located(chain(4), chain(4, wrong=2))
     assert found.reason.startswith("no tensor differs once it is an output itself")
     assert (found.tensor, found.figures) == ("", None)

@@ -1,6 +1,5 @@
 """`compare --generate`: two models generate text through prefill, decode and caches; the tokens must be the same."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,7 @@ from generation_models import ROWS, export
 from edge_opt import EdgeOptError, compare, load
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.proof.errors import RuntimeRefused
-from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import UsageError
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(tmp_path_factory.mktemp("export"), **helpers, **split, **unsplit)
 
 
-def generated(a: Any, b: Any, worker: Worker, count: int = 8, **options: Any) -> GenerationComparison:
-    found = compare(a, b, generate=count, worker=worker, locate=False, **options).generation
+def generated(a: Any, b: Any, count: int = 8, **options: Any) -> GenerationComparison:
+    found = compare(a, b, generate=count, locate=False, **options).generation
     assert found is not None
     return found
 
@@ -53,9 +45,9 @@ def by_hand(prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ["model", "unsplit"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: Path, worker: Worker) -> None:
+def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: Path) -> None:
     path = folder / f"{name}.tflite"
-    found = generated(path, path, worker, count=11, seed=seed)
+    found = generated(path, path, count=11, seed=seed)
     (prompt,) = found.prompt
     assert len(prompt) == ROWS + 1
     assert [step[0] for step in found.tokens_a] == by_hand(list(prompt), 11)
@@ -63,16 +55,16 @@ def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: P
     assert found.logits.bitwise
 
 
-def test_a_prompt_leaves_room_for_what_is_generated(folder: Path, worker: Worker) -> None:
-    found = generated(folder / "model.tflite", folder / "model.tflite", worker, count=14)
+def test_a_prompt_leaves_room_for_what_is_generated(folder: Path) -> None:
+    found = generated(folder / "model.tflite", folder / "model.tflite", count=14)
     assert len(found.prompt[0]) == 3
     assert [step[0] for step in found.tokens_a] == by_hand(list(found.prompt[0]), 14)
 
 
 @pytest.mark.parametrize("pair", [("model", "other"), ("unsplit", "unsplit_other")])
-def test_other_tokens_are_a_difference(pair: tuple[str, str], folder: Path, worker: Worker) -> None:
+def test_other_tokens_are_a_difference(pair: tuple[str, str], folder: Path) -> None:
     a, b = (folder / f"{name}.tflite" for name in pair)
-    report = compare(a, b, generate=8, worker=worker, atol=1e9)
+    report = compare(a, b, generate=8, atol=1e9)
     assert all(each.equal for each in report.signatures), "only the tokens differ within this tolerance"
     found = report.generation
     assert found is not None
@@ -85,9 +77,9 @@ def test_other_tokens_are_a_difference(pair: tuple[str, str], folder: Path, work
     assert report.summary() == report.differences()[0]
 
 
-def test_split_and_unsplit_exports_generate_the_same(folder: Path, worker: Worker) -> None:
-    split = generated(folder / "model.tflite", folder / "model.tflite", worker)
-    unsplit = generated(folder / "unsplit.tflite", folder / "unsplit.tflite", worker)
+def test_split_and_unsplit_exports_generate_the_same(folder: Path) -> None:
+    split = generated(folder / "model.tflite", folder / "model.tflite")
+    unsplit = generated(folder / "unsplit.tflite", folder / "unsplit.tflite")
     assert split.prompt == unsplit.prompt
     assert split.tokens_a == unsplit.tokens_a
 
@@ -96,25 +88,25 @@ def alone(folder: Path, name: str, text: str) -> Path:
     return export(folder, **{name: text}) / f"{name}.tflite"
 
 
-def test_what_is_missing_is_one_sentence(folder: Path, tmp_path: Path, worker: Worker) -> None:
+def test_what_is_missing_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     path = alone(tmp_path, "model", models.split())
     helpers = {"embedder": folder / "embedder.tflite", "auxiliary": folder / "auxiliary.tflite"}
     with pytest.raises(UsageError, match="input 'embeddings' comes from the embedder model"):
-        generated(path, path, worker)
-    assert generated(path, path, worker, **helpers).equal
+        generated(path, path)
+    assert generated(path, path, **helpers).equal
     # Helpers of one model serve the other.
-    assert generated(folder / "model.tflite", path, worker).equal
-    assert generated(path, folder / "model.tflite", worker).equal
+    assert generated(folder / "model.tflite", path).equal
+    assert generated(path, folder / "model.tflite").equal
 
 
-def test_models_in_memory_generate_too(folder: Path, worker: Worker) -> None:
+def test_models_in_memory_generate_too(folder: Path) -> None:
     a, b = (folder / "unsplit.tflite").read_bytes(), load(folder / "unsplit.tflite")
-    assert generated(a, b, worker).equal
+    assert generated(a, b).equal
     helpers = {name: (folder / f"{name}.tflite").read_bytes() for name in ("embedder", "auxiliary")}
-    assert generated((folder / "model.tflite").read_bytes(), folder / "model.tflite", worker, **helpers).equal
+    assert generated((folder / "model.tflite").read_bytes(), folder / "model.tflite", **helpers).equal
 
 
-def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path, worker: Worker) -> None:
+def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path) -> None:
     sections = {"prefill_decode": "model", "embedder": "embedder", "aux": "auxiliary"}
 
     def made(name: str, **other: str) -> Path:
@@ -124,25 +116,25 @@ def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path, worker: W
         return path
 
     whole = made("whole")
-    report = compare(whole, folder / "model.tflite", generate=8, worker=worker)
+    report = compare(whole, folder / "model.tflite", generate=8)
     assert report.bitwise
     assert report.a == str(whole)
     assert report.generation is not None
     assert report.generation.equal
-    assert not generated(whole, made("other", prefill_decode="other"), worker).equal
+    assert not generated(whole, made("other", prefill_decode="other")).equal
     bare = made("bare", embedder="", aux="")
     with pytest.raises(UsageError, match="comes from the embedder model"):
-        generated(bare, bare, worker)
+        generated(bare, bare)
     with pytest.raises(UsageError, match="has no prefill/decode model"):
-        generated(made("empty", prefill_decode=""), whole, worker)
+        generated(made("empty", prefill_decode=""), whole)
 
 
-def test_a_model_that_the_runtime_refuses_is_named(folder: Path, tmp_path: Path, worker: Worker) -> None:
+def test_a_model_that_the_runtime_refuses_is_named(folder: Path, tmp_path: Path) -> None:
     text = models.embedder().replace("GATHER(", "EMBEDDING_LOOKUP(")
     wrong = alone(tmp_path, "wrong", text)
     path = folder / "model.tflite"
     with pytest.raises(RuntimeRefused, match="embedder model, signature"):
-        generated(path, path, worker, embedder=wrong)
+        generated(path, path, embedder=wrong)
 
 
 def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,8 +160,6 @@ def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str])
     ("count", "said"),
     [(0, "expected 1 to 100000"), (100_001, "expected 1 to"), (100_000, "do not fit into a cache")],
 )
-def test_too_little_or_too_much_to_generate_is_refused(
-    count: int, said: str, folder: Path, worker: Worker
-) -> None:
+def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, folder: Path) -> None:
     with pytest.raises(EdgeOptError, match=said):
-        generated(folder / "unsplit.tflite", folder / "unsplit.tflite", worker, count=count)
+        generated(folder / "unsplit.tflite", folder / "unsplit.tflite", count=count)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ai_edge_litert.interpreter import Interpreter
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, written
 from plain_tables import plain, values
 from schema_models import unpack
 
@@ -27,17 +28,9 @@ from edge_opt.schema import Data, UsageError, read_model
 from edge_opt.shapes import infer_shapes
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
-DEMOS = [TESTDATA / "demo_gemma3.tflite", TESTDATA / "demo_gemma3_a16w8.tflite"]
+DEMOS = [DEMO, QUANTIZED]
 demos = pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)
-
-NO_ATTENTION = """\
-signature main = #0 (x=%x) -> (y=%y)
-subgraph main (%x: float32[1,4]) {
-  %half: float32[1,4] = MUL(%x, float32(0.5))
-  %y: float32[1,4] = SOFTMAX(%half) {beta: 1.0}
-  return %y
-}
-"""
+Done = tuple[Path, ConversionResult]
 # One head; its product is converted to another type, which no interpreter computes rightly in one step.
 ILLEGAL = """\
 signature main = #0 (a=%a, b=%b) -> (y=%y)
@@ -49,15 +42,8 @@ subgraph main (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {
 """
 
 
-def written(text: str, path: Path) -> Path:
-    save(parse(text), path)
-    return path
-
-
 @pytest.fixture(scope="module", params=DEMOS, ids=lambda path: path.stem)
-def done(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, ConversionResult]:
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A demo model, converted and fully verified once for the tests that only look."""
     path: Path = request.param
     output = tmp_path_factory.mktemp("converted") / path.name
@@ -77,7 +63,7 @@ def output_of(result: ConversionResult) -> Path:
 # What is rewritten
 
 
-def test_every_block_is_converted_and_proved_bitwise(done: tuple[Path, ConversionResult]) -> None:
+def test_every_block_is_converted_and_proved_bitwise(done: Done) -> None:
     _, result = done
     places = [("prefill_8", 0), ("prefill_8", 1), ("decode", 0), ("decode", 1), ("decode", 2)]
     assert [(site.signature, site.index) for site in result.sites] == places
@@ -90,7 +76,7 @@ def test_every_block_is_converted_and_proved_bitwise(done: tuple[Path, Conversio
         assert summary.largest_tensor_bytes_after <= summary.largest_tensor_bytes_before
 
 
-def test_signatures_are_untouched_down_to_the_tensors(done: tuple[Path, ConversionResult]) -> None:
+def test_signatures_are_untouched_down_to_the_tensors(done: Done) -> None:
     path, result = done
     before, after = unpack(path.read_bytes()), unpack(output_of(result).read_bytes())
     assert len(before.signatureDefs) == len(after.signatureDefs) == 2
@@ -107,7 +93,7 @@ def argument(model: Any, signature: Any, entry: Any) -> Any:
     return plain([tensor.name, tensor.shape, tensor.shapeSignature, tensor.type, tensor.quantization])
 
 
-def test_everything_else_in_the_file_is_untouched(done: tuple[Path, ConversionResult]) -> None:
+def test_everything_else_in_the_file_is_untouched(done: Done) -> None:
     path, result = done
     before, after = unpack(path.read_bytes()), unpack(output_of(result).read_bytes())
     assert (before.version, before.description) == (after.version, after.description)
@@ -119,12 +105,13 @@ def test_everything_else_in_the_file_is_untouched(done: tuple[Path, ConversionRe
         assert [tensor.name for tensor in one.outputs] == [tensor.name for tensor in other.outputs]
         if index > 1:
             assert subgraph_text(one) == subgraph_text(other), "the bodies of composites"
-    assert {e.name: bytes(e.buffer.data.view()) for e in old.metadata if e.buffer.data} == {
-        e.name: bytes(e.buffer.data.view()) for e in new.metadata if e.buffer.data
-    }
+    known, kept = (
+        {e.name: bytes(e.buffer.data.view()) for e in model.metadata if e.buffer.data} for model in (old, new)
+    )
+    assert known == kept
 
 
-def test_weights_are_where_they_were_and_there_once(done: tuple[Path, ConversionResult]) -> None:
+def test_weights_are_where_they_were_and_there_once(done: Done) -> None:
     path, result = done
     with read_model(path) as old, read_model(output_of(result)) as new:
         before, after = (
@@ -137,9 +124,7 @@ def test_weights_are_where_they_were_and_there_once(done: tuple[Path, Conversion
         assert new.size < old.size * 1.35
 
 
-def test_operators_outside_the_blocks_are_the_same_in_the_same_order(
-    done: tuple[Path, ConversionResult],
-) -> None:
+def test_operators_outside_the_blocks_are_the_same_in_the_same_order(done: Done) -> None:
     path, result = done
     for before, after in zip(load(path).subgraphs, load(output_of(result)).subgraphs, strict=True):
         kept = [op.outputs[0].name for op in before.operators]
@@ -150,9 +135,7 @@ def test_operators_outside_the_blocks_are_the_same_in_the_same_order(
         assert len(kept) - len(survivors) < 60
 
 
-def test_the_written_model_runs_its_shapes_can_be_derived_and_its_tensors_told_apart(
-    done: tuple[Path, ConversionResult],
-) -> None:
+def test_the_written_model_runs_its_shapes_can_be_derived_and_its_tensors_told_apart(done: Done) -> None:
     path = output_of(done[1])
     runtime = Interpreter(model_path=str(path))
     runtime.allocate_tensors()
@@ -163,7 +146,7 @@ def test_the_written_model_runs_its_shapes_can_be_derived_and_its_tensors_told_a
     assert len(set(names)) == len(names), "ai-edge-quantizer refuses a model where two have the same"
 
 
-def test_no_operator_code_is_merely_listed(done: tuple[Path, ConversionResult]) -> None:
+def test_no_operator_code_is_merely_listed(done: Done) -> None:
     _, result = done
     model = unpack(output_of(result).read_bytes())
     used = {op.opcodeIndex for graph in model.subgraphs for op in graph.operators}
@@ -172,7 +155,7 @@ def test_no_operator_code_is_merely_listed(done: tuple[Path, ConversionResult]) 
     assert len(set(keys)) == len(keys)
 
 
-def test_nothing_is_left_that_only_the_old_blocks_needed(done: tuple[Path, ConversionResult]) -> None:
+def test_nothing_is_left_that_only_the_old_blocks_needed(done: Done) -> None:
     path, result = done
     before, after = unpack(path.read_bytes()), unpack(output_of(result).read_bytes())
     for old, new in zip(before.subgraphs, after.subgraphs, strict=True):
@@ -189,7 +172,7 @@ def idle(graph: Any) -> set[str]:
     return {tensor.name for index, tensor in enumerate(graph.tensors) if index not in used}
 
 
-def test_new_operators_have_the_versions_that_their_types_need(done: tuple[Path, ConversionResult]) -> None:
+def test_new_operators_have_the_versions_that_their_types_need(done: Done) -> None:
     path, result = done
     model = load(output_of(result))
     versions = {op.code.version for graph in model.subgraphs for op in graph.operators if op.name == "SPLIT"}
@@ -199,9 +182,7 @@ def test_new_operators_have_the_versions_that_their_types_need(done: tuple[Path,
 # Again, and the same
 
 
-def test_a_converted_model_stays_as_it_is_and_says_so(
-    done: tuple[Path, ConversionResult], tmp_path: Path
-) -> None:
+def test_a_converted_model_stays_as_it_is_and_says_so(done: Done, tmp_path: Path) -> None:
     _, first = done
     again = convert(output_of(first), tmp_path / "again.tflite")
     assert again.converted == []
@@ -224,7 +205,7 @@ def test_the_same_input_gives_the_same_bytes(path: Path, tmp_path: Path) -> None
 
 
 def test_a_model_without_attention_is_written_with_the_same_tables(tmp_path: Path) -> None:
-    path = written(NO_ATTENTION, tmp_path / "plain.tflite")
+    path = written(tmp_path, NO_ATTENTION, "plain.tflite")
     result = convert(path)
     assert result.output == str(tmp_path / "plain.opt.tflite")
     assert result.converted == []
@@ -246,14 +227,6 @@ def test_a_model_whose_sites_all_fail_is_written_with_the_same_tables(tmp_path: 
 # What is asked for
 
 
-def test_one_signature_alone(tmp_path: Path) -> None:
-    result = convert(DEMOS[0], tmp_path / "out.tflite", signatures=["decode"], verify="none")
-    assert {site.signature for site in result.converted} == {"decode"}
-    old, new = load(DEMOS[0]), load(tmp_path / "out.tflite")
-    assert subgraph_text(old.subgraphs[0]) == subgraph_text(new.subgraphs[0])
-    assert subgraph_text(old.subgraphs[1]) != subgraph_text(new.subgraphs[1])
-
-
 def test_from_bytes_the_model_is_returned() -> None:
     result = convert(DEMOS[0].read_bytes(), signatures=["decode"], verify="full")
     assert (result.input, result.output) == (None, None)
@@ -268,7 +241,7 @@ def test_a_loaded_model_is_edited_in_place() -> None:
     assert any(operator.name == "SPLIT" for operator in model.subgraphs[1].operators)
 
 
-def test_the_result_says_everything_as_plain_data(done: tuple[Path, ConversionResult]) -> None:
+def test_the_result_says_everything_as_plain_data(done: Done) -> None:
     path, result = done
     data = result.to_dict()
     names = (
@@ -333,7 +306,7 @@ def test_what_users_should_know_of_converted_sites_is_said_once(tmp_path: Path) 
 
 
 def test_require_all_where_a_site_is_left_writes_nothing(tmp_path: Path) -> None:
-    path = written(ILLEGAL, tmp_path / "illegal.tflite")
+    path = written(tmp_path, ILLEGAL, "illegal.tflite")
     with pytest.raises(
         SitesLeftError, match="matmul_convert site 0 of 'main': the product must write"
     ) as caught:
@@ -412,7 +385,7 @@ def test_full_verification_finds_what_a_broken_proof_let_through(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_memory_and_on_disk_give_the_same_model(done: tuple[Path, ConversionResult]) -> None:
+def test_in_memory_and_on_disk_give_the_same_model(done: Done) -> None:
     path, result = done
     model = load(path)
     convert(model, verify="none")
