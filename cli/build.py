@@ -2,7 +2,6 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,24 @@ def run(asked: Build) -> int:
     """Build; a stage that an earlier run did is in the table too, and does not change the exit code."""
     options = asked.options("source", "output", "settings", "as_json", "quiet")
     told = (entry.partition("=") for entry in asked.settings or ())
+    options["settings"] = {name.strip(): _value(value) for name, _, value in told}
+    # A bar for the stage that runs, and a line for each that ran; never both, for they go to one terminal.
+    bars: list[output.Progress | None] = []
     with ExitStack() as stack:
-        shown = _Shown(stack, wanted=not asked.quiet, lines=not (asked.as_json or asked.quiet))
-        result = build(
-            asked.source,
-            asked.output,
-            **options,
-            settings={name.strip(): _value(value) for name, _, value in told},
-            progress=shown.progress,
-            on_stage=shown.done,
-        )
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(output.bar(wanted=not asked.quiet)))
+            if bars[0] is not None:
+                bars[0](stage, done, total)
+
+        def on_stage(report: StageReport) -> None:
+            stack.close()
+            bars.clear()
+            if not (asked.as_json or asked.quiet):
+                output.say(_line(report))
+
+        result = build(asked.source, asked.output, **options, progress=progress, on_stage=on_stage)
     if asked.as_json:
         output.say_json(result.to_dict())
     elif not asked.quiet:
@@ -41,29 +48,6 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-@dataclass
-class _Shown:
-    """A bar for the stage that runs, and a line for each that ran; never both, for they go to one terminal."""
-
-    stack: ExitStack
-    wanted: bool
-    lines: bool
-    bar: output.Progress | None = None
-    open: bool = False
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        if not self.open:
-            self.bar, self.open = self.stack.enter_context(output.bar(wanted=self.wanted)), True
-        if self.bar is not None:
-            self.bar(stage, done, total)
-
-    def done(self, report: StageReport) -> None:
-        self.stack.close()
-        self.open = False
-        if self.lines:
-            output.say(_line(report))
 
 
 def _line(report: StageReport) -> str:

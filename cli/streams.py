@@ -14,7 +14,6 @@ from edge_opt.cli import output
 
 _DASH = Path("-")
 _INPUT, _OUTPUT = "standard input", "standard output"
-_folder: tempfile.TemporaryDirectory[str] | None = None
 _names: dict[Path, str] = {}
 
 
@@ -72,17 +71,12 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
 
 def clean() -> None:
     """Remove what was kept."""
-    global _folder  # noqa: PLW0603 - one process has one standard input
-    if _folder is not None:
-        _folder.cleanup()
-        _folder = None
+    for path in _names:
+        shutil.rmtree(path.parent, ignore_errors=True)
     _names.clear()
 
 
 def _kept(stream: str) -> Path:
-    global _folder  # noqa: PLW0603
-    if _folder is None:
-        _folder = tempfile.TemporaryDirectory(prefix="edge-opt-")
-    path = Path(_folder.name) / f"{stream.split()[1]}.tflite"
+    path = Path(tempfile.mkdtemp(prefix="edge-opt-")) / f"{stream.split()[1]}.tflite"
     _names[path] = stream
     return path

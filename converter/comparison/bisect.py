@@ -40,11 +40,9 @@ class Probe(NamedTuple):
     """One output of a signature that differs, and what it was run on."""
 
     signature: SignatureInfo
-    output_a: TensorInfo
-    output_b: TensorInfo
+    outputs: tuple[TensorInfo, TensorInfo]
     kernels: Kernels
-    plans_a: Plans
-    plans_b: Plans
+    plans: tuple[Plans, Plans]
 
 
 def first_difference(worker: Worker, a: Source, b: Source, probe: Probe, measure: Measure) -> FirstDifference:
@@ -54,7 +52,7 @@ def first_difference(worker: Worker, a: Source, b: Source, probe: Probe, measure
         RuntimeFailed: a model that was cut does not run.
         ModelFormatError: a file cannot be read any more.
     """
-    sides = _Side.of(a, probe.signature, probe.output_a), _Side.of(b, probe.signature, probe.output_b)
+    sides = _Side.of(a, probe.signature, probe.outputs[0]), _Side.of(b, probe.signature, probe.outputs[1])
     return _Search(worker, sides, _shared(*sides), probe, measure).run()
 
 
@@ -129,7 +127,7 @@ class _Search:
         """Bisect in execution order, then go back until all that the tensor is computed from is equal."""
         low, high = -1, len(self.shared) - 1
         while high - low > 1 or high not in self.found:
-            self._look(_evenly(self.shared, low, high, len(self.probe.plans_a)))
+            self._look(_evenly(self.shared, low, high, len(self.probe.plans[0])))
             if not self.found:
                 return FirstDifference(self.probe.signature.name, self.probe.kernels, reason=_VANISHED)
             high = min(self.found)
@@ -144,7 +142,7 @@ class _Search:
     def _look(self, places: Sequence[int]) -> None:
         """Run both models up to some shared tensors, and sort these by whether they are equal."""
         outputs = []
-        for which, plans in enumerate((self.probe.plans_a, self.probe.plans_b)):
+        for which, plans in enumerate(self.probe.plans):
             cut = self.sides[which].cut(self.probe.signature, [self.shared[place][which] for place in places])
             with Source(cut, "cut model") as source:
                 outputs.append(self.worker.run_plans(source.model, MAIN, plans, self.probe.kernels))

@@ -234,7 +234,7 @@ class _Job:
         plans = self._plans(found.name, self.sets)
         kernels = cast("Kernels", found.backend)
         try:
-            probe = Probe(self.ours[found.name], *outputs, kernels, *plans)
+            probe = Probe(self.ours[found.name], outputs, kernels, plans)
             return first_difference(self.worker, self.a, self.b, probe, self._measure)
         except EdgeOptError as error:
             # The comparison itself is done: what was found must not be lost.
