@@ -70,13 +70,6 @@ def test_any_input_of_a_subgraph_that_is_run_may_be_left_out() -> None:
     assert ARITIES["IF"].misfit([None], []) == "leaves out an input that it needs"
 
 
-def test_options_of_another_operator_are_refused() -> None:
-    model = load(model_of("ADD", 2, 1))
-    next(iter(model.subgraphs[0].operators)).options = new_table("SubOptions")
-    with pytest.raises(ModelFormatError, match=r"operator 0 \(ADD\): has SubOptions, expected AddOptions"):
-        load(to_bytes(model))
-
-
 def test_every_option_that_names_a_subgraph_is_known() -> None:
     """By name: the schema says of no integer what it indexes."""
     named = {
