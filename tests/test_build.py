@@ -108,31 +108,47 @@ def test_a_second_run_makes_nothing_again(place: Place) -> None:
     assert place.output.read_bytes() == first
 
 
-CHANGES: dict[str, tuple[Callable[[Place], dict[str, Any]], list[str]]] = {
-    "chip": (lambda _: {"soc": "SM8650"}, ["configure", "optimize", "compile"]),
-    "weights": (lambda place: _written(place.checkpoint / "model.safetensors", WEIGHTS + b"more"), ["export"]),
-    "prompts": (lambda place: _written(place.prompts), ["calibrate", "quantize"]),
-    "length": (lambda _: {"cache": 64}, ["configure", "export"]),
-    "calibration": (lambda _: {"settings": {"max_calibration_decode_steps": 2}}, ["configure", "calibrate"]),
-    "proof": (lambda _: {"verify": "exhaustive"}, ["optimize"]),
-    "sections": (lambda _: {"sections": "all"}, ["optimize"]),
-    "compiler": (lambda place: _written(place.sdk / "libQnnHtp.so"), ["optimize", "compile"]),
+Change = Callable[[Place], dict[str, Any]]
+
+
+def options(**given: Any) -> Change:
+    """Other options."""
+    return lambda _: dict(given)
+
+
+def put(name: str, content: str | bytes | None, option: str = "") -> Change:
+    """Other content of a file in the place, or none; and the file as an option."""
+
+    def go(place: Place) -> dict[str, Any]:
+        path = place.folder / name
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return {option: path} if option else {}
+
+    return go
+
+
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "chip": (options(soc="SM8650"), ["configure", "optimize", "compile"]),
+    "weights": (put("gemma/model.safetensors", WEIGHTS + b"more"), ["export"]),
+    "prompts": (put("prompts.jsonl", '"something else"'), ["calibrate", "quantize"]),
+    "length": (options(cache=64), ["configure", "export"]),
+    "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
+    "proof": (options(verify="exhaustive"), ["optimize"]),
+    "sections": (options(sections="all"), ["optimize"]),
+    "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
     "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "optimize"]),
-    "result": (lambda place: _written(place.work / "quantize" / "model.litertlm"), ["quantize"]),
+    "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
 }  # fmt: skip
-
-
-def _written(path: Path, content: bytes = b'"something else"\n') -> dict[str, Any]:
-    path.write_bytes(content)
-    return {}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_made_of_something_else_is_made_again_and_nothing_more(place: Place, change: str) -> None:
     """Where a stage made the same bytes as before, those behind it are not run again either."""
     place.build()
-    options, again = CHANGES[change]
-    stages, _ = place.build(**options(place))
+    made, again = CHANGES[change]
+    stages, _ = place.build(**made(place))
     assert stages.ran == again
 
 
@@ -236,38 +252,6 @@ def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(place: P
 # --- bad input, before anything runs ---
 
 
-def remove(name: str) -> Callable[[Place], dict[str, Any]]:
-    def go(place: Place) -> dict[str, Any]:
-        (place.checkpoint / name).unlink()
-        return {}
-
-    return go
-
-
-def prompts(text: str) -> Callable[[Place], dict[str, Any]]:
-    def go(place: Place) -> dict[str, Any]:
-        place.prompts.write_text(text)
-        return {}
-
-    return go
-
-
-def source(content: bytes) -> Callable[[Place], dict[str, Any]]:
-    def go(place: Place) -> dict[str, Any]:
-        (place.folder / "in.litertlm").write_bytes(content)
-        return {"source": place.folder / "in.litertlm"}
-
-    return go
-
-
-def config(text: str) -> Callable[[Place], dict[str, Any]]:
-    def go(place: Place) -> dict[str, Any]:
-        (place.folder / "config.json").write_text(text)
-        return {"config": place.folder / "config.json"}
-
-    return go
-
-
 def safetensors(end: int) -> bytes:
     """A whole file of one tensor."""
     header = b'{"w": {"data_offsets": [0, %d]}}' % end
@@ -275,60 +259,60 @@ def safetensors(end: int) -> bytes:
 
 
 AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
-BAD: dict[str, Callable[[Place], dict[str, Any]]] = {
-    "is no Hugging Face checkpoint: it has no config.json": remove("config.json"),
-    "has no tokenizer": remove("tokenizer.json"),
-    "has no weights": remove("model.safetensors"),
-    "names no model_type": lambda place: _written(place.checkpoint / "config.json"),
-    "config.json cannot be read": lambda place: _written(place.checkpoint / "config.json", b"{"),
-    "tokenizer.json cannot be read": lambda place: _written(place.checkpoint / "tokenizer.json", b"[" * 100_000),
-    "is no safetensors file: it is broken, or": lambda place: _written(
-        place.checkpoint / "model.safetensors", b"version https://git-lfs.github.com/spec/v1"
-    ),
-    "model.safetensors has 43 bytes of 80: copy it again": lambda place: _written(
-        place.checkpoint / "model.safetensors", safetensors(end=40)[:-37]
-    ),
-    "has no model-2.safetensors, which model.safetensors.index.json names": lambda place: _written(
-        place.checkpoint / "model.safetensors.index.json", b'{"weight_map": {"w": "model-2.safetensors"}}'
+CONFIG, WEIGHT_FILE, INDEX = (
+    f"gemma/{name}" for name in ("config.json", "model.safetensors", "model.safetensors.index.json")
+)
+BAD: dict[str, Change] = {
+    "is no Hugging Face checkpoint: it has no config.json": put(CONFIG, None),
+    "has no tokenizer": put("gemma/tokenizer.json", None),
+    "has no weights": put(WEIGHT_FILE, None),
+    "names no model_type": put(CONFIG, '"something else"'),
+    "config.json cannot be read": put(CONFIG, "{"),
+    "tokenizer.json cannot be read": put("gemma/tokenizer.json", "[" * 100_000),
+    "is no safetensors file: it is broken, or": put(WEIGHT_FILE, "version https://git-lfs.github.com/spec/v1"),
+    "model.safetensors has 43 bytes of 80: copy it again": put(WEIGHT_FILE, safetensors(end=40)[:-37]),
+    "has no model-2.safetensors, which model.safetensors.index.json names": put(
+        INDEX, '{"weight_map": {"w": "model-2.safetensors"}}'
     ),
     "does not exist: give a Hugging Face folder": lambda place: {"source": place.folder / "nowhere"},
-    "is neither a Hugging Face folder nor a .litertlm bundle": lambda _: {"source": DEMO},
-    "is compiled for an NPU already": source(bundle_of(COMPILED)),
-    "is not exported for an NPU": source(bundle_of(FLOAT.replace("kv_cache_k_0=", "k="))),
-    "has no prefill_decode model, its models are: aux": source(bundle([AUXILIARY, TOKENIZER])),
-    "is empty: give some ten": prompts("\n\n"),
-    "line 2 is no JSON": prompts('"one"\ntwo\n'),
-    "line 1 is no prompt": prompts('{"question": "?"}\n'),
-    "line 1 is no prompt: write a string": prompts('{"prompt": ["?"]}\n'),
-    "or messages of which one is the user's": prompts('{"messages": ["?"]}\n'),
-    "line 3 is no prompt": prompts('"one"\n{"text": "two"}\n{"messages": [{"role": "system", "content": "three"}]}\n'),
-    "line 1 is no JSON": prompts("[" * 100_000),
-    "line 1 is no JSON text": prompts('"half an emoji: \\ud83d"\n'),
-    "prompts .* cannot be read: No such file": lambda place: {"prompts": place.folder / "none.jsonl"},
-    "is calibrated on text: give --prompts": lambda _: {"prompts": None},
-    "is quantized already: leave --prompts out": source(bundle_of(QUANTIZED)),
+    "is neither a Hugging Face folder nor a .litertlm bundle": options(source=DEMO),
+    "is compiled for an NPU already": put("in", bundle_of(COMPILED), "source"),
+    "is not exported for an NPU": put("in", bundle_of(FLOAT.replace("kv_cache_k_0=", "k=")), "source"),
+    "has no prefill_decode model, its models are: aux": put("in", bundle([AUXILIARY, TOKENIZER]), "source"),
+    "is empty: give some ten": put("prompts.jsonl", "\n\n"),
+    "line 2 is no JSON": put("prompts.jsonl", '"one"\ntwo\n'),
+    "line 1 is no prompt": put("prompts.jsonl", '{"question": "?"}\n'),
+    "line 1 is no prompt: write a string": put("prompts.jsonl", '{"prompt": ["?"]}\n'),
+    "or messages of which one is the user's": put("prompts.jsonl", '{"messages": ["?"]}\n'),
+    "line 4 is no prompt": put(
+        "prompts.jsonl", '"one"\n\n{"text": "two"}\n{"messages": [{"role": "system", "content": "three"}]}\n'
+    ),
+    "line 1 is no JSON": put("prompts.jsonl", "[" * 100_000),
+    "line 1 is no JSON text": put("prompts.jsonl", '"half an emoji: \\ud83d"\n'),
+    "prompts .* cannot be read: No such file": put("none.jsonl", None, "prompts"),
+    "prompts .* cannot be read: it is not UTF-8 text": put("prompts.jsonl", b"\xe9"),
+    "is calibrated on text: give --prompts": options(prompts=None),
+    "is quantized already: leave --prompts out": put("in", bundle_of(QUANTIZED), "source"),
     "has its lengths already": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
-    "chip 'SM8751' does not exist, did you mean 'SM8750'?": lambda _: {"soc": "SM8751"},
-    "chip 'nothing' does not exist, there are: ": lambda _: {"soc": "nothing"},
-    "the Hexagon compiler needs Qualcomm's QNN libraries": lambda _: {"sdk": None},
+    "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
+    "chip 'nothing' does not exist, there are: ": options(soc="nothing"),
+    "the Hexagon compiler needs Qualcomm's QNN libraries": options(sdk=None),
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
-    "exists: pass --force": lambda place: {"none": place.output.write_text(""), "overwrite": False},
-    "is the input itself": lambda place: {"source": write(place.output, FLOAT)},
+    "exists: pass --force": lambda place: {**put("gemma.litertlm", "")(place), "overwrite": False},
+    "is the input itself": put("gemma.litertlm", bundle_of(FLOAT), "source"),
     "is the output, too": lambda place: {"work": place.output},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
     "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
-    "none.json cannot be read": lambda place: {"config": place.folder / "none.json"},
-    "is no JSON object with settings": config("[]"),
+    "none.json cannot be read": put("none.json", None, "config"),
+    "is no JSON object with settings": put("config.json", "[]", "config"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("sentence", BAD)
 def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: str) -> None:
-    options = BAD[sentence](place)
-    options.pop("none", None)
     stages = Stages()
     with pytest.raises((UsageError, ModelFormatError, OutputError), match=sentence.replace("?", r"\?")):
-        place.build(stages=stages, **options)
+        place.build(stages=stages, **BAD[sentence](place))
     assert stages.ran == []
 
 
@@ -383,11 +367,8 @@ def test_litert_s_own_package_of_qualcomms_libraries_is_found(
 
 
 def test_chips_are_found_however_they_are_spelled() -> None:
-    assert [find_chip(name)[1] for name in ("sm8750", " MT6993 ", "TENSOR_G5")] == [
-        "SM8750",
-        "MT6993",
-        "Tensor_G5",
-    ]
+    found = [find_chip(name)[1] for name in ("sm8750", " MT6993 ", "TENSOR_G5")]
+    assert found == ["SM8750", "MT6993", "Tensor_G5"]
 
 
 # --- sections ---

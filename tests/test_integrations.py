@@ -1,26 +1,22 @@
 """Models from litert-torch come in and go out as what they are; LiteRT's ahead-of-time pipeline takes a component."""
 
 import importlib
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_runs import DEMO, QUANTIZED
+from pretend_npu import executable
 from sdk import require_qnn
 
 import edge_opt
 from edge_opt.integrations import aot
 from edge_opt.ir import load
-from edge_opt.npu.sdk import find_libraries
+from edge_opt.npu.sdk import find_libraries, search_path
 from edge_opt.schema.errors import UsageError
 from edge_opt.targets import load_target
-
-TESTDATA = Path(__file__).parent.parent / "testdata"
-DEMO = TESTDATA / "demo_gemma3.tflite"
-QUANTIZED = TESTDATA / "demo_gemma3_a16w8.tflite"
 
 
 class Exported:
@@ -70,12 +66,7 @@ def qualcomm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """LiteRT's Qualcomm target, its plugin finding the libraries that EDGE_OPT_QNN names."""
     require_qnn()
     targets = pytest.importorskip("ai_edge_litert.aot.vendors.qualcomm.target", reason="needs tqdm, on Linux")
-    libraries = find_libraries(None)
-    folders = [str(libraries)]
-    if not (libraries / "libQnnLpai.so").exists():  # named by the plugin, not called for these chips
-        (tmp_path / "libQnnLpai.so").symlink_to(libraries / "libQnnSystem.so")
-        folders.append(str(tmp_path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(folders))
+    monkeypatch.setenv("LD_LIBRARY_PATH", search_path(find_libraries(None), scratch=tmp_path))
     return targets.Target(targets.SocModel.SM8750)
 
 
@@ -110,15 +101,13 @@ def called_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arguments of LiteRT's compiler for a conversion with `FLAGGED`; a stand-in takes the compiler's place."""
     common = pytest.importorskip("ai_edge_litert.aot.core.common", reason="needs tqdm, on Linux")
     targets = importlib.import_module("ai_edge_litert.aot.vendors.qualcomm.target")
-    tool = folder / "tool"
-    tool.write_text(
-        f"#!{sys.executable}\n"
-        "import pathlib, sys\n"
-        "given = dict(one.partition('=')[::2] for one in sys.argv[1:])\n"
-        "pathlib.Path(given['--o']).write_bytes(pathlib.Path(given['--model']).read_bytes())\n"
-        f"pathlib.Path({str(folder / 'called')!r}).write_text(chr(10).join(sys.argv[1:]))\n"
-    )
-    tool.chmod(0o700)
+    program = f"""
+        import pathlib, sys
+        given = dict(one.partition('=')[::2] for one in sys.argv[1:])
+        pathlib.Path(given['--o']).write_bytes(pathlib.Path(given['--model']).read_bytes())
+        pathlib.Path({str(folder / "called")!r}).write_text(chr(10).join(sys.argv[1:]))
+    """
+    tool = executable(folder / "tool", program)
     monkeypatch.setattr(common, "get_resource", lambda _: tool)
     soc = targets.Target(targets.SocModel.SM8750)
     aot.aot_compile(

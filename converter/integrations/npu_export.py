@@ -75,8 +75,8 @@ class Gain:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        both = (figures and figures.to_dict() for figures in (self.before, self.after))
-        return {**asdict(self), **dict(zip(("before", "after"), both, strict=True))}
+        both = {"before": self.before, "after": self.after}
+        return {**asdict(self), **{name: told and told.to_dict() for name, told in both.items()}}
 
 
 @dataclass(frozen=True, slots=True)
