@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED
-from test_cli_convert import same
 
 from edge_opt.conversion import convert
-from edge_opt.schema import Data, ModelFile, model_bytes, new_table, read_model, write_model
+from edge_opt.schema import Data, ModelFile, Table, model_bytes, new_table, read_model, write_model
 
 # (bytes, alignment, bytes of padding more than that asks for) of weights after the flatbuffer, in file order.
 LAYOUT = (
@@ -24,6 +23,19 @@ LAYOUT = (
     (12, 256, 0),
 )
 LARGE = (1 << 20, 4096, 0)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal tables: the same fields present with the same values, weights byte for byte."""
+    if isinstance(a, Table) and isinstance(b, Table):
+        names = a.fields.keys()
+        return (a.spec.name, names) == (b.spec.name, b.fields.keys()) and all(
+            same(a.fields[name], b.fields[name]) for name in names
+        )
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    one, other = (value.view() if isinstance(value, Data) else value for value in (a, b))
+    return type(a) is type(b) and bool(np.array_equal(one, other))
 
 
 def tables(places: list[tuple[int, int]]) -> Any:

@@ -131,8 +131,11 @@ class ConversionResult:
 def check_requirements(result: ConversionResult, *, require_match: bool, require_all: bool) -> None:
     """Raise `NothingMatchedError` or `SitesLeftError` where less was converted than was asked for."""
     if require_match and not result.converted:
-        text = "no attention block was converted and --require-match asks for one: nothing was written; "
-        raise NothingMatchedError(f"{text}run `edge-opt explain` to see why each block was left", result)
+        raise NothingMatchedError(
+            "no attention block was converted and --require-match asks for one: nothing was written; "
+            "run `edge-opt explain` to see why each block was left",
+            result,
+        )
     left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
     if require_all and left:
         first = left[0]
