@@ -1,6 +1,6 @@
 """Copies parts of a model: some operators as a model of their own, the subgraphs that they call with them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -27,62 +27,39 @@ def cut_out(
     `shapes`: of tensors that are to have others than their own. `values`: tensors read from outside that become
     constants.
     """
-    copier = _Copier(model, shapes, values)
-    copier.copy(Subgraph("region"), operators, inputs, outputs)
-    return copier.result
+    made, moved = Model(), dict[int, int]()
 
-
-class _Copier:
-    def __init__(
-        self,
-        source: Model,
-        shapes: Mapping[Tensor, Shape],
-        values: Mapping[Tensor, NDArray[np.generic]],
+    def add(
+        graph: Subgraph, operators: Iterable[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        self._source = source
-        self._shapes = shapes
-        self._values = values
-        self.result = Model()
-        self._moved: dict[int, int] = {}
-
-    def copy(
-        self,
-        graph: Subgraph,
-        operators: Sequence[Operator],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-    ) -> None:
-        self.result.subgraphs.append(graph)
+        made.subgraphs.append(graph)
         copies: dict[int, Tensor] = {}
 
-        def copy(tensor: Tensor) -> Tensor:
+        def copied(tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
-                name, shape = str(len(copies)), self._shapes.get(tensor, tensor.shape)
-                value = self._values.get(tensor)
-                copies[id(tensor)] = graph.add_tensor(_copied(tensor, name, shape, value))
+                shape, value = shapes.get(tensor, tensor.shape), values.get(tensor)
+                copies[id(tensor)] = graph.add_tensor(_copied(tensor, str(len(copies)), shape, value))
             return copies[id(tensor)]
 
-        graph.inputs = [copy(tensor) for tensor in inputs]
+        graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
-            made = graph.append(operator.on(copy))
-            made.options, made.table = self._options(operator.options), _custom(operator)
-        graph.outputs = [copy(tensor) for tensor in outputs]
+            new = graph.append(operator.on(copied))
+            new.table = _custom(operator)
+            for index in subgraph_indices(operator.options):
+                bring(index)
+            if operator.options is not None and subgraph_indices(operator.options):
+                new.options = renumbered(operator.options, moved)
+        graph.outputs = [copied(tensor) for tensor in outputs]
 
-    def _options(self, options: Table | None) -> Table | None:
-        if options is None or not subgraph_indices(options):
-            return options
-        for index in subgraph_indices(options):
-            self._bring(index)
-        return renumbered(options, self._moved)
+    def bring(index: int) -> None:
+        if index not in moved:
+            called = model.subgraphs[index]
+            # Its place is taken before its own callees come, which stand behind it.
+            moved[index] = len(made.subgraphs)
+            add(Subgraph(f"called_{index}"), called.operators, called.inputs, called.outputs)
 
-    def _bring(self, index: int) -> None:
-        if index in self._moved:
-            return
-        called = self._source.subgraphs[index]
-        graph = Subgraph(f"called_{index}")
-        # Its place is taken before its own callees come, which stand behind it.
-        self._moved[index] = len(self.result.subgraphs)
-        self.copy(graph, list(called.operators), called.inputs, called.outputs)
+    add(Subgraph("region"), operators, inputs, outputs)
+    return made
 
 
 def _custom(operator: Operator) -> Table | None:

@@ -69,7 +69,9 @@ class _Derivation:
         callees = called_subgraphs(self._model)
         walked: set[int] = set()
         for index, subgraph in enumerate(self._model.subgraphs):
-            self._check_constants(subgraph)
+            for tensor in subgraph.tensors:
+                if tensor.wrong_size is not None:
+                    self._findings.constant(subgraph, tensor, tensor.wrong_size)
             if index not in callees:
                 self._walk_root(index, subgraph)
                 walked.add(index)
@@ -92,11 +94,6 @@ class _Derivation:
         if shape is None or min(shape, default=0) >= 0:
             return shape
         return tuple(Dim(f"{tensor.name}[{axis}]") if dim < 0 else dim for axis, dim in enumerate(shape))
-
-    def _check_constants(self, subgraph: Subgraph) -> None:
-        for tensor in subgraph.tensors:
-            if tensor.wrong_size is not None:
-                self._findings.constant(subgraph, tensor, tensor.wrong_size)
 
     def _walk(self, subgraph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
         """Derive every operator of the subgraph; `facts` has its inputs and takes up everything else."""
@@ -184,22 +181,17 @@ class _Derivation:
         for tensor, shape, value in zip(subgraph.inputs, shapes, values, strict=True):
             recorded = self._findings.recorded(tensor)
             facts[tensor] = Fact(recorded if shape is None else shape, value)
-            self._check_entry(subgraph, tensor, shape, recorded)
+            if shape is not None and recorded is not None and misfit(shape, recorded, allow_refinement=True):
+                caller, position, op = self._callers[-1]
+                name = self._model.signature_name(caller)
+                reason = (
+                    f"operator {position} ({op.name}) of subgraph '{name}' enters with {shape_text(shape)}"
+                )
+                self._findings.entered(subgraph, tensor, (recorded, shape), reason)
         self._stack.append(index)
         outputs = self._walk(subgraph, facts)
         self._stack.pop()
         return outputs
-
-    def _check_entry(
-        self, subgraph: Subgraph, tensor: Tensor, shape: Shape | None, recorded: Shape | None
-    ) -> None:
-        if shape is None or recorded is None:
-            return
-        if misfit(shape, recorded, allow_refinement=True) is not None:
-            caller, position, op = self._callers[-1]
-            name = self._model.signature_name(caller)
-            reason = f"operator {position} ({op.name}) of subgraph '{name}' enters with {shape_text(shape)}"
-            self._findings.entered(subgraph, tensor, (recorded, shape), reason)
 
 
 def _shape_key(shape: Shape | None) -> object:
