@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from edge_opt.attention.rules import RULES
 from edge_opt.schema.tables import ENUMS
 from edge_opt.shapes import coverage, coverage_counts, coverage_page
 from edge_opt.shapes.rules import RULES as SHAPE_RULES
@@ -32,6 +33,11 @@ def test_what_is_not_covered_says_why() -> None:
     assert reasons["STABLEHLO_TANH"] == "the runtime has no kernel for it"
     assert reasons["LSTM"] == "no language model is known to hold it"
     assert len(set(reasons.values())) == 6
+
+
+def test_every_operator_that_attention_is_followed_through_has_a_rule() -> None:
+    """A new operator whose shape nobody derives is rolled back."""
+    assert RULES.keys() <= SHAPE_RULES.keys()
 
 
 def test_what_is_data_dependent() -> None:
