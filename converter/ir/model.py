@@ -209,23 +209,22 @@ class _ModelWriter:
 
     def write(self) -> Table:
         model = self._model
-        root = model.table.copy() if model.table is not None else new_table("Model", version=_SCHEMA_VERSION)
+        root = (model.table or new_table("Model", version=_SCHEMA_VERSION)).copy()
         _put(root, "subgraphs", [self._subgraph(subgraph) for subgraph in model.subgraphs])
         _put(root, "signature_defs", [self._signature(signature) for signature in model.signatures])
         _put(root, "metadata", [self._metadata(entry) for entry in model.metadata])
         _put_indices(root, "metadata_buffer", [self._buffers.of(buffer) for buffer in model.metadata_buffers])
         _put(root, "operator_codes", [_operator_code(code) for code in self._codes.items])
-        _put(root, "buffers", [_buffer(buffer) for buffer in self._buffers.items])
+        buffers = [buffer.table or new_table("Buffer", data=buffer.data) for buffer in self._buffers.items]
+        _put(root, "buffers", buffers)
         return root
 
-    def _metadata(self, entry: Any) -> Table:
-        table = entry.table.copy() if entry.table is not None else new_table("Metadata", name=entry.name)
+    def _metadata(self, entry: Metadata) -> Table:
+        table = (entry.table or new_table("Metadata", name=entry.name)).copy()
         return _update(table, "buffer", self._buffers.of(entry.buffer))
 
     def _subgraph(self, subgraph: Subgraph) -> Table:
-        table = subgraph.table.copy() if subgraph.table is not None else new_table("SubGraph")
-        if subgraph.table is None and subgraph.name:
-            table.set("name", subgraph.name)
+        table = (subgraph.table or new_table("SubGraph", name=subgraph.name or None)).copy()
         numbers = self._tensors[id(subgraph)] = _Numbering(subgraph.tensors)
         operators = [self._operator(operator, numbers) for operator in subgraph.operators]
         _put_indices(table, "inputs", [numbers.of(tensor) for tensor in subgraph.inputs])
@@ -235,7 +234,7 @@ class _ModelWriter:
         return table
 
     def _operator(self, operator: Operator, numbers: _Numbering) -> Table:
-        table = operator.table.copy() if operator.table is not None else new_table("Operator")
+        table = (operator.table or new_table("Operator")).copy()
         _update(table, "opcode_index", self._codes.of(operator.code))
         inputs = [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs]
         _put_indices(table, "inputs", inputs)
@@ -246,7 +245,7 @@ class _ModelWriter:
         return table
 
     def _tensor(self, tensor: Tensor) -> Table:
-        table = tensor.table.copy() if tensor.table is not None else new_table("Tensor", has_rank=True)
+        table = (tensor.table or new_table("Tensor", has_rank=True)).copy()
         _update(table, "name", tensor.name)
         _put_indices(table, "shape", tensor.shape)
         if tensor.shape_signature is None:
@@ -261,7 +260,7 @@ class _ModelWriter:
         return table
 
     def _signature(self, signature: Signature) -> Table:
-        table = signature.table.copy() if signature.table is not None else new_table("SignatureDef")
+        table = (signature.table or new_table("SignatureDef")).copy()
         _update(table, "signature_key", signature.key)
         _update(table, "subgraph_index", self._subgraphs.of(signature.subgraph))
         numbers = self._tensors[id(signature.subgraph)]
@@ -276,23 +275,13 @@ class _ModelWriter:
 
 
 def _operator_code(code: OperatorCode) -> Table:
-    if code.table is not None:
-        return code.table
-    table = new_table(
+    return code.table or new_table(
         "OperatorCode",
         deprecated_builtin_code=min(code.builtin, _PLACEHOLDER),
         version=code.version,
         builtin_code=code.builtin,
+        custom_code=code.custom_code,
     )
-    if code.custom_code is not None:
-        table.set("custom_code", code.custom_code)
-    return table
-
-
-def _buffer(buffer: Buffer) -> Table:
-    if buffer.table is not None:
-        return buffer.table
-    return new_table("Buffer") if buffer.data is None else new_table("Buffer", data=buffer.data)
 
 
 def _put_options(table: Table, options: Table | None) -> None:

@@ -188,13 +188,9 @@ def _options(table: Table | None) -> str:
     texts = [
         f"{name}: {_option(value)}"
         for name, value in present
-        if isinstance(value, np.ndarray) or value != _default(table, name)
+        if isinstance(value, np.ndarray) or value != table.spec.defaults[name]
     ]
     return f" {{{', '.join(texts)}}}" if texts else ""
-
-
-def _default(table: Table, name: str) -> object:
-    return Table(table.spec, {}).get(name)
 
 
 def _option(value: Any) -> str:

@@ -97,7 +97,9 @@ class Findings:
         self._placeholders = placeholders
         self._names = {id(subgraph): model.signature_name(subgraph) for subgraph in model.subgraphs}
         self._states_ranks = any(
-            _states_rank(tensor) for graph in model.subgraphs for tensor in graph.tensors
+            tensor.table is not None and tensor.table.get("has_rank")
+            for graph in model.subgraphs
+            for tensor in graph.tensors
         )
         self.shapes: dict[Tensor, Shape | None] = {}
         self.values: dict[Tensor, Array] = {}
@@ -185,7 +187,3 @@ class Findings:
         found = tuple(self._reported.values())
         refused = tuple(self._refused)
         return ShapeReport(count, len(self._unknown), found, self.shapes, self.values, refused)
-
-
-def _states_rank(tensor: Tensor) -> bool:
-    return tensor.table is not None and bool(tensor.table.get("has_rank"))
