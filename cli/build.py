@@ -63,17 +63,13 @@ def _time(seconds: float) -> str:
 
 
 def _show(result: BuildResult) -> None:
-    output.say()
-    for entry in result.optimized["signatures"]:
-        output.say(f"{entry['signature']}: {entry['kept']}, {entry['why']}")
-    for note in result.optimized["notes"]:
-        output.say(note)
+    kept = [
+        f"{entry['signature']}: {entry['kept']}, {entry['why']}" for entry in result.optimized["signatures"]
+    ]
+    output.say("", *kept, *result.optimized["notes"])
     if result.sections_put_back:
-        output.say(
-            f"Sections that litert-torch's packing left out are back: {', '.join(result.sections_put_back)}"
-        )
+        names = ", ".join(result.sections_put_back)
+        output.say(f"Sections that litert-torch's packing left out are back: {names}")
     written = Path(str(result.output))
-    output.say(
-        f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor}): prefill and decode are one "
-        f"call of the NPU each."
-    )
+    made = f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor})"
+    output.say(f"{made}: prefill and decode are one call of the NPU each.")

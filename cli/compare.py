@@ -55,20 +55,14 @@ def show(report: ComparisonReport) -> None:
     if report.equal and report.generation is not None:
         output.say(f"Generated: {report.generation.sentence()}.")
     if not report.equal and report.first_difference is not None:
-        output.say()
-        for line in _located(report.first_difference):
-            output.say(line)
+        output.say("", *_located(report.first_difference))
 
 
 def _show_verdict(report: ComparisonReport | NpuComparison, table: str, notes: Iterable[str]) -> None:
     """The table with its notes, and whether all is equal, or what is not."""
-    output.say(table)
-    for sentence in notes:
-        output.say(f"  {sentence}")
-    output.say()
+    output.say(table, *(f"  {sentence}" for sentence in notes), "")
     output.say(f"Equal: {report.summary()}." if report.equal else "Different:")
-    for sentence in report.differences():
-        output.say(f"  {sentence}")
+    output.say(*(f"  {sentence}" for sentence in report.differences()))
 
 
 def _located(found: FirstDifference) -> list[str]:
@@ -113,8 +107,7 @@ def _row(signature: SignatureComparison) -> tuple[str, ...]:
 def _show_on_npu(report: NpuComparison) -> None:
     flags = " ".join(report.flags) or "the compiler's own defaults"
     cut = "" if report.layers is None else f", the first {many(report.layers, 'layer')}"
-    output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}")
-    output.say()
+    output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}", "")
     head = "signature, outputs, numbers, differ, a: lowest dB, b: lowest dB, seconds a, seconds b"
     rows = [tuple(head.split(", ")), *map(_npu_row, report.signatures)]
     _show_verdict(report, output.table(rows), report.caches)

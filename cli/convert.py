@@ -35,21 +35,13 @@ def run(asked: Convert) -> int:
             output.say_json(result.to_dict())
         elif not asked.quiet:
             show(result)
-            for path in reports:
-                output.say(f"Report: {path}")
+            output.say(*(f"Report: {path}" for path in reports))
     return 0
 
 
 def show(result: ConversionResult, *, folders: bool = True) -> None:
     """The result for people; `folders` where they want to know in which one it is."""
-    output.say(_files(result, folders=folders))
-    output.say()
-    output.say(output.table(entry_points(result)))
-    output.say()
-    output.say(streams.named(result.summary(), "MODEL"))
 
-
-def _files(result: ConversionResult, *, folders: bool) -> str:
     def described(path: str | None) -> str:
         if path is None:
             return "nothing written (dry run)"
@@ -57,4 +49,5 @@ def _files(result: ConversionResult, *, folders: bool) -> str:
         return f"{shown} ({size(Path(path).stat().st_size)})"
 
     names = f"{described(result.input)} -> {described(result.output)}"
-    return f"{names}, target {result.target}, {result.seconds:.1f} s"
+    output.say(f"{names}, target {result.target}, {result.seconds:.1f} s", "")
+    output.say(output.table(entry_points(result)), "", streams.named(result.summary(), "MODEL"))

@@ -42,9 +42,9 @@ def _run(folder: Path, where: str, *, force: bool) -> int:
         result = convert_model(source, overwrite=force)
         converting.show(result, folders=False)
         report = compare_models(source, default_output(source))
-        output.say()
+        output.say("")
         compare.show(report)
-        output.say()
+        output.say("")
         equal = equal and report.equal
     _show_block(folder / next(iter(MODELS)))
     output.say(f"\n{where}; next: edge-opt convert YOUR_MODEL.tflite")
@@ -61,4 +61,4 @@ def _show_block(source: Path) -> None:
             (f"an attention block of {name}, before", shown.before),
             ("after: single heads, joined", shown.after),
         ):
-            output.say("\n".join([f"== {title}", "", *shown.lines(operators), ""]))
+            output.say(f"== {title}", "", *shown.lines(operators), "")

@@ -36,8 +36,7 @@ def explain(asked: Explain) -> int:
         return 0
     if not found:
         output.say("No site: the model holds nothing that a pass could apply to.")
-    for explanation in found:
-        output.say(_verdict(explanation))
+    output.say(*map(_verdict, found))
     return 0
 
 
@@ -51,20 +50,17 @@ def _write_overlay(asked: Inspect, path: Path) -> None:
 def _show(found: Inspection) -> None:
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{streams.name(found.file or '')}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
-    output.say(f"constants: {weights or 'none'}")
-    output.say()
+    output.say(f"constants: {weights or 'none'}", "")
     rows: list[tuple[str, ...]] = [("signature", "operators", "inputs", "outputs", "attention")]
     rows += [_row(signature, found.attention) for signature in found.signatures]
     output.say(output.table(rows))
     for signature in found.signatures:
-        output.say()
-        output.say(f"{signature.name}: {_operators(signature)}")
-        for line in _blocks(signature, found.attention):
-            output.say(f"  {line}")
+        # Equal blocks on one line: layers repeat.
+        blocks = Counter(_describe(block) for block in found.attention if block.signature == signature.name)
+        listed = (f"  {count} x {text}" for text, count in blocks.items())
+        output.say("", f"{signature.name}: {_operators(signature)}", *listed)
     if found.target is not None:
-        output.say()
-        for line in _lint(found):
-            output.say(line)
+        output.say("", *_lint(found))
 
 
 def _lint(found: Inspection) -> list[str]:
@@ -92,12 +88,6 @@ def _operators(signature: SignatureContent) -> str:
     text = ", ".join(f"{name} {count}" for name, count in named[:_OPERATORS_NAMED])
     rest = sum(count for _, count in named[_OPERATORS_NAMED:])
     return f"{text}, others {rest}" if rest else text or "no operators"
-
-
-def _blocks(signature: SignatureContent, attention: list[AttentionBlock]) -> list[str]:
-    """Equal blocks on one line: layers repeat."""
-    same = Counter(_describe(block) for block in attention if block.signature == signature.name)
-    return [f"{count} x {text}" for text, count in same.items()]
 
 
 def _describe(block: AttentionBlock) -> str:

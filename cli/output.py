@@ -24,9 +24,9 @@ def make_tolerant() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(text: str = "") -> None:
-    """One or more lines on standard output."""
-    _write(f"{_printable(text)}\n")
+def say(*lines: str) -> None:
+    """Lines on standard output."""
+    _write("".join(f"{_printable(line)}\n" for line in lines))
 
 
 def say_json(value: dict[str, Any]) -> None:

@@ -29,23 +29,18 @@ def _show(profiles: Sequence[Profile]) -> None:
     first = profiles[0]
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     flags = " ".join(first.flags) or "the compiler's own defaults"
-    output.say(f"{first.target}: {first.chip}, {versions}; flags: {flags}")
-    output.say()
+    output.say(f"{first.target}: {first.chip}, {versions}; flags: {flags}", "")
     rows: list[tuple[str, ...]] = [("model", "signature", *columns(first.signatures[0]))]
     rows += [
         (Path(entry.model).name, figures.signature, *columns(figures).values())
         for entry in profiles
         for figures in entry.signatures
     ]
-    output.say(output.table(rows, left=2))
-    for note in dict.fromkeys(note for entry in profiles for note in entry.notes):
-        output.say(f"  {note}")
+    notes = dict.fromkeys(note for entry in profiles for note in entry.notes)
+    output.say(output.table(rows, left=2), *(f"  {note}" for note in notes))
     reasons = _refusals(profiles)
     if reasons:
-        output.say()
-        output.say("on the CPU:")
-        for text in reasons:
-            output.say(f"  {text}")
+        output.say("", "on the CPU:", *(f"  {text}" for text in reasons))
 
 
 def columns(figures: Figures) -> dict[str, str]:

@@ -19,11 +19,8 @@ def run(asked: Shapes) -> int:
     if asked.as_json:
         output.say_json({"file": str(asked.file), **report.to_dict()})
     else:
-        for disagreement in report.disagreements:
-            output.say(str(disagreement))
         count = len(report.disagreements)
-        output.say(
-            f"{report.derived} of {many(report.tensors, 'tensor')} derived, "
-            f"{many(count, 'disagreement') if count else 'all as the file says'}"
-        )
+        verdict = many(count, "disagreement") if count else "all as the file says"
+        counts = f"{report.derived} of {many(report.tensors, 'tensor')} derived"
+        output.say(*map(str, report.disagreements), f"{counts}, {verdict}")
     return 1 if report.disagreements else 0

@@ -29,24 +29,15 @@ def run(asked: Tune) -> int:
 
 def _show(found: Tuning, destination: Path | None) -> None:
     versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
-    output.say(
-        f"{found.target.name}: {found.chip}, {versions}; {found.extent} of {found.signature}, best first"
-    )
-    output.say()
+    what = f"{found.target.name}: {found.chip}, {versions}"
+    output.say(f"{what}; {found.extent} of {found.signature}, best first", "")
     told = [(trial, columns(trial.figures)) for trial in found.trials if trial.usable and trial.figures]
     rows: list[tuple[str, ...]] = [("form", *(told[0][1] if told else ()), "seconds")]
     rows += [(str(trial.choice), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told]
-    output.say(output.table(rows, left=1))
-    output.say()
-    for note in found.notes:
-        output.say(f"  {note}")
-    for trial in found.trials:
-        if not trial.usable:
-            output.say(f"  left out, {trial.choice}: {trial.failure or trial.verdict}")
-    best = found.winner
-    if best is not None:
-        output.say(f"Best: {best.choice}: {found.checked}.")
-    else:
-        output.say(f"No winner: {found.checked}.")
+    output.say(output.table(rows, left=1), "", *(f"  {note}" for note in found.notes))
+    left = [trial for trial in found.trials if not trial.usable]
+    output.say(*(f"  left out, {trial.choice}: {trial.failure or trial.verdict}" for trial in left))
+    best = "No winner" if found.winner is None else f"Best: {found.winner.choice}"
+    output.say(f"{best}: {found.checked}.")
     if destination is not None:
         output.say(f"It is in {destination}: edge-opt convert {found.model} --target {destination}")
