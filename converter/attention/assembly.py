@@ -151,19 +151,14 @@ def _drop_adjoint_operands(operators: Sequence[Operator]) -> list[Operator]:
     producer = {id(tensor): operator for operator in operators for tensor in operator.outputs}
     result: list[Operator] = []
     for operator in operators:
-        if operator.name != "BATCH_MATMUL":
-            result.append(operator)
-            continue
-        sides = [operator.input(0), operator.input(1)]
-        flags = [bool(operator.option("adj_x")), bool(operator.option("adj_y"))]
-        for side in (0, 1):
-            source = producer.get(id(sides[side]))
-            if flags[side] and source is not None and exchanges_last_two(source):
-                sides[side], flags[side] = source.input(0), False
-        if flags == [bool(operator.option("adj_x")), bool(operator.option("adj_y"))]:
-            result.append(operator)
-        else:
-            result.append(_product(operator, (sides[0], sides[1]), (flags[0], flags[1]), operator.outputs[0]))
+        made = operator
+        for side, flag in ((0, "adj_x"), (1, "adj_y")) if operator.name == "BATCH_MATMUL" else ():
+            source = producer.get(id(operator.input(side)))
+            if operator.option(flag) and source is not None and exchanges_last_two(source):
+                sides, turned = [*made.inputs], [made.option("adj_x"), made.option("adj_y")]
+                sides[side], turned[side] = source.input(0), False
+                made = _product(made, sides, turned, operator.output)
+        result.append(made)
     return result
 
 
@@ -177,12 +172,12 @@ def exchanges_last_two(operator: Operator) -> bool:
 
 
 def _product(
-    like: Operator, sides: tuple[Tensor, Tensor], turned: tuple[bool, bool], output: Tensor
+    like: Operator, sides: Sequence[Tensor | None], turned: Sequence[object], output: Tensor
 ) -> Operator:
     options = new_table("BatchMatMulOptions") if like.options is None else like.options
     table = options.copy()
     for name, value in zip(("adj_x", "adj_y"), turned, strict=True):
         # "Absent" and "false" say the same; keep the shorter.
         if value or name in table.fields:
-            table.set(name, value)
+            table.set(name, bool(value))
     return Operator(like.code, sides, [output], table, like.table)

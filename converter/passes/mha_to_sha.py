@@ -13,7 +13,6 @@ from edge_opt.ir.words import shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.tile_rows import in_pieces, tiled_block
-from edge_opt.targets import Target
 
 ROUNDED = Demand("relative", 1e-6)
 """Of a block with FULLY_CONNECTED products."""
@@ -50,8 +49,10 @@ def _site(context: Context, block: Block) -> Site:
     form = form_for(target.form, merged=block.merged)
     if block.head_size < (target.norm_per_head_from or 0):
         form = replace(form, composites=False)
-    notes: list[str] = []
-    chosen = _tiled(target, block, notes)
+    tiled, notes = tiled_block(target, block), []
+    if isinstance(tiled, Refusal):
+        notes.append(f"rows are not cut: {tiled}")
+    chosen = block if isinstance(tiled, Refusal) else tiled
     build = partial(_build, context, chosen, form)
     beside = products_beside(chosen.core)
     if beside:
@@ -62,16 +63,6 @@ def _site(context: Context, block: Block) -> Site:
         demand = ROUNDED
         notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
     return Site(block.softmax, build, block.heads, block.kv_heads, demand, "; ".join(notes))
-
-
-def _tiled(target: Target, block: Block, notes: list[str]) -> Block:
-    """The block with its rows cut, where the target wants it; whole, with a note, where that cannot be."""
-    found = tiled_block(target, block)
-    if isinstance(found, Block):
-        return found
-    if found is not None:
-        notes.append(f"rows are not cut: {found}")
-    return block
 
 
 def _build(context: Context, block: Block, form: Form) -> Rewrite | Refusal:

@@ -37,15 +37,15 @@ class TileRows(Pass):
                 tiled = tiled_block(target, match)
                 if isinstance(tiled, Refusal):
                     yield SkippedSite(match.softmax, str(tiled))
-                elif tiled is not None:
+                elif tiled is not match:
                     yield Site(match.softmax, partial(in_pieces, context, tiled, _FORM), heads=1, kv_heads=1)
 
 
-def tiled_block(target: Target, block: Block) -> Block | Refusal | None:
-    """The attention cut into as few equal blocks of rows as the target's wish allows; None where it stays whole."""
+def tiled_block(target: Target, block: Block) -> Block | Refusal:
+    """The attention cut into as few equal blocks of rows as the target's wish allows; itself where it stays whole."""
     rows = block.query_length
     if target.rows_per_tile is None or target.rows_per_tile >= rows:
-        return None
+        return block
     size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
     return row_tiles(block, rows // size)
 
