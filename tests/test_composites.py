@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flatbuffers import flexbuffers
+from pass_runs import count, names, statuses
 
 from edge_opt.comparison.compare import compare
-from edge_opt.conversion import convert
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.table import new_table
 
+BODY = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
 DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
 
 TWO_COMPOSITES = """
@@ -35,26 +37,23 @@ subgraph attention (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,
   %heads: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
   return %heads
 }
-""".replace("BODY", "composite_attributes: [0, 0, 1], decomposition_subgraph_index")
+""".replace("BODY", BODY)
 
 
-def names(model: Model) -> list[str]:
-    return [operator.name for operator in model.subgraphs[0].operators]
+def opened(model: Model, **options: bool) -> tuple[ConversionResult, Model]:
+    """The model converted, which computes the same bits."""
+    before = to_bytes(model)
+    result = convert(before, **options)
+    assert result.model is not None
+    assert compare(before, to_bytes(result.model)).bitwise
+    return result, result.model
 
 
 def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called() -> None:
-    before = to_bytes(parse(TWO_COMPOSITES))
-    model = convert(before).model
-    assert model is not None
-    assert names(model).count("STABLEHLO_COMPOSITE") == 1
-    assert names(model).count("SOFTMAX") == 2, "one for each head"
-    assert compare(before, to_bytes(model)).bitwise
-
-
-def test_the_body_goes_with_the_last_composite_and_the_others_keep_theirs() -> None:
-    model = convert(to_bytes(parse(TWO_COMPOSITES))).model
-    assert model is not None
-    assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
+    _, model = opened(parse(TWO_COMPOSITES))
+    assert count(model, "STABLEHLO_COMPOSITE") == 1
+    assert count(model, "SOFTMAX") == 2, "one for each head"
+    assert [graph.name for graph in model.subgraphs] == ["main", "positive"], "the other keeps its body"
     composite = next(op for op in model.subgraphs[0].operators if op.name == "STABLEHLO_COMPOSITE")
     assert model.subgraphs[int(composite.option("decomposition_subgraph_index"))].name == "positive"
 
@@ -66,19 +65,14 @@ def test_a_body_that_moves_is_found_at_its_new_place() -> None:
     text = (
         head.replace("index: 1", "index: 9").replace("index: 2", "index: 1").replace("index: 9", "index: 2")
     )
-    before = to_bytes(parse(f"{text}subgraph attention{attention}{positive}"))
-    model = convert(before).model
-    assert model is not None
+    _, model = opened(parse(f"{text}subgraph attention{attention}{positive}"))
     assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
-    assert compare(before, to_bytes(model)).bitwise
 
 
 def test_every_composite_is_opened_on_request() -> None:
-    before = to_bytes(parse(TWO_COMPOSITES))
-    result = convert(before, inline_composites=True)
-    assert result.model is not None
-    assert "STABLEHLO_COMPOSITE" not in names(result.model)
-    assert len(result.model.subgraphs) == 1
+    result, model = opened(parse(TWO_COMPOSITES), inline_composites=True)
+    assert "STABLEHLO_COMPOSITE" not in names(model)
+    assert len(model.subgraphs) == 1
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
 
 
@@ -130,36 +124,27 @@ subgraph positive (%x: float32[1,2,3,4]) {
   %y: float32[1,2,3,4] = ABS(%x)
   return %y
 }
-""".replace("BODY", "composite_attributes: [0, 0, 1], decomposition_subgraph_index")
+""".replace("BODY", BODY)
 
 
 def test_a_body_that_holds_another_composite_is_opened_and_the_other_moves_as_it_is() -> None:
-    before = to_bytes(parse(NESTED))
-    model = convert(before).model
-    assert model is not None
-    assert names(model).count("STABLEHLO_COMPOSITE") == 1
-    assert names(model).count("SOFTMAX") == 2
+    _, model = opened(parse(NESTED))
+    assert (count(model, "STABLEHLO_COMPOSITE"), count(model, "SOFTMAX")) == (1, 2)
     assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
-    assert compare(before, to_bytes(model)).bitwise
 
 
 def test_on_request_composites_are_opened_at_every_depth() -> None:
-    before = to_bytes(parse(NESTED))
-    result = convert(before, inline_composites=True)
-    assert result.model is not None
-    opened = [site for site in result.converted if site.pass_name == "inline_composites"]
-    assert [site.index for site in opened] == [0, 1]
-    assert "STABLEHLO_COMPOSITE" not in names(result.model)
-    assert len(result.model.subgraphs) == 1
-    assert compare(before, to_bytes(result.model)).bitwise
+    result, model = opened(parse(NESTED), inline_composites=True)
+    assert [site.index for site in result.converted if site.pass_name == "inline_composites"] == [0, 1]
+    assert "STABLEHLO_COMPOSITE" not in names(model)
+    assert len(model.subgraphs) == 1
 
 
 def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
-    body = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
     graphs = [
         f"""subgraph g{depth} (%x: float32[4]) {{
-          %a: float32[4] = STABLEHLO_COMPOSITE(%x) {{name: 'n', {body}: {depth + 1}}}
-          %b: float32[4] = STABLEHLO_COMPOSITE(%a) {{name: 'n', {body}: {depth + 1}}}
+          %a: float32[4] = STABLEHLO_COMPOSITE(%x) {{name: 'n', {BODY}: {depth + 1}}}
+          %b: float32[4] = STABLEHLO_COMPOSITE(%a) {{name: 'n', {BODY}: {depth + 1}}}
           return %b
         }}"""
         for depth in range(40)
@@ -172,11 +157,10 @@ def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
 
 def spectrogram(options: bytes) -> Model:
     """A composite whose body is one custom operator, with the options that only its kernel understands."""
-    body = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
     model = parse(f"""
     signature main = #0 (x=%x) -> (y=%y)
     subgraph main (%x: float32[32,1]) {{
-      %y: float32[1,7,5] = STABLEHLO_COMPOSITE(%x) {{name: 'sound', {body}: 1}}
+      %y: float32[1,7,5] = STABLEHLO_COMPOSITE(%x) {{name: 'sound', {BODY}: 1}}
       return %y
     }}
     subgraph sound (%x: float32[32,1]) {{
@@ -191,13 +175,10 @@ def spectrogram(options: bytes) -> Model:
 
 def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
     options = flexbuffers.Dumps({"window_size": 8, "stride": 4, "magnitude_squared": True})
-    before = to_bytes(spectrogram(bytes(options)))
-    result = convert(before, inline_composites=True)
+    result, model = opened(spectrogram(bytes(options)), inline_composites=True)
     assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
     assert result.sites[0].proof is not None
-    assert result.model is not None
-    assert names(result.model) == ["CUSTOM"]
-    assert compare(before, to_bytes(result.model)).bitwise
+    assert names(model) == ["CUSTOM"]
 
 
 # State
@@ -211,7 +192,7 @@ subgraph main (%x: float32[4]) {
 subgraph body (%x: float32[4]) {
   return %x
 }
-""".replace("BODY", "composite_attributes: [0, 0, 1], decomposition_subgraph_index")
+""".replace("BODY", BODY)
 
 
 def counting() -> Model:
@@ -236,12 +217,9 @@ def counting() -> Model:
 
 
 def test_reads_of_a_variable_before_and_after_a_write_stay_two() -> None:
-    before = to_bytes(counting())
-    result = convert(before, inline_composites=True)
-    assert [str(site.status) for site in result.sites] == ["converted"]
-    assert result.model is not None
-    assert names(result.model).count("READ_VARIABLE") == 2
-    assert compare(before, to_bytes(result.model)).bitwise
+    result, model = opened(counting(), inline_composites=True)
+    assert statuses(result.sites) == ["converted"]
+    assert count(model, "READ_VARIABLE") == 2
 
 
 def test_a_body_with_a_tensor_that_is_kept_between_runs_is_left() -> None:

@@ -72,16 +72,11 @@ def fused(text: str, prover: Any = None) -> tuple[Model, SiteReport]:
 # Golden
 
 
-def test_the_pages_graph_of_prefill(prover: RegionProver) -> None:
-    model, reports = convert_text(PREFILL, "matmul_convert", prover=prover)
+@pytest.mark.parametrize(("before", "after"), [(PREFILL, PREFILL_AFTER), (DECODE, DECODE_AFTER)])
+def test_the_pages_graphs_of_prefill_and_decode(before: str, after: str, prover: RegionProver) -> None:
+    model, reports = convert_text(before, "matmul_convert", prover=prover)
     assert statuses(reports) == ["converted"]
-    assert to_text(model) == PREFILL_AFTER
-
-
-def test_the_pages_graph_of_decode(prover: RegionProver) -> None:
-    model, reports = convert_text(DECODE, "matmul_convert", prover=prover)
-    assert statuses(reports) == ["converted"]
-    assert to_text(model) == DECODE_AFTER
+    assert to_text(model) == after
 
 
 def test_both_products_converted(prover: RegionProver) -> None:

@@ -152,45 +152,29 @@ def test_it_runs_once(prover: RegionProver) -> None:
     assert to_text(reread(model)) == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(
-            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
-            f"  %m: float32{SHAPE} = MUL(%f, float32(-65472.0))\n  return %m\n}}\n",
-            id="float, as mask_to_add makes it",
-        ),
-        pytest.param(
-            f"subgraph main (%open: int8{SHAPE} q(1.0, 0)) {{\n"
-            f"  %m: int8{SHAPE} q(1.0, 0) = MUL(%open, int8(-100) q(1.0, 0))\n  return %m\n}}\n",
-            id="no boolean",
-        ),
-        pytest.param(
-            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
-            f"  %m: int8{SHAPE} q(1.0, 0) = QUANTIZE(%f)\n  return %m\n}}\n",
-            id="no multiplication",
-        ),
-        pytest.param(
-            f"subgraph main (%open: bool{SHAPE}, %s: float32[1]) {{\n"
-            f"  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n  %m: float32{SHAPE} = MUL(%f, %s)\n"
-            f"  %y: int8{SHAPE} q(1.0, 0) = QUANTIZE(%m)\n  return %y\n}}\n",
-            id="no constant",
-        ),
-        pytest.param(
-            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
-            f"  %m: float32{SHAPE} = MUL(%f, float32{{0.0, -1.0, -2.0, -3.0, -4.0, -5.0}})\n"
-            f"  %y: int8{SHAPE} q(1.0, 0) = QUANTIZE(%m)\n  return %y\n}}\n",
-            id="more than two values",
-        ),
-        pytest.param(
-            f"subgraph main (%open: bool{SHAPE}) {{\n  %f: float32{SHAPE} = CAST(%open) {{in_data_type: 6}}\n"
-            f"  %e: float32{SHAPE} = EXP(%f)\n  %m: float32{SHAPE} = MUL(%e, float32(-1.0))\n"
-            f"  %y: int8{SHAPE} q(1.0, 0) = QUANTIZE(%m)\n  return %y\n}}\n",
-            id="something else in between",
-        ),
-    ],
-)
-def test_other_graphs_are_no_sites(text: str) -> None:
+NUMBER = "%f: float32[] = CAST(%open) {in_data_type: 6}"
+OTHERS = {
+    "float, as mask_to_add makes it": ("%open: bool[]", NUMBER, "%y: float32[] = MUL(%f, float32(-65472.0))"),
+    "no boolean": ("%open: int8[] q(1.0, 0)", "%y: int8[] q(1.0, 0) = MUL(%open, int8(-100) q(1.0, 0))"),
+    "no multiplication": ("%open: bool[]", NUMBER, "%y: int8[] q(1.0, 0) = QUANTIZE(%f)"),
+    "no constant": (
+        "%open: bool[], %s: float32[1]", NUMBER, "%m: float32[] = MUL(%f, %s)", "%y: int8[] q(1.0, 0) = QUANTIZE(%m)",
+    ),
+    "more than two values": (
+        "%open: bool[]", NUMBER, "%m: float32[] = MUL(%f, float32{0.0, -1.0, -2.0, -3.0, -4.0, -5.0})",
+        "%y: int8[] q(1.0, 0) = QUANTIZE(%m)",
+    ),
+    "something else in between": (
+        "%open: bool[]", NUMBER, "%e: float32[] = EXP(%f)", "%m: float32[] = MUL(%e, float32(-1.0))",
+        "%y: int8[] q(1.0, 0) = QUANTIZE(%m)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_graphs_are_no_sites(case: str) -> None:
+    given, *lines = (line.replace("[]", SHAPE) for line in OTHERS[case])
+    text = f"subgraph main ({given}) {{ {' '.join(lines)} return %y }}"
     model, reports = convert_text(text, "quantized_mask")
     assert reports == []
     assert to_text(model) == to_text(parse(text))
