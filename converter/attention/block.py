@@ -4,21 +4,20 @@ From a SOFTMAX forward to its value products and to the tensor where the heads a
 the head label to the logits products.
 """
 
-import math
 from collections.abc import Iterator
 
 from edge_opt.attention.found import Block, Match, NotABlock
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.rules import is_product
+from edge_opt.attention.rules import is_product, multiplies_activations
 from edge_opt.attention.surroundings import (
     OPAQUE,
     SOFTMAXES,
     between_products,
+    holds_several,
     is_residual,
     last_computation,
-    multiplies_activations,
     producers,
     products_above,
     value_products,
@@ -84,7 +83,7 @@ class _Finder:
             for weights in (operator for operator in made if operator is not None):
                 linear = is_product(weights)
                 scores = [weights] if linear else products_above(producers(weights))[0]
-                several = all(map(_of_several_matrices, scores)) and not any(map(is_residual, scores))
+                several = all(map(holds_several, scores)) and not any(map(is_residual, scores))
                 if scores and known.isdisjoint(scores) and several:
                     known.update((product, *scores))
                     yield weights
@@ -110,10 +109,6 @@ class _Finder:
             return _without_scores(softmax, ends)
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
-
-
-def _of_several_matrices(product: Operator) -> bool:
-    return math.prod(product.outputs[0].shape[:-2]) > 1
 
 
 def _without_scores(softmax: Operator, ends: list[Operator]) -> NotABlock:

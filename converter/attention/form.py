@@ -26,13 +26,10 @@ class Form:
         return self.cut != "unpack"
 
 
-SPLIT = Form()
-UNPACK = Form(cut="unpack", position="far")
-ABOVE = Form(position="above")
 FORMS = {
-    "split": SPLIT,
-    "unpack": UNPACK,
-    "split-above": ABOVE,
+    "split": Form(),
+    "unpack": Form(cut="unpack", position="far"),
+    "split-above": Form(position="above"),
 }
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
@@ -44,6 +41,5 @@ FORM_NAMES = (AS_FOUND, *FORMS)
 
 def form_for(name: str, *, merged: bool) -> Form:
     """The form that a target's word stands for, for a block that merges its heads or leaves them side by side."""
-    if name == AS_FOUND:
-        return SPLIT if merged else UNPACK
-    return FORMS[name]
+    as_found = "split" if merged else "unpack"
+    return FORMS[as_found if name == AS_FOUND else name]

@@ -123,7 +123,8 @@ def _shapes_disagree(operator: Operator) -> Refusal | None:
     if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
         return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
     try:
-        derived = infer_operator(operator, [_shape(t) for t in operator.inputs], constants_of(operator))
+        shapes = [None if tensor is None else tensor.shape for tensor in operator.inputs]
+        derived = infer_operator(operator, shapes, constants_of(operator))
     except ShapeError as error:
         return Refusal(f"the recorded shapes do not fit: {error}", operator)
     for shape, output in zip(derived, operator.outputs, strict=False):
@@ -132,10 +133,6 @@ def _shapes_disagree(operator: Operator) -> Refusal | None:
         if 0 in output.shape:
             return Refusal("an empty tensor", operator, output)
     return None
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tensor.shape
 
 
 class Labelling:

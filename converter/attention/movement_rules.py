@@ -36,7 +36,7 @@ class Regroup(Rule):
         return of.piece_shape(keep=keep) == fx.piece_shape(self.operands(of)[0], keep=keep)
 
 
-class Transpose(Rule):
+class Transpose(Regroup):
     """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
 
     def operands(self, of: Labelled) -> Operands:
@@ -60,8 +60,7 @@ class Transpose(Rule):
         return one.clone({0: one.piece(0), 1: steering}, tuple(sizes[axis] for axis in order))
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        same = of.piece_shape(keep=keep) == fx.piece_shape(self.operands(of)[0], keep=keep)
-        return same and keeps_order(of)
+        return keeps_order(of) and super().vanishes(of, keep=keep)
 
 
 def _swaps_last_two(permutation: list[int], sizes: tuple[int, ...]) -> bool:

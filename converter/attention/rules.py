@@ -33,6 +33,7 @@ _UNARY = (
     "ABS NEG EXP LOG SQRT RSQRT SQUARE SIN COS TANH LOGISTIC RELU RELU6 RELU_N1_TO_1 RELU_0_TO_1 GELU ELU "
     "HARD_SWISH LEAKY_RELU CAST QUANTIZE DEQUANTIZE LOGICAL_NOT FLOOR CEIL ROUND SIGN ZEROS_LIKE"
 )
+PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
 MOVEMENT = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE"})
 CUTTING = frozenset({"SLICE", "STRIDED_SLICE", "SPLIT", "SPLIT_V"})
 PADDING = frozenset({"PAD", "PADV2", "MIRROR_PAD"})
@@ -69,9 +70,12 @@ def rule_of(operator: Operator, rules: Mapping[str, Rule] = RULES) -> Rule | Non
 
 def is_product(operator: Operator) -> bool:
     """True for a product of matrices: a BATCH_MATMUL, or a FULLY_CONNECTED whose weights are computed."""
-    if operator.name == "FULLY_CONNECTED":
-        return not any(tensor is None or tensor.is_constant for tensor in operator.inputs[:2])
-    return operator.name == "BATCH_MATMUL"
+    return operator.name == "BATCH_MATMUL" or multiplies_activations(operator)
+
+
+def multiplies_activations(operator: Operator) -> bool:
+    """True for a product of two computed matrices: no weights are in it."""
+    return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
 
 
 def is_turned(product: Operator, index: int) -> bool:

@@ -15,10 +15,12 @@ from edge_opt.attention.rules import (
     ELEMENTWISE,
     MOVEMENT,
     PADDING,
+    PRODUCTS,
     REPEATING,
     UNARY,
     data_input,
     is_product,
+    multiplies_activations,
 )
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.region import moved_from
@@ -26,7 +28,6 @@ from edge_opt.ir.region import moved_from
 JOINING = frozenset({"CONCATENATION", "PACK"})
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
-PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
 _PROJECTIONS = PRODUCTS | {"CONV_2D"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
 _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
@@ -74,7 +75,7 @@ def between_products(softmax: Operator) -> bool:
     heads. Other projections and SOFTMAXes end the search.
     """
     reached = (_meets_product(softmax, producers), _meets_product(softmax, readers))
-    if math.prod(softmax.outputs[0].shape[:-2]) == 1:
+    if not holds_several(softmax):
         return all(reached)
     mixed = (_meets_product(softmax, beside, projections=1) for beside in (producers, readers))
     return any(reached) or all(mixed)
@@ -89,12 +90,14 @@ def products_beside(core: Collection[Operator]) -> list[Operator]:
 
     computed = [operator for operator in core if not is_product(operator)]
     starts = [source for operator in computed for source in producers(operator) if source not in core]
-    return [op for op in walked(starts, above) if is_product(op) and math.prod(op.outputs[0].shape[:-2]) > 1]
+    return [
+        operator for operator in walked(starts, above) if is_product(operator) and holds_several(operator)
+    ]
 
 
-def multiplies_activations(operator: Operator) -> bool:
-    """True for a product of two computed matrices: no weights are in it."""
-    return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
+def holds_several(operator: Operator) -> bool:
+    """True where the result is more than one matrix."""
+    return math.prod(operator.outputs[0].shape[:-2]) > 1
 
 
 def is_residual(product: Operator) -> bool:

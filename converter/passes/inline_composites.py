@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from edge_opt.attention.composite_rules import COMPOSITE, body_of
 from edge_opt.attention.refusal import Refusal
-from edge_opt.attention.surroundings import multiplies_activations
+from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
 from edge_opt.ir.extent import MAX_EXTENT
 from edge_opt.ir.extract import repeated
