@@ -34,6 +34,13 @@ def convert(
     return reports
 
 
+def only_block(graph: Subgraph) -> Block:
+    """The only attention of a graph, which matches."""
+    (match,) = find_blocks(graph)
+    assert isinstance(match, Block)
+    return match
+
+
 def heads_found(graph: Subgraph) -> list[int]:
     """Heads of each attention of a graph, 0 of one that does not match."""
     return [match.heads if isinstance(match, Block) else 0 for match in find_blocks(graph)]

@@ -5,7 +5,7 @@ import os
 import pytest
 from attention_cases import Case, cases
 from attention_checks import assert_same_bits, convert, heads_found, interface, random_inputs
-from attention_graphs import Attention, build
+from attention_graphs import Attention, Expected, build
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -33,11 +33,8 @@ def assert_found(attention: Attention) -> None:
     assert len(matches) == len(attention.expected)
     for match, expected in zip(matches, attention.expected, strict=True):
         assert isinstance(match, Block), match
-        assert match.heads == expected.heads
-        assert match.kv_heads == expected.kv_heads
-        assert match.head_size == expected.head_size
-        assert match.query_length == expected.query_length
-        assert match.key_lengths == expected.key_lengths
+        heads = (match.heads, match.kv_heads, match.head_size)
+        assert Expected(*heads, match.query_length, match.key_lengths) == expected
 
 
 def assert_single_heads(attention: Attention, model: Model) -> None:

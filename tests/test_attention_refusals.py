@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import pytest
-from attention_checks import heads_found
+from attention_checks import heads_found, only_block
 
-from edge_opt.attention.block import Block, find_blocks
 from edge_opt.ir import Buffer, Constants, Metadata, Model
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Context, SiteReport, Status, run_pass
@@ -335,8 +334,7 @@ def test_one_head_has_nothing_to_split(length: int, operands: str) -> None:
         }}
         """
     )
-    (match,) = find_blocks(model.subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(model.subgraphs[0])
     assert (match.heads, match.head_size, match.query_length, match.key_lengths) == (1, 5, length, (8,))
     assert match.mask is not None
     assert match.mask.name == "m"

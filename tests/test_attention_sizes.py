@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from attention_checks import only_block
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.found import element_bytes, logits_bytes
@@ -45,8 +46,7 @@ def test_the_sizes_of_a_block_of_heads(lead: str, turned: bool) -> None:
     merge = (
         f"{MERGES[lead, turned]}\n %r: float32[{T},{2 * H}] = RESHAPE(%t, int32{{{T}, {2 * H}}})\n return %r"
     )
-    (match,) = find_blocks(parse(attention(lead, turned=turned).replace("MERGE", merge)).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(attention(lead, turned=turned).replace("MERGE", merge)).subgraphs[0])
     assert (match.heads, match.kv_heads, match.head_size) == (2, 2, H)
     assert (match.query_length, match.key_lengths) == (T, (S,))
     assert logits_bytes(match) == 2 * T * S
@@ -56,8 +56,7 @@ def test_the_sizes_of_a_block_of_heads(lead: str, turned: bool) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_sizes_of_a_single_head(lead: str, turned: bool) -> None:
     text = attention(lead, turned=turned).replace("MERGE", "return %o")
-    (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(text).subgraphs[0])
     assert match.heads == 1
     assert (match.query_length, match.key_lengths, match.head_size) == (T, (S,), H)
     assert logits_bytes(match) == 2 * T * S
@@ -79,8 +78,7 @@ def test_heads_that_are_all_the_rows_are_told_by_the_axis_that_the_queries_come_
       %o: float32[{lead}2,{H}] = BATCH_MATMUL(%p, %v)
       return %o
     }}"""
-    (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(text).subgraphs[0])
     assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (2, 1, 1, (S,))
 
 
@@ -109,8 +107,7 @@ def test_heads_that_are_folded_into_rows_are_told_by_where_queries_have_them_bes
       %o: float32[{groups},{rows},{H}] = BATCH_MATMUL(%p, %v)
       return %o
     }}"""
-    (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(text).subgraphs[0])
     assert (match.heads, match.kv_heads, match.query_length, match.key_lengths) == (heads, kv_heads, T, (S,))
 
 
@@ -118,8 +115,7 @@ def test_heads_of_a_result_that_is_flattened_to_one_axis() -> None:
     merge = f"""%t: float32[1,{T},2,{H}] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
       %r: float32[1,{T * 2 * H}] = RESHAPE(%t, int32{{1, {T * 2 * H}}})
       return %r"""
-    (match,) = find_blocks(parse(attention("1,2", turned=False).replace("MERGE", merge)).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(attention("1,2", turned=False).replace("MERGE", merge)).subgraphs[0])
     assert (match.heads, match.query_length, match.key_lengths) == (2, T, (S,))
 
 
@@ -137,8 +133,7 @@ def test_keys_and_values_that_are_repeated_for_the_heads_are_counted_before(repe
     text = attention("1,2", turned=False).replace("MERGE", merge)
     text = text.replace(f"%v: float32[1,2,{S},{H}])", f"%few: float32[1,1,{S},{H}])")
     text = text.replace("      %l:", f"      %v: float32[1,2,{S},{H}] = {repeat}\n      %l:")
-    (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(text).subgraphs[0])
     assert (match.heads, match.kv_heads) == (2, 1)
 
 
@@ -155,8 +150,7 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(lead:
     )
     text = text.replace("%q:", f"%one: float32[1], {given}, {added}, %q:", 1)
     steps = f"%s: {scores} = ADD(%one, %l)\n %c: {scores} = ADD(%s, %one)\n %m: {scores} = {masked}\n"
-    (match,) = find_blocks(parse(text.replace("      %p:", f"      {steps} %p:")).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(text.replace("      %p:", f"      {steps} %p:")).subgraphs[0])
     assert match.mask is not None
     assert match.mask.name == ("open" if "SELECT" in masked else "mask")
 
@@ -165,8 +159,7 @@ def test_heads_that_are_unpacked_are_those_of_the_product() -> None:
     merge = f"""%a: float32[1,{T},{H}], %b: float32[1,{T},{H}] = UNPACK(%o) {{num: 2, axis: 1}}
       %r: float32[1,{T},{2 * H}] = CONCATENATION(%a, %b) {{axis: 2}}
       return %r"""
-    (match,) = find_blocks(parse(attention("1,2", turned=False).replace("MERGE", merge)).subgraphs[0])
-    assert isinstance(match, Block)
+    match = only_block(parse(attention("1,2", turned=False).replace("MERGE", merge)).subgraphs[0])
     assert (match.heads, match.output.name) == (2, "o")
 
 
@@ -199,9 +192,7 @@ def segments(lead: str, tail: str) -> Block:
       %o2: float32[{lead},{T},{H}] = BATCH_MATMUL(%p2, %v2)
       {tail.replace("LEAD", lead)}
     }}"""
-    (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, Block)
-    return match
+    return only_block(parse(text).subgraphs[0])
 
 
 SUMMED = f"%s: float32[LEAD,{T},{H}] = ADD(%o1, %o2) return %s"

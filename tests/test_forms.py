@@ -1,6 +1,7 @@
 """Forms of the cut: where heads are split is a choice, what they compute is not."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ TESTDATA = Path(__file__).parent.parent / "testdata"
 MODELS = ["demo_gemma3.tflite", "demo_gemma3_a16w8.tflite"]
 
 
+@cache
 def converted(name: str, form: str) -> Model:
     result = convert(TESTDATA / name, dry_run=True, target=replace(load_target("generic"), form=form))
     assert result.model is not None

@@ -5,9 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from attention_checks import assert_same_bits, convert, random_inputs
+from attention_checks import assert_same_bits, convert, only_block, random_inputs
 
-from edge_opt.attention.block import Block, find_blocks
 from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Status
@@ -189,8 +188,7 @@ def test_what_takes_the_heads_apart_ends_the_block_also_where_only_one_of_them_i
       %r: float32[1,30] = RESHAPE(%a, int32{1, 30})
       return %r
     }""")
-    (block,) = find_blocks(model.subgraphs[0])
-    assert isinstance(block, Block)
+    block = only_block(model.subgraphs[0])
     assert (block.heads, block.output.name) == (4, "o")
 
 

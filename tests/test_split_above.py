@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from attention_checks import assert_same_bits, convert, random_inputs
+from attention_checks import assert_same_bits, convert, only_block, random_inputs
 from pass_runs import Says, run
 
-from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.split import above_the_core
 from edge_opt.ir import Model, Operator, load, to_bytes
@@ -221,8 +220,7 @@ def test_a_query_that_rope_reads_several_times_is_made_once_per_head() -> None:
 def reached(text: str) -> set[str]:
     """Names of what every head can have for itself above the attention of a graph."""
     graph = parse(text).subgraphs[0]
-    (block,) = find_blocks(graph)
-    assert isinstance(block, Block)
+    block = only_block(graph)
     found = above_the_core(graph, block, OperandFactors())
     return {tensor.name for tensor in graph.tensors if id(tensor) in found}
 
