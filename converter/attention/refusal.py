@@ -1,4 +1,4 @@
-"""Why an attention block stays as it is: a value, which only the rules of operators raise."""
+"""Why something stays as it is: a value. Functions that ask for it deep inside raise it to the one that returns it."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """A rule cannot follow the label; who asks for operands of an operator gets the refusal as a value."""
+    """Carries a refusal to the function that gives it as a value."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_opt.attention.refusal import Refusal
+from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Tensor
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.schema.table import Table
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Array, constants_of
 from edge_opt.shapes.lengths import Lengths, choose_lengths, open_sizes
@@ -78,24 +77,20 @@ class OpenLengths:
 
     def opened(self, rewrite: Rewrite, constants: Constants) -> Rewrite | Refusal:
         """The rewrite for all lengths, to be proved at several."""
-        new: list[Operator] = []
         kept = set(rewrite.old)
-        for operator in rewrite.new:
-            made = operator if operator in kept else self._operator(operator, constants)
-            if isinstance(made, Refusal):
-                return made
-            new.append(made)
-        for lengths in self.lengths:
-            for operator in new:
-                refusal = _derived(operator, lengths, self.lengths[0])
-                if refusal is not None:
-                    return refusal
-        return replace(rewrite, new=tuple(new), lengths=self.lengths)
+        try:
+            new = tuple(op if op in kept else self._operator(op, constants) for op in rewrite.new)
+            for lengths in self.lengths:
+                for operator in new:
+                    _derive(operator, lengths, self.lengths[0])
+        except RefusedError as refused:
+            return refused.refusal
+        return replace(rewrite, new=new, lengths=self.lengths)
 
     def _is_open(self, size: int) -> bool:
         return size > 1 and any(size % own == 0 for own in self._open)
 
-    def _operator(self, operator: Operator, constants: Constants) -> Operator | Refusal:
+    def _operator(self, operator: Operator, constants: Constants) -> Operator:
         """The operator with its sizes open, where they are a constant that it reads."""
         index = _SIZES.get(operator.name)
         tensor = None if index is None else operator.inputs[index]
@@ -107,7 +102,7 @@ class OpenLengths:
             return operator
         if operator.name == "RESHAPE" and len(places) > 1:
             return self._sizeless(operator, constants)
-        options = operator.options and Table(operator.options.spec, dict(operator.options.fields))
+        options = operator.options and operator.options.copy()
         if operator.name == "STRIDED_SLICE" and options is not None:
             options.set("end_mask", int(options.get("end_mask")) | sum(1 << i for i in places))
         else:
@@ -118,7 +113,7 @@ class OpenLengths:
         inputs[index] = constants.make(tensor.name, sizes, tensor.dtype)
         return Operator(operator.code, inputs, operator.outputs, options, operator.table)
 
-    def _sizeless(self, operator: Operator, constants: Constants) -> Operator | Refusal:
+    def _sizeless(self, operator: Operator, constants: Constants) -> Operator:
         """A RESHAPE that only moves or drops axes of size 1, or adds one, as an operator that needs no sizes."""
         source, result = operator.input(0), operator.output
         if len(source.shape) == len(result.shape) and _others(source.shape) == _others(result.shape):
@@ -133,7 +128,7 @@ class OpenLengths:
         if added is not None and len(added) == 1:
             axis = constants.make(f"{result.name}/axis", np.array(added, np.int32), DType.INT32)
             return self._model.new_operator("EXPAND_DIMS", [source, axis], [result])
-        return Refusal("a RESHAPE to several lengths that are known only at run time", operator)
+        raise RefusedError(Refusal("a RESHAPE to several lengths that are known only at run time", operator))
 
 
 def _others(shape: Shape) -> list[int]:
@@ -158,7 +153,7 @@ def _dropped(source: Shape, result: Shape) -> list[int] | None:
     return dropped if kept == len(result) else None
 
 
-def _derived(operator: Operator, lengths: Lengths, first: Lengths) -> Refusal | None:
+def _derive(operator: Operator, lengths: Lengths, first: Lengths) -> None:
     """Take up the shapes of an operator's results with one choice of lengths."""
     shapes = [None if t is None else lengths.shapes.get(t, t.shape) for t in operator.inputs]
     read = constants_of(operator)
@@ -170,15 +165,14 @@ def _derived(operator: Operator, lengths: Lengths, first: Lengths) -> Refusal | 
     try:
         results = infer_operator(operator, shapes, value)
     except ShapeError as error:
-        return Refusal(f"with other lengths: {error}", operator)
+        raise RefusedError(Refusal(f"with other lengths: {error}", operator)) from error
     for tensor, found in zip(operator.outputs, results, strict=True):
         known = found is not None and _OPEN not in found
         shape = found if found is not None and known else _by_sizes(operator, tensor, lengths, first)
         if lengths.shapes.setdefault(tensor, shape) != shape:
-            return Refusal(
-                "another shape with other lengths", operator, tensor, str(lengths.shapes[tensor]), str(shape)
-            )
-    return None
+            known_as = str(lengths.shapes[tensor])
+            text = "another shape with other lengths"
+            raise RefusedError(Refusal(text, operator, tensor, known_as, str(shape)))
 
 
 def _by_sizes(operator: Operator, tensor: Tensor, lengths: Lengths, first: Lengths) -> Shape:
