@@ -103,16 +103,12 @@ class Convert(Command):
     skip: list[str] | None = names_option("All passes but these.", "A", autocompletion=pass_names)
     signatures: list[str] | None = names_option("Rewrite only these signatures.", "S")
     verify: str = one_of(
-        VERIFY,
-        "Prove each rewritten region, do so on every row, compare the whole models too, or neither.",
-        default="regions",
+        VERIFY, "Prove each rewritten region, do so on every row, compare the whole models too, or neither."
     )
     proof_seconds: float | None = option(
         "How long one run of a region may take; by default that follows from its size.", "S"
     )
-    sections: str = one_of(
-        SECTIONS, "Of a bundle, rewrite the prefill/decode model or all of its models.", default=SECTIONS[0]
-    )
+    sections: str = one_of(SECTIONS, "Of a bundle, rewrite the prefill/decode model or all of its models.")
     report: list[Path] | None = several("Also write a report, once for each format.", "FILE.json|.md|.html")
     as_json: bool = json_flag()
     dry_run: bool = flag("Do everything but write.", "--dry-run")
@@ -149,7 +145,7 @@ class Compare(Command):
 
     a: Path = file_argument("The reference.", "A")
     b: Path = file_argument("What is judged.", "B")
-    backend: str = one_of(BACKENDS, "Kernels to run on.", default="xnnpack")
+    backend: str = one_of(BACKENDS, "Kernels to run on.")
     runs: int = option("Sets of random inputs for each signature.", default=1, min=1)
     seed: int = option("Decides the inputs.", default=0, min=0)
     atol: float = option("Equal is |a-b| <= atol + rtol*|a|.", default=0.0, min=0)
@@ -161,7 +157,6 @@ class Compare(Command):
     on: str = one_of(
         PLACES,
         "Compare on this machine's CPU, or as a Hexagon NPU computes them, in its compiler's emulator.",
-        default="cpu",
     )
     sdk: Path | None = sdk_option()
     chip: str | None = chip_option()
@@ -277,13 +272,9 @@ class Build(Command):
     work: Path | None = option("Where the stages leave their results. Default: OUT.work.", "DIR")
     settings: list[str] | None = several("Another setting of litert-torch's pipeline.", "KEY=VALUE", "--set")
     config: Path | None = option("Such settings, as litert-torch writes them.", "FILE.json")
-    sections: str = one_of(
-        SECTIONS, "Rewrite the prefill/decode model or all models of the bundle.", default=SECTIONS[0]
-    )
+    sections: str = one_of(SECTIONS, "Rewrite the prefill/decode model or all models of the bundle.")
     verify: str = one_of(
-        VERIFY[:3],
-        "Prove each rewritten region, do so on every row, or compare the whole models too.",
-        default="regions",
+        VERIFY[:3], "Prove each rewritten region, do so on every row, or compare the whole models too."
     )
     overwrite: bool = force_flag()
     as_json: bool = json_flag()

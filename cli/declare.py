@@ -1,6 +1,6 @@
 """How a command is declared: a class whose fields are its arguments and options, with help and default, once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from importlib import import_module
@@ -53,9 +53,8 @@ def flag(text: str, *names: str) -> Any:
     return option(text, None, *names, default=False)
 
 
-def one_of(allowed: Iterable[str], text: str, *, default: str) -> Any:
-    """An option that takes one of these words."""
-    known = tuple(allowed)
+def one_of(known: Sequence[str], text: str) -> Any:
+    """An option that takes one of these words, by default the first."""
 
     def check(value: str) -> str:
         if value not in known:
@@ -64,7 +63,7 @@ def one_of(allowed: Iterable[str], text: str, *, default: str) -> Any:
             raise typer.BadParameter(f"'{value}' does not exist, {did_you_mean(value, known)}")
         return value
 
-    return option(text, "|".join(known), default=default, callback=check, autocompletion=starting(known))
+    return option(text, "|".join(known), default=known[0], callback=check, autocompletion=starting(known))
 
 
 def file_argument(text: str, metavar: str = "FILE", *, default: Any = REQUIRED) -> Any:
