@@ -101,8 +101,8 @@ def _read_and_write(
 def _start_flush(target: int, at: int, length: int) -> None:
     """Have the kernel send what was just written to the disk while we go on, so that the fsync at the end is short.
 
-    The advice says that the pages may go; that of the fresh ones, which are still to be written, Linux writes them
-    first (`generic_fadvise` in its mm/fadvise.c). It is advice: where it is not taken, nothing is lost.
+    The advice is that the pages may be dropped, and Linux writes fresh ones out before it drops them (`generic_fadvise`
+    in its mm/fadvise.c). Where the advice is not taken, nothing is lost.
     """
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):

@@ -182,8 +182,8 @@ def place(built: Built) -> Placement:
 def with_trailing(placement: Placement, trailing: Data) -> Placement:
     """Put what no table names at the file's end, from where readers look for it, and no nearer to the file's begin.
 
-    Positions in it count from its own begin or from the file's. Readers of zip archives find either by what stands in
-    front of it, which may have grown (as with self-extracting archives) but not shrunk.
+    Positions inside it count from its own beginning or from the file's. Readers of zip archives work out which from
+    what stands in front of it: that may have grown, as in self-extracting archives, but not shrunk.
     """
     at = max(placement.size, trailing.offset)
     return placement._replace(pieces=[*placement.pieces, Piece(at, trailing)], size=at + trailing.length)

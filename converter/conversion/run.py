@@ -41,7 +41,7 @@ from edge_opt.conversion.result import (
 )
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime_version, remove_unused
-from edge_opt.ir.collector import rare_collections
+from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha

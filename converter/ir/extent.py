@@ -25,9 +25,8 @@ _OPERATOR_VECTORS: Final = ("inputs", "outputs", "intermediates")
 def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
     """Refuse a model whose graphs hold more than `MAX_EXTENT` things, each counted as often as it is referred to.
 
-    Who allows the reader more objects than `MAX_OBJECTS` allows more things, too. A thousand subgraphs may share one
-    vector of a hundred thousand tensors, which takes no more room in the file: what is shared far more than exporters
-    do is refused earlier.
+    The bound grows with `max_objects`. A thousand subgraphs that share one vector of a hundred thousand tensors take
+    little room in a file and very much in memory: a model that shares far more than exporters do is refused earlier.
 
     Raises:
         ModelFormatError: there are too many.

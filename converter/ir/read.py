@@ -1,13 +1,14 @@
 """Tables -> IR. Checks what makes a graph a graph (indices, one producer each, execution order); edits nothing."""
 
+import gc
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from edge_opt.ir.collector import rare_collections
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
@@ -22,6 +23,23 @@ from edge_opt.schema.table import Table
 
 _MAX_ELEMENTS = 1 << 48
 _MAX_RANK = 32  # of a numpy array, in its older versions
+
+
+# A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
+# that soon go, and are still found among the young ones.
+_THRESHOLDS = (50_000, 20, 100)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Within the block, Python's cycle collector looks through large models less often; then as often as before."""
+    before = gc.get_threshold()
+    if before[0]:  # 0: the caller has turned it off
+        gc.set_threshold(*_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def load(source: str | os.PathLike[str] | bytes | Source) -> Model:

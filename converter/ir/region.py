@@ -24,7 +24,7 @@ def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]
 
 
 def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
-    """What operators of these names make a tensor of, by their first inputs; and the operators, the last one first."""
+    """Where a tensor comes from, up the first inputs of operators of these names; and those, the nearest first."""
     passed: list[Operator] = []
     while tensor.producer is not None and tensor.producer.name in names:
         passed.append(tensor.producer)

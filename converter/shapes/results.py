@@ -86,7 +86,7 @@ def wrong_types(op: Operator) -> Iterator[WrongResult]:
 
 
 def _is_wider_product(op: Operator) -> bool:
-    """Whether the kernel writes a wider type than it reads; int16 to int8 and back it accepts, and computes garbage."""
+    """Whether the kernel writes a wider type than it reads. It also takes int16 to int8 and back: that is garbage."""
     source = op.inputs[0]
     return source is None or (source.dtype, op.outputs[0].dtype) in _WIDER_PRODUCTS
 
