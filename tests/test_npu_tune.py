@@ -3,9 +3,10 @@
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,16 +55,6 @@ def figures(
     return SpillFigures("prefill_8", 9, taken, partitions, 0, 0, read, 0, steps, floor=100, time=time)
 
 
-@dataclass
-class FakeComparison:
-    """A comparison in the emulator, as `tune` looks at it."""
-
-    equal: bool
-
-    def summary(self) -> str:
-        return "numbers are off"
-
-
 class FakeEmulator:
     """Finds the numbers wrong of a model with that many SOFTMAX."""
 
@@ -73,7 +64,7 @@ class FakeEmulator:
 
     def __call__(self, a: Any, b: Any, *, flags: Any, **_: Any) -> Any:
         self.asked.append((softmaxes(b), flags))
-        return FakeComparison(softmaxes(b) != self._wrong)
+        return SimpleNamespace(equal=softmaxes(b) != self._wrong, summary=lambda: "numbers are off")
 
 
 def softmaxes(path: Any) -> int:

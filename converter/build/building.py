@@ -17,7 +17,7 @@ from edge_opt.conversion import Verify
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import Sections
 from edge_opt.integrations.npu_export import TARGETS
-from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import libraries_digest
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError

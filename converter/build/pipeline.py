@@ -21,8 +21,8 @@ from edge_opt.build.jobs import Job
 from edge_opt.build.sections import keep_sections, model_of
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION
-from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.hexagon_log import first_complaint
+from edge_opt.npu.process import CompilerFailedError
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.litertlm import read_bundle
 

@@ -82,12 +82,7 @@ class Processes:
 def _environment(job: Job, scratch: Path) -> dict[str, str]:
     temporary = scratch / "tmp"
     temporary.mkdir()
-    found = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "TMPDIR": str(temporary),
-    }
+    found = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
     if job.libraries is not None:
         found["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
     return found
@@ -98,18 +93,13 @@ def _watch(child: subprocess.Popen[bytes], log: Path, stage: str, progress: Prog
     while True:
         try:
             child.wait(_LOOK_SECONDS)
+            return
         except subprocess.TimeoutExpired:
-            steps = _STEP.findall(_tail(log))
+            with log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                steps = _STEP.findall(file.read())
             if steps:
                 progress(stage, *map(int, steps[-1]))
-        else:
-            return
-
-
-def _tail(log: Path) -> bytes:
-    with log.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        return file.read()
 
 
 def _carried(code: int, outcome: Path, scratch: Path) -> Carried:
@@ -154,10 +144,8 @@ def _answer(job: Job) -> dict[str, Any]:
         traceback.print_exc()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             return {"error": _NO_ROOM[error.errno], "exit_code": OutputError.exit_code}
-        return {
-            "error": f"{type(error).__name__}: {_first_sentence(str(error))}"[:_LONGEST_CAUSE],
-            "exit_code": EdgeOptError.exit_code,
-        }
+        told = f"{type(error).__name__}: {_first_sentence(str(error))}"
+        return {"error": told[:_LONGEST_CAUSE], "exit_code": EdgeOptError.exit_code}
 
 
 def _first_sentence(text: str) -> str:

@@ -97,11 +97,8 @@ def _weight_faults(before: Model, size: int) -> list[str]:
     """Whether the compiled model is as large as if each signature had weights of its own."""
     once, each = weights(before)
     room = _STEP * sum(len(graph) for _, graph in before.entry_points())
-    if size <= max(each, once + room):
-        return []
-    return [
-        f"model is {size:,} bytes large, and its weights are {once:,}: each signature seems to hold some of its own"
-    ]
+    told = f"model is {size:,} bytes large, and its weights are {once:,}: each signature seems to hold some of its own"
+    return [told] if size > max(each, once + room) else []
 
 
 def weights(model: Model) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edge_opt.npu.chips import CHIPS
-from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 from edge_opt.schema.errors import unknown
 

@@ -22,9 +22,9 @@ from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION, Sections
 from edge_opt.npu.chips import CHIPS, estimate_note
-from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.figures import Profile, SpillFigures
 from edge_opt.npu.hexagon import judged_by
+from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.schema.atomic import resolve_target

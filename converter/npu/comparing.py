@@ -18,9 +18,9 @@ from edge_opt.comparison.filling import FilledCaches
 from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
-from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
+from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.proof.inputs import InputPlan, array_of, pair
 from edge_opt.proof.metrics import Difference, measure

@@ -13,8 +13,8 @@ from pathlib import Path
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.cleanup import keep_signature
 from edge_opt.npu import process
-from edge_opt.npu.errors import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.figures import Compilation, VelaFigures, read_floor
+from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 
 DEFAULT_CHIP = "ethos-u85-512"
 _COUNT = re.compile(r"^(CPU|NPU) operators = (\d+)", re.MULTILINE)

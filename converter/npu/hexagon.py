@@ -21,7 +21,6 @@ import numpy as np
 from edge_opt.ir import Model, Subgraph
 from edge_opt.npu import process
 from edge_opt.npu.chips import CHIPS, Chip, estimate_for, estimate_note
-from edge_opt.npu.errors import CompilerFailedError
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
 from edge_opt.npu.hexagon_log import (
     Compiled,
@@ -32,6 +31,7 @@ from edge_opt.npu.hexagon_log import (
     read_heard,
     read_log,
 )
+from edge_opt.npu.process import CompilerFailedError
 from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
 from edge_opt.proof.protocol import Array
 from edge_opt.schema.errors import UsageError, did_you_mean

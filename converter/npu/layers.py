@@ -46,10 +46,7 @@ def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None
     """`blocks` layers in a row, from the end of the attention before them to the projection behind their own.
 
     Of the entry point with the largest attention, or of the one that is named; from the middle of it, since the first
-    and the last layers may miss something. None takes the entry point whole.
-
-    Raises:
-        UsageError: there is no such entry point, or it holds no multi-head attention.
+    and the last layers may miss something. None takes the entry point whole. UsageError as of `largest_attention`.
     """
     chosen, found = largest_attention(model, signature)
     if blocks is None:
@@ -65,11 +62,7 @@ def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None
 
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
-    """One entry point; with names of tensors `ends`, only what these need. Names of its inputs and outputs stay.
-
-    Raises:
-        UsageError: a tensor of that name is not there.
-    """
+    """One entry point; with names of tensors `ends`, only what these need. Names of its inputs and outputs stay."""
     graph = dict(model.entry_points())[signature]
     if not ends:
         return _cut(model, graph, signature, set(graph.operators), ())

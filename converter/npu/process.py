@@ -1,10 +1,23 @@
-"""A vendor's compiler as a process: it has so many seconds, and does not outlive whoever waits for it."""
+"""A vendor's compiler as a process: it has so many seconds, does not outlive whoever waits for it, and may fail."""
 
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from edge_opt.npu.errors import CompilerTimeoutError
+from edge_opt.schema.errors import EdgeOptError, UsageError
+
+
+class CompilerMissingError(UsageError):
+    """The compiler, or the vendor's libraries that it needs, are not on this machine."""
+
+
+class CompilerFailedError(EdgeOptError):
+    """The compiler ended without a result, or printed figures that we cannot read."""
+
+
+class CompilerTimeoutError(CompilerFailedError):
+    """The compiler was not done in the time that it was given; with more it may be."""
+
 
 _running: set[subprocess.Popen[str]] = set()
 

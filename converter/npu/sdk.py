@@ -17,7 +17,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from edge_opt.npu.errors import CompilerMissingError
+from edge_opt.npu.process import CompilerMissingError
 
 LIBRARY = "libQnnHtp.so"
 SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")

@@ -16,8 +16,8 @@ from typing import Any
 from edge_opt.attention.block import Block
 from edge_opt.attention.form import FORMS
 from edge_opt.conversion import convert
-from edge_opt.npu.errors import CompilerFailedError, CompilerTimeoutError
 from edge_opt.npu.figures import Figures, Profile, SpillFigures, VelaFigures
+from edge_opt.npu.process import CompilerFailedError, CompilerTimeoutError
 from edge_opt.npu.sdk import cache_folder, libraries_digest
 from edge_opt.proof.protocol import from_plain
 from edge_opt.targets import Target
