@@ -73,3 +73,10 @@ def prover() -> Iterator[RegionProver]:
     """The real one; its process is started once for all tests."""
     with RegionProver() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    """One process that runs models, for all tests that do not look at the process itself."""
+    with Worker(time_limit=60) as made:
+        yield made

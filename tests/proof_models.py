@@ -3,6 +3,16 @@
 import numpy as np
 from tiny_models import Graph, Op, T, build, options
 
+from edge_opt.proof.tensors import TensorInfo
+
+
+def tensor(
+    name: str, *shape: int, dtype: str = "float32", scale: float | None = None, zero: int = 0
+) -> TensorInfo:
+    """What the runtime says of an input or output."""
+    scales, zeros = ((), ()) if scale is None else ((scale,), (zero,))
+    return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
+
 
 def adder(
     *, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] | None = None

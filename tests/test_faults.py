@@ -1,6 +1,6 @@
 """The prover is tested by lying to it: a corrupted rewrite is stopped before anything is written, and found again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import fault_page
@@ -51,12 +51,6 @@ class Lying(Pass):
         edit = Edit(context.model, rewrite)
         self._fault.apply(edit)
         return edit.finish()
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as made:
-        yield made
 
 
 def target_of(fault: Fault, graph: str) -> Target:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from proof_models import tensor
 
 from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
@@ -11,13 +12,6 @@ from edge_opt.proof.roles import cache_length, growing_axis, longest_prefill, ne
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Arrays = dict[str, Any]
-
-
-def tensor(
-    name: str, *shape: int, dtype: str = "float32", scale: float | None = None, zero: int = 0
-) -> TensorInfo:
-    scales, zeros = ((), ()) if scale is None else ((scale,), (zero,))
-    return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
 
 
 def given(info: TensorInfo, tokens: Any = ((7, 8),), start: int = 3, valid: int = 2) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from proof_models import tensor
 
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.pair import Cut, Outcome, OutputProof, ProofRequest, prove, take
@@ -14,10 +15,6 @@ from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Version = Callable[..., Any]
-
-
-def tensor(name: str, *shape: int, dtype: str = "float32") -> TensorInfo:
-    return TensorInfo(name, name, shape, shape, dtype)
 
 
 X, Y = tensor("x", 4, 3), tensor("y", 4, 3)

@@ -1,7 +1,6 @@
 """A region on some of its rows gives what the whole region gives in those rows, and it misses no head and no tile."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +26,6 @@ SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)
 TILES = Target("tiles", "", rows_per_tile=16)
 TARGETS = {"whole": load_target("generic"), "tiled": TILES}
 KERNELS = ("xnnpack", "reference")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as made:
-        yield made
 
 
 def versions(dtype: str, how: str) -> tuple[Model, Model]:

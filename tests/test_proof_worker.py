@@ -7,7 +7,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +33,6 @@ pytestmark = pytest.mark.usefixtures("own_workers")
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 PAIR = {"x": X, "y": 10 * X}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(time_limit=60) as running:
-        yield running
 
 
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
@@ -166,6 +159,13 @@ def test_memory_is_limited_request_by_request() -> None:
             worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})
         worker.memory_limit = 1 << 30
         assert worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})["z"] > 0
+
+
+def test_the_memory_allowed_grows_with_what_a_request_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(Worker, "_exchange", lambda _, header, *__: asked.append(header) or ({}, {}))
+    Worker().run(models.adder(), "main", PAIR)
+    assert asked[0]["memory_limit"] == (4 << 30) + 3 * (len(models.adder()) + 2 * X.nbytes)
 
 
 def test_what_the_child_prints_is_not_taken_for_an_answer(

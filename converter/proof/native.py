@@ -195,11 +195,11 @@ def _tensor(name: str, detail: Any) -> TensorInfo:
 
 
 def _describe(header: Header, _: Arrays) -> _Answer:
-    return {"signatures": [asdict(signature) for signature in describe(Path(header["path"]))]}, {}
+    return {"signatures": [asdict(signature) for signature in describe(Path(header["models"]["main"]))]}, {}
 
 
 def _run(header: Header, arrays: Arrays) -> _Answer:
-    session = Session(Path(header["path"]), header["kernels"])
+    session = Session(Path(header["models"]["main"]), header["kernels"])
     results: Arrays = {}
     for number, listed in enumerate(header["plans"]):
         plans = [from_plain(inputs.InputPlan, fields) for fields in listed or ()]
@@ -240,7 +240,7 @@ def _generate(header: Header, _: Arrays) -> _Answer:
 
 
 def _fill(header: Header, _: Arrays) -> _Answer:
-    session = Session(Path(header["path"]), "xnnpack")
+    session = Session(Path(header["models"]["main"]), "xnnpack")
     call = from_plain(loop.Call, header["call"])
     chunks = [from_plain(loop.Chunk, fields) for fields in header["chunks"]]
     return {}, loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))

@@ -89,7 +89,7 @@ class Worker:
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
-        reply, _ = self._ask_of(model, {"operation": "describe"}, {}, f"model {name_of(model)}")
+        reply, _ = self._ask({"operation": "describe"}, f"model {name_of(model)}", {"main": model})
         return tuple(from_plain(SignatureInfo, fields) for fields in reply["signatures"])
 
     def run(
@@ -123,21 +123,16 @@ class Worker:
 
         `models`, by the names that the loop's calls have ("main" among them), are all loaded at once.
         """
-        with ExitStack() as stack:
-            files = {name: stack.enter_context(_as_file(model)) for name, model in models.items()}
-            paths = {name: str(path) for name, path in files.items()}
-            header = {"operation": "generate", "kernels": kernels, "loop": asdict(loop), "models": paths}
-            where = f"model {name_of(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
-            size = sum(path.stat().st_size for path in files.values())
-            reply, results = self._ask(header, {}, where, size=size)
+        where = f"model {name_of(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
+        header = {"operation": "generate", "kernels": kernels, "loop": asdict(loop)}
+        reply, results = self._ask(header, where, models)
         return reply["tokens"], results["logits"]
 
     def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[Chunk]) -> Arrays:
         """The caches after a prefill signature took these chunks, whose inputs the worker makes itself."""
-        call, listed = asdict(Call("main", signature)), list(map(asdict, chunks))
-        header = {"operation": "fill", "call": call, "chunks": listed}
         where = f"model {name_of(model)}, signature '{signature.name}', filling caches"
-        return self._ask_of(model, header, {}, where)[1]
+        call, listed = asdict(Call("main", signature)), list(map(asdict, chunks))
+        return self._ask({"operation": "fill", "call": call, "chunks": listed}, where, {"main": model})[1]
 
     def prove(
         self,
@@ -162,13 +157,12 @@ class Worker:
             RuntimeCrashed: the runtime's process ended.
             RuntimeTimedOut: it took longer than the time limit.
         """
-        header: Header = {"operation": "prove", "request": asdict(request or ProofRequest())}
         arrays = {}
         for version, model in zip(VERSIONS, (before, after), strict=True):
             check_model(model)
             arrays[version] = np.frombuffer(model, np.uint8)
-        size = len(before) + len(after)
-        reply, _ = self._ask(header, arrays, f"region {where}".rstrip(), size=size, seconds=seconds)
+        header = {"operation": "prove", "request": asdict(request or ProofRequest())}
+        reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
         found: Outcome = from_plain(Outcome, reply["proof"])
         return replace(found, seconds=reply["seconds"])
 
@@ -181,40 +175,41 @@ class Worker:
         kernels: Kernels,
     ) -> list[Arrays]:
         """The outputs of each run, on these plans, or where there are none on the arrays."""
-        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
         where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
-        _, results = self._ask_of(model, header, arrays, where)
+        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
+        _, results = self._ask(header, where, {"main": model}, arrays)
         runs: list[Arrays] = [{} for _ in plans]
         for key, array in results.items():
             number, _, name = key.partition("/")
             runs[int(number)][name] = array
         return runs
 
-    def _ask_of(self, model: Runnable, header: Header, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
-        """A request that reads a model."""
-        with _as_file(model) as path:
-            size = path.stat().st_size + sum(array.nbytes for array in arrays.values())
-            return self._ask({**header, "path": str(path)}, arrays, where, size=size)
-
     def _ask(
-        self, header: Header, arrays: Arrays, where: str, *, size: int, seconds: float | None = None
+        self,
+        header: Header,
+        where: str,
+        models: Mapping[str, Runnable],
+        arrays: Arrays | None = None,
+        seconds: float | None = None,
     ) -> tuple[Header, Arrays]:
-        """One request and its answer; `where` begins every message.
-
-        `size` is that of all that it reads, in bytes, `seconds` a time limit of its own.
-        """
-        limit = self.time_limit if seconds is None else seconds
-        memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
-        full = {**header, "memory_limit": memory, "time_limit": limit}
-        with self._lock:
-            reply, results = self._exchange(full, arrays, where, limit)
+        """One request, of models that the worker reads from files, and its answer; `where` begins every message."""
+        with ExitStack() as stack:
+            files = {name: stack.enter_context(_as_file(model)) for name, model in models.items()}
+            given = arrays or {}
+            size = sum(path.stat().st_size for path in files.values())
+            size += sum(array.nbytes for array in given.values())
+            memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
+            limits = {"memory_limit": memory, "time_limit": self.time_limit if seconds is None else seconds}
+            paths = {name: str(path) for name, path in files.items()}
+            with self._lock:
+                reply, results = self._exchange({**header, **limits, "models": paths}, given, where)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         return reply, results
 
-    def _exchange(self, header: Header, arrays: Arrays, where: str, seconds: float) -> tuple[Header, Arrays]:
+    def _exchange(self, header: Header, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
         """The answer, with the `seconds` that it took; a child that gives none is ended."""
-        process = self._started()
+        process, seconds = self._started(), header["time_limit"]
         try:
             process.wait_until_ready()
             started = time.monotonic()
@@ -247,11 +242,10 @@ class Worker:
 @contextmanager
 def _as_file(model: Runnable) -> Iterator[Path]:
     """Where the worker finds a model, bytes in a temporary file; no model goes out unchecked."""
+    check_model(model)
     if not isinstance(model, bytes):
-        check_model(model)
         yield Path(model).absolute()
         return
-    check_model(model)
     with tempfile.NamedTemporaryFile(suffix=".tflite") as file:
         file.write(model)
         file.flush()
