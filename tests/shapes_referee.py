@@ -73,10 +73,7 @@ VERSIONS = {"BROADCAST_TO": 2}  # the interpreter has no version 1 of it
 
 def model_bytes(graphs: Sequence[Graph]) -> bytes:
     """Serialize the graphs; the first is the one that runs."""
-    model = schema.ModelT()
-    model.version = 3
-    model.buffers = [schema.BufferT()]
-    model.operatorCodes = []
+    model = schema.ModelT(version=3, buffers=[schema.BufferT()], operatorCodes=[])
     codes: dict[str, int] = {}
     model.subgraphs = [_subgraph(model, graph, codes) for graph in graphs]
     builder = flatbuffers.Builder(1024)
@@ -85,21 +82,18 @@ def model_bytes(graphs: Sequence[Graph]) -> bytes:
 
 
 def _subgraph(model: Any, graph: Graph, codes: dict[str, int]) -> Any:
-    subgraph = schema.SubGraphT()
-    subgraph.name = graph.name
-    subgraph.tensors = [_tensor(model, t, index) for index, t in enumerate(graph.tensors)]
-    subgraph.inputs, subgraph.outputs = graph.inputs, graph.outputs
-    subgraph.operators = []
+    tensors = [_tensor(model, tensor, index) for index, tensor in enumerate(graph.tensors)]
+    subgraph = schema.SubGraphT(
+        name=graph.name, tensors=tensors, inputs=graph.inputs, outputs=graph.outputs, operators=[]
+    )
     for name, inputs, outputs, options in graph.operators:
         if name not in codes:
-            codes[name] = len(codes)
-            code = schema.OperatorCodeT()
-            code.builtinCode = getattr(schema.BuiltinOperator, name)
-            code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-            code.version = VERSIONS.get(name, 1)
+            codes[name], builtin = len(codes), getattr(schema.BuiltinOperator, name)
+            code = schema.OperatorCodeT(
+                builtinCode=builtin, deprecatedBuiltinCode=min(builtin, 127), version=VERSIONS.get(name, 1)
+            )
             model.operatorCodes.append(code)
-        operator = schema.OperatorT()
-        operator.opcodeIndex, operator.inputs, operator.outputs = codes[name], inputs, outputs
+        operator = schema.OperatorT(opcodeIndex=codes[name], inputs=inputs, outputs=outputs)
         if options is not None:
             _set_options(operator, str(options_table(name)), options)
         subgraph.operators.append(operator)
@@ -107,31 +101,23 @@ def _subgraph(model: Any, graph: Graph, codes: dict[str, int]) -> Any:
 
 
 def _set_options(operator: Any, table: str, values: dict[str, Any]) -> None:
-    options = getattr(schema, f"{table}T")()
-    for key, value in values.items():
-        assert hasattr(options, key), f"{table} has no {key}"
-        setattr(options, key, value)
     suffix = "" if hasattr(schema.BuiltinOptions, table) else "2"
     union = getattr(schema, f"BuiltinOptions{suffix}")
     setattr(operator, f"builtinOptions{suffix}Type", getattr(union, table))
-    setattr(operator, f"builtinOptions{suffix}", options)
+    setattr(operator, f"builtinOptions{suffix}", getattr(schema, f"{table}T")(**values))
 
 
 def _tensor(model: Any, t: T, index: int) -> Any:
-    tensor = schema.TensorT()
-    tensor.name, tensor.shape = f"t{index}", list(t.shape)
-    tensor.type = getattr(schema.TensorType, t.dtype)
-    tensor.buffer, tensor.isVariable = 0, t.variable
+    kind = getattr(schema.TensorType, t.dtype)
+    tensor = schema.TensorT(name=f"t{index}", shape=list(t.shape), type=kind, isVariable=t.variable)
     if t.signature is not None:
         tensor.shapeSignature = list(t.signature)
     if t.value is not None:
-        buffer = schema.BufferT()
-        buffer.data = np.frombuffer(np.ascontiguousarray(t.value).tobytes(), np.uint8)
-        model.buffers.append(buffer)
-        tensor.buffer = len(model.buffers) - 1
+        tensor.buffer = len(model.buffers)
+        raw = np.ascontiguousarray(t.value).tobytes()
+        model.buffers.append(schema.BufferT(data=np.frombuffer(raw, np.uint8)))
     if t.scale is not None:
-        tensor.quantization = schema.QuantizationParametersT()
-        tensor.quantization.scale, tensor.quantization.zeroPoint = [t.scale], [t.zero_point]
+        tensor.quantization = schema.QuantizationParametersT(scale=[t.scale], zeroPoint=[t.zero_point])
     return tensor
 
 

@@ -8,16 +8,6 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-_TYPES = {
-    "float32": schema.TensorType.FLOAT32,
-    "float16": schema.TensorType.FLOAT16,
-    "int8": schema.TensorType.INT8,
-    "int16": schema.TensorType.INT16,
-    "int32": schema.TensorType.INT32,
-    "int64": schema.TensorType.INT64,
-    "bool": schema.TensorType.BOOL,
-}
-
 
 @dataclass
 class T:
@@ -56,72 +46,64 @@ class Graph:
 
 def options(kind: str, **fields: Any) -> Any:
     """The options table `kind` ("AddOptions") with these fields (camelCase, as the bindings have them)."""
-    table = getattr(schema, f"{kind}T")()
-    for name, value in fields.items():
-        setattr(table, name, value)
-    return table
+    return getattr(schema, f"{kind}T")(**fields)
 
 
 def build(*graphs: Graph) -> bytes:
     """The bytes of a model with these subgraphs; each graph with a key gets a signature."""
-    model = schema.ModelT()
-    model.version = 3
-    model.description = "tiny"
-    model.buffers = [schema.BufferT()]
-    model.operatorCodes = []
-    model.signatureDefs = []
+    model = schema.ModelT(version=3, description="tiny", buffers=[schema.BufferT()], operatorCodes=[])
     model.subgraphs = [_subgraph(model, graph) for graph in graphs]
-    for index, graph in enumerate(graphs):
-        if graph.key:
-            model.signatureDefs.append(_signature(graph, index))
+    model.signatureDefs = [_signature(graph, index) for index, graph in enumerate(graphs) if graph.key]
     builder = flatbuffers.Builder(1024)
     builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
     return bytes(builder.Output())
 
 
+def _places(graph: Graph) -> dict[str, int]:
+    return {tensor.name: index for index, tensor in enumerate(graph.tensors)}
+
+
 def _subgraph(model: Any, graph: Graph) -> Any:
-    subgraph = schema.SubGraphT()
-    subgraph.name = graph.key or "main"
-    index = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
-    subgraph.tensors = [_tensor(model, tensor) for tensor in graph.tensors]
-    subgraph.operators = [_operator(model, op, index) for op in graph.operators]
-    subgraph.inputs = [index[name] for name in graph.inputs]
-    subgraph.outputs = [index[name] for name in graph.outputs]
-    return subgraph
+    places = _places(graph)
+    return schema.SubGraphT(
+        name=graph.key or "main",
+        tensors=[_tensor(model, tensor) for tensor in graph.tensors],
+        operators=[_operator(model, op, places) for op in graph.operators],
+        inputs=[places[name] for name in graph.inputs],
+        outputs=[places[name] for name in graph.outputs],
+    )
 
 
 def _tensor(model: Any, tensor: T) -> Any:
-    made = schema.TensorT()
-    made.name = tensor.name
-    made.shape = [max(size, 1) for size in tensor.shape]
+    shape = [max(size, 1) for size in tensor.shape]
+    made = schema.TensorT(
+        name=tensor.name, shape=shape, type=getattr(schema.TensorType, tensor.dtype.upper()), hasRank=True
+    )
     if -1 in tensor.shape:
         made.shapeSignature = list(tensor.shape)
-    made.type = _TYPES[tensor.dtype]
-    made.buffer = 0
-    made.hasRank = True
     if tensor.value is not None:
-        data = schema.BufferT()
-        data.data = np.frombuffer(np.asarray(tensor.value, tensor.dtype).tobytes(), np.uint8)
-        model.buffers.append(data)
-        made.buffer = len(model.buffers) - 1
+        raw = np.asarray(tensor.value, tensor.dtype).tobytes()
+        made.buffer = len(model.buffers)
+        model.buffers.append(schema.BufferT(data=np.frombuffer(raw, np.uint8)))
     if tensor.scale is not None:
-        made.quantization = schema.QuantizationParametersT()
-        made.quantization.scale = [tensor.scale]
-        made.quantization.zeroPoint = [tensor.zero_point]
+        made.quantization = schema.QuantizationParametersT(
+            scale=[tensor.scale], zeroPoint=[tensor.zero_point]
+        )
     return made
 
 
-def _operator(model: Any, op: Op, index: Mapping[str, int]) -> Any:
-    code = schema.OperatorCodeT()
-    code.builtinCode = getattr(schema.BuiltinOperator, op.name)
-    code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-    code.customCode = op.custom_code
-    code.version = 1
-    model.operatorCodes.append(code)
-    made = schema.OperatorT()
-    made.opcodeIndex = len(model.operatorCodes) - 1
-    made.inputs = [-1 if name is None else index[name] for name in op.inputs]
-    made.outputs = [index[name] for name in op.outputs]
+def _operator(model: Any, op: Op, places: Mapping[str, int]) -> Any:
+    builtin = getattr(schema.BuiltinOperator, op.name)
+    made = schema.OperatorT(
+        opcodeIndex=len(model.operatorCodes),
+        inputs=[-1 if name is None else places[name] for name in op.inputs],
+        outputs=[places[name] for name in op.outputs],
+    )
+    model.operatorCodes.append(
+        schema.OperatorCodeT(
+            builtinCode=builtin, deprecatedBuiltinCode=min(builtin, 127), customCode=op.custom_code, version=1
+        )
+    )
     if op.options is not None:
         made.builtinOptionsType = getattr(schema.BuiltinOptions, type(op.options).__name__.removesuffix("T"))
         made.builtinOptions = op.options
@@ -129,17 +111,11 @@ def _operator(model: Any, op: Op, index: Mapping[str, int]) -> Any:
 
 
 def _signature(graph: Graph, subgraph_index: int) -> Any:
-    index = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
-    made = schema.SignatureDefT()
-    made.signatureKey = graph.key
-    made.subgraphIndex = subgraph_index
-    made.inputs = [_mapped(graph.names.get(name, name), index[name]) for name in graph.inputs]
-    made.outputs = [_mapped(graph.names.get(name, name), index[name]) for name in graph.outputs]
-    return made
-
-
-def _mapped(name: str, index: int) -> Any:
-    made = schema.TensorMapT()
-    made.name = name
-    made.tensorIndex = index
-    return made
+    places = _places(graph)
+    inputs, outputs = (
+        [schema.TensorMapT(name=graph.names.get(name, name), tensorIndex=places[name]) for name in names]
+        for names in (graph.inputs, graph.outputs)
+    )
+    return schema.SignatureDefT(
+        signatureKey=graph.key, subgraphIndex=subgraph_index, inputs=inputs, outputs=outputs
+    )
