@@ -176,15 +176,8 @@ def _placed(
     strides = {axis: math.prod(sizes[inner] for inner in axes if inner > axis) for axis in axes}
     labelling = Labelling(values, operands)
     placed = tuple((output, _labelled(output, strides)) for output in outputs)
-    for output, factored in placed:
-        if not labelling.core(output, factored):
-            reason = labelling.first_refusal
-            return reason or Refusal("no product of queries and keys carries the heads", output.producer)
-    for product, own in labelling.logits.items():
-        count = fx.piece_count(own)
-        if count != heads:
-            return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
-    return labelling, (placed, heads)
+    core = all(labelling.core(output, factored) for output, factored in placed)
+    return labelling.refusal(heads, outputs[0].producer, core=core) or (labelling, (placed, heads))
 
 
 def _size(output: Tensor, axis: int) -> int:

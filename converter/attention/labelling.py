@@ -179,6 +179,16 @@ class Labelling:
                 self.core_operators[operator] = None
         return self._memo[key]
 
+    def refusal(self, heads: int, end: Operator | None, *, core: bool) -> Refusal | None:
+        """Why that many heads at the `end` do not all reach the logits; `core`: whether its tensors depend on these."""
+        if not core or not self.logits:
+            return self.first_refusal or Refusal("no product of queries and keys carries the heads", end)
+        for product, factored in self.logits.items():
+            count = fx.piece_count(factored)
+            if count != heads:
+                return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
+        return None
+
     def _core_operands(
         self, operator: Operator, factored: Factored, operands: Operands, depth: int, *, behind: bool
     ) -> bool:

@@ -81,7 +81,9 @@ class Matcher:
     def _block(self, outputs: Sequence[_Told], heads: int) -> Match:
         core = all(self._labelling.core(output, factored) for output, factored in outputs)
         logits = self._labelling.logits
-        reason = self._refusal(heads, core=core)
+        reason = self._labelling.refusal(heads, self.softmax, core=core)
+        if reason is None and any(product not in logits for product in self.before):
+            reason = self._labelling.first_refusal
         if reason is not None:
             return NotABlock(self.softmax, reason)
         product, labelled = next(iter(self._labelling.products.items()))
@@ -118,19 +120,6 @@ class Matcher:
                 ordered.append(left.pop(operator))
             operator = self.subgraph.after(operator)
         return [*ordered, *left.values()]
-
-    def _refusal(self, heads: int, *, core: bool) -> Refusal | None:
-        """Why labels that reach the tail do not make a block; None where they do."""
-        refusal = self._labelling.first_refusal
-        logits = self._labelling.logits
-        if not core or not logits:
-            return refusal or Refusal("no product of queries and keys carries the heads", self.softmax)
-        for product, labelled in logits.items():
-            count = fx.piece_count(labelled)
-            if count != heads:
-                return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
-        missed = [product for product in self.before if product not in logits]
-        return refusal if missed else None
 
     # No heads beside the head size
 

@@ -9,6 +9,7 @@ from edge_opt.ir.references import subgraph_indices
 from edge_opt.passes.contract import SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.targets.target import composite_name
 
 
 def attention_left(
@@ -59,6 +60,6 @@ def with_callees(
 
 def _inside(operator: Operator) -> str:
     if operator.name == COMPOSITE:
-        name = None if operator.options is None else operator.options.fields.get("name")
+        name = composite_name(operator)
         return f"inside the composite '{name}', which was not opened: --inline-composites opens all"
     return f"inside a graph that {operator.name} calls: only what a signature runs itself is rewritten"
