@@ -10,13 +10,8 @@ from fault_graphs import PARAMETERS, Edit, like, number
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.schema.table import new_table
 
-FRAME, SHAPES, PROOF, GRAPH, VERSION = (
-    "frame rule",
-    "shape check",
-    "region proof",
-    "graph check",
-    "version check",
-)
+FRAME, SHAPES, PROOF = "frame rule", "shape check", "region proof"
+GRAPH, VERSION = "graph check", "version check"
 CHECKS = {
     FRAME: "reads only what the old region read, defines exactly what it defined, in order, in its place",
     SHAPES: "every shape of the new region is derived again and compared with the recorded one",
@@ -28,9 +23,8 @@ FOUND, HOSTILE, EQUAL = "found", "found on hostile inputs", "no number changes"
 _ATTENTION = tuple(f"attention {dtype}" for dtype in PARAMETERS)
 _FLOAT, _INT16, _INT8 = (_ATTENTION[i : i + 1] for i in range(3))
 _QUANTIZED = _ATTENTION[1:]
-_FINEST_LAST = _ATTENTION[
-    ::-1
-]  # `compare` is run on the last, and a single row or key may be too little for int8
+# `compare` is run on the last, and a single row or key may be too little for int8.
+_FINEST_LAST = _ATTENTION[::-1]
 _TILED = tuple(f"tiled {dtype}" for dtype in PARAMETERS)[::-1]
 
 

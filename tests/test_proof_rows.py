@@ -71,36 +71,40 @@ def check(worker: Worker, whole: Model, part: Model, boxes: Any, rows: list[int]
         assert len(np.unique(found)) >= 8
 
 
+def check_both(worker: Worker, before: Model, after: Model, found: Rows) -> None:
+    for whole, part, boxes in zip((before, after), (found.before, found.after), found.cut.boxes, strict=True):
+        check(worker, whole, part, boxes, list(found.rows), axis=1)
+
+
+def sampled(before: Model, after: Model, seed: int = 0) -> Rows:
+    found = sample(before, after, seed)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("how", TARGETS)
 @pytest.mark.parametrize("dtype", PARAMETERS)
 def test_both_versions_of_attention_give_the_rows_of_the_whole(dtype: str, how: str, worker: Worker) -> None:
     before, after = versions(dtype, how)
     files = to_bytes(before), to_bytes(after)
-    found = sample(before, after, seed=0)
-    assert found is not None
+    found = sampled(before, after)
     assert (to_bytes(before), to_bytes(after)) == files
-    for whole, part, boxes in (
-        (before, found.before, found.cut.boxes[0]),
-        (after, found.after, found.cut.boxes[1]),
-    ):
-        check(worker, whole, part, boxes, list(found.rows), axis=1)
-        assert multiply_adds(part) < multiply_adds(whole) / 2
+    check_both(worker, before, after, found)
+    assert multiply_adds(found.before) < multiply_adds(before) / 2
+    assert multiply_adds(found.after) < multiply_adds(after) / 2
 
 
 def test_rows_are_the_ends_both_sides_of_every_cut_and_others() -> None:
-    found = sample(*versions("int16", "tiled"), seed=0)
-    assert found is not None
+    found = sampled(*versions("int16", "tiled"))
     assert {0, 15, 16, 31, 32, 47, 48, 63} < set(found.rows)
     assert found.length == 64
-    another = sample(*versions("int16", "tiled"), seed=1)
-    assert another is not None
+    another = sampled(*versions("int16", "tiled"), seed=1)
     assert set(another.rows) != set(found.rows)
 
 
 def test_every_operator_takes_part() -> None:
     before, after = versions("int16", "tiled")
-    found = sample(before, after, seed=0)
-    assert found is not None
+    found = sampled(before, after)
     kinds = [
         [operator.name for operator in model.subgraphs[0].operators if operator.name != "GATHER"]
         for model in (before, found.before, after, found.after)
@@ -138,15 +142,10 @@ def test_composites_in_a_region_have_bodies_on_the_same_rows(worker: Worker) -> 
     """The norm of the queries is done for both heads in the old version, for each by itself in the new one."""
     (rewrite,) = rewrites_of("mha_to_sha", parse(NORMED), Target("above", "", form="split-above"))
     before, after = both(rewrite)
-    found = sample(before, after, seed=0)
-    assert found is not None
+    found = sampled(before, after)
     shapes = [graph.inputs[0].shape for model in (found.before, found.after) for graph in model.subgraphs[1:]]
     assert shapes == [(1, 2, len(found.rows), 8), *[(1, 1, len(found.rows), 8)] * 2]
-    for whole, part, boxes in (
-        (before, found.before, found.cut.boxes[0]),
-        (after, found.after, found.cut.boxes[1]),
-    ):
-        check(worker, whole, part, boxes, list(found.rows), axis=1)
+    check_both(worker, before, after, found)
 
 
 def test_cuts_of_rows_in_the_body_of_a_composite_count() -> None:
@@ -161,8 +160,7 @@ def test_cuts_of_rows_in_the_body_of_a_composite_count() -> None:
 }"""
     )
     (rewrite,) = rewrites_of("mha_to_sha", parse(text), Target("above", "", form="split-above"))
-    found = sample(*both(rewrite), seed=0)
-    assert found is not None
+    found = sampled(*both(rewrite))
     assert {26, 27} < set(found.rows)
 
 
@@ -230,8 +228,7 @@ subgraph main ({", ".join(given)}) {{
     model = parse(text)
     for operator in model.subgraphs[0].operators:
         operator.code.version = 2 if operator.name == "BROADCAST_TO" else 1  # it has no version 1
-    found = sample(model, model, seed=0)
-    assert found is not None
+    found = sampled(model, model)
     check(worker, model, found.before, found.cut.boxes[0], list(found.rows), axis=1)
 
 
@@ -264,9 +261,9 @@ subgraph main (%a: float32[1,64,8], %some: int32[64], %odd: float32[1,32,16], %b
     assert sample(model, model, seed=0) is None
 
 
-def reduced(text: str) -> Rows | None:
+def reduced(text: str) -> Rows:
     model = parse(text)
-    return sample(model, model, seed=0)
+    return sampled(model, model)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +283,7 @@ def test_both_sides_of_a_cut_are_among_the_rows_whatever_their_number(
     length: int, lines: str, cuts: list[int]
 ) -> None:
     model = parse(f"subgraph main (%x: float32[1,{length},8], %y: float32[1,53,8]) {{ {lines} return %out }}")
-    found = [sample(model, model, seed) for seed in range(6)]
-    always = set.intersection(*(set(each.rows) for each in found if each is not None))
+    always = set.intersection(*(set(sampled(model, model, seed).rows) for seed in range(6)))
     assert sorted(always) == [0, *cuts]
 
 
@@ -300,7 +296,6 @@ subgraph main ({parts.replace(",", ": float32[1,64,8],")}: float32[1,64,8]) {{
   return %out
 }}
 """)
-    assert found is not None
     assert found.length == 64
 
 
@@ -315,7 +310,6 @@ subgraph main (%x: float32[1,64,8]) {
 }
 """
     found = reduced(text)
-    assert found is not None
     assert [operator.name for operator in found.before.subgraphs[0].operators].count("GATHER") == 1
     check(worker, parse(text), found.before, found.cut.boxes[0], list(found.rows), axis=1)
 

@@ -20,13 +20,13 @@ from edge_opt.proof.tensors import Kernels
 from edge_opt.schema.errors import ModelFormatError
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
-_IN_FULL = (
-    1 << 26
-)  # multiply-adds of a region that is run in full on both kernel sets, whatever was proved before
 _LEAST_SECONDS = 60.0
-_MEASURED = 1 << 22  # multiply-adds below which a run says nothing of the machine's speed
 _MARGIN = 10.0  # the machine may be that much busier than it was when its speed was measured
-_SLOW = 5e7  # multiply-adds a second, where nothing was measured yet: a fourteenth of the slowest kernel's
+# In multiply-adds: up to which a region is always run in full on both kernel sets; below which a run says nothing of
+# the machine's speed; and how many a second are assumed before one was measured, a fourteenth of the slowest kernel's.
+_IN_FULL = 1 << 26
+_MEASURED = 1 << 22
+_SLOW = 5e7
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a region. Equal keys have equal answers."""
+    """What is asked of a region; questions with equal keys have equal answers."""
 
     region: Region
     demand: Demand
@@ -120,7 +120,7 @@ class Examiner:
         self._covered = covered
 
     def examine(self, question: Question) -> Proof:
-        """The first answer that says something; none, where no inputs make the results tell."""
+        """The first answer that decides; where no inputs make the results tell right from wrong, an open one."""
         untold = ""
         for other in question.others():
             try:

@@ -41,7 +41,7 @@ class OutputProof:
 
     @property
     def measured(self) -> tuple[Difference, ...]:
-        """Those of the open and the fully masked rows."""
+        """What was measured: of the open rows, and of the fully masked ones where they were kept apart."""
         return (self.open_rows,) if self.masked_rows is None else (self.open_rows, self.masked_rows)
 
     @property
@@ -81,7 +81,7 @@ class Outcome:
         return max((figure(difference) for difference in found if difference is not None), default=0.0)
 
     def all(self) -> list[OutputProof]:
-        """Those of every kernel set."""
+        """Every output on every kernel set."""
         return [proof for proofs in self.outputs.values() for proof in proofs]
 
 

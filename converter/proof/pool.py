@@ -1,7 +1,7 @@
-"""Several worker processes behind one door. What is submitted is begun in the order it came.
+"""Several worker processes that share the work, which is begun in the order in which it is submitted.
 
-What asks for a worker of its own gets one as long as there are; what does not shares those that are there, so that it
-can be prepared while another runs. A worker itself does one thing at a time.
+Work that asks for a worker of its own gets one while there are any left. Other work shares the workers that run
+already: it is prepared while a worker does something else. A worker does one thing at a time.
 """
 
 import os
@@ -35,7 +35,7 @@ class WorkerPool:
         self.workers[0].start()
 
     def submit(self, do: Callable[[Worker], Result], *, alone: bool = True) -> Future[Result]:
-        """Have a worker do something; not `alone`, none is started for it where one is there."""
+        """Have a worker do something. Without `alone`, no worker is started for it if one runs."""
         return self._threads.submit(self._carry_out, do, alone)
 
     def close(self) -> None:
