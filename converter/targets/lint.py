@@ -57,17 +57,9 @@ def lint(model: Model, target: Target) -> list[Finding]:
         names = ", ".join(signature.key for signature in model.signatures)
         remedy = "write one with --extract-signature"
         findings.append(
-            _warning("signatures", f"only subgraph 0 is read, of the signatures {names}: {remedy}")
+            Finding("warning", "signatures", f"only subgraph 0 is read, of the signatures {names}: {remedy}")
         )
     return findings
-
-
-def _error(rule: str, message: str) -> Finding:
-    return Finding("error", rule, message)
-
-
-def _warning(rule: str, message: str) -> Finding:
-    return Finding("warning", rule, message)
 
 
 def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
@@ -75,11 +67,11 @@ def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
     counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
     composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
     for name, count in sorted(counts.items()):
-        yield _error("operator", f"{name} is not taken ({many(count, 'time')})")
+        yield Finding("error", "operator", f"{name} is not taken ({many(count, 'time')})")
     if composites:
         names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
-        yield _error(
-            "composite", f"composites are not opened: {names}; replace them with --inline-composites"
+        yield Finding(
+            "error", "composite", f"composites are not opened: {names}; replace them with --inline-composites"
         )
 
 
@@ -95,7 +87,7 @@ def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
     }
     for rule, found in broken.items():
         if found:
-            yield _error(rule, f"{_TENSORS[rule].format(limit)}: {_names(found)}")
+            yield Finding("error", rule, f"{_TENSORS[rule].format(limit)}: {_names(found)}")
 
 
 def _names(tensors: list[Tensor]) -> str:
@@ -123,7 +115,8 @@ def _joined_rows(graph: Subgraph, target: Target) -> Iterator[Finding]:
         counts.update([size for size in sizes if size > limit][:1])
     source = target.sources.get("largest_joined_rows_bytes")
     for size, count in counts.items():
-        yield _error(
+        yield Finding(
+            "error",
             "joined-rows",
             f"rows that a CONCATENATION joins go into an ADD ({many(count, 'time')}), {size:,} bytes, over the limit "
             f"of {limit:,}: split the heads, and a mask is not repeated" + (f" ({source})" if source else ""),
@@ -156,13 +149,16 @@ def _constants(graph: Subgraph, _: Target) -> Iterator[Finding]:
                 lowest[id(tensor)] = operator.name, float(np.min(tensor.array()))
     for name, value in lowest.values():
         if value < _RUINS_A_SCALE:
-            yield _warning(
+            yield Finding(
+                "warning",
                 "mask-constant",
                 f"the mask constant {value:g} of {name} overflows in half precision, and quantized with it a tensor "
                 "has no precision left: mask_to_add raises it for a target with a mask_constant",
             )
         elif value < _HALF_LOWEST:
-            yield _warning("mask-constant", f"the mask constant {value:g} overflows in half precision")
+            yield Finding(
+                "warning", "mask-constant", f"the mask constant {value:g} overflows in half precision"
+            )
 
 
 def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:
@@ -185,7 +181,8 @@ def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:
     for operator in found.values():
         assert operator.inputs[0] is not None
         before, after = list(operator.inputs[0].shape), list(operator.outputs[0].shape)
-        yield _warning(
+        yield Finding(
+            "warning",
             "reordered",
             f"a RESHAPE {before} -> {after} exchanges axes in front of a BATCH_MATMUL, where only a TRANSPOSE keeps "
             "together what belongs together: the model was probably converted wrongly, compare it with its source",
@@ -203,7 +200,8 @@ def _comparisons(graph: Subgraph, _: Target) -> Iterator[Finding]:
             continue
         coarsest = max((_scale(tensor) for tensor in operator.inputs if tensor is not None), default=0.0)
         if coarsest >= 1:
-            yield _warning(
+            yield Finding(
+                "warning",
                 "comparison",
                 f"{operator.name} '{operator.outputs[0].name[-60:]}' compares numbers with a scale of {coarsest:g}, "
                 "and LiteRT's kernels compare wrongly from 1 on: if a mask is made of it, whole rows may be masked "
