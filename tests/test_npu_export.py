@@ -141,6 +141,7 @@ def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
     [
         (ran(None, None), ran(None, None, read=30), "converted", "40 bytes moved as exported, 30 bytes"),
         (ran(None, None), ran(900, 900, read=50), "exported", "40 bytes moved as exported, 50 bytes"),
+        (ran(900, 900), ran(None, None, read=30), "converted", "40 bytes moved as exported, 30 bytes"),
         (ran(900, 900), ran(9, 9, taken=8), "exported", "0 operators off the NPU as exported, 1 operators"),
         (ran(900, 900), None, "exported", "does not compile as converted: .*no room"),
         (None, ran(900, 900), "converted", "does not compile as exported: .*no room"),

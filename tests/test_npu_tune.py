@@ -60,10 +60,10 @@ class FakeEmulator:
 
     def __init__(self, wrong: int = 0) -> None:
         self._wrong = wrong
-        self.asked: list[tuple[int, Any]] = []
+        self.asked: list[tuple[int, Any, int]] = []
 
-    def __call__(self, a: Any, b: Any, *, flags: Any, **_: Any) -> Any:
-        self.asked.append((softmaxes(b), flags))
+    def __call__(self, a: Any, b: Any, *, flags: Any, layers: int, **_: Any) -> Any:
+        self.asked.append((softmaxes(b), flags, layers))
         return SimpleNamespace(equal=softmaxes(b) != self._wrong, summary=lambda: "numbers are off")
 
 
@@ -240,7 +240,7 @@ def test_every_form_is_compiled_and_checked_with_the_flags_of_the_target() -> No
     target = replace(load_target("qualcomm-htp"), compiler_flags={"other": "7"})
     tuned({}, target=target, signature="decode", chip="SSG2125P", compiler=compiler, comparer=emulator)
     assert compiler.asked == [("SA8775", ("--other=7", "--qualcomm_vtcm_size=2"))] * TRIALS
-    assert emulator.asked == [(1, ["--other=7"])]
+    assert emulator.asked == [(1, ["--other=7"], 2)]
 
 
 # Numbers
