@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.jobs import Job
-from edge_opt.build.sections import keep_sections, model_of
+from edge_opt.build.sections import keep_sections
+from edge_opt.comparison.models import model_of
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.npu.hexagon_log import first_complaint

@@ -6,21 +6,13 @@ from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.ir import Model, load
 from edge_opt.npu.figures import constants, size_of
 from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import LiteRTLMBundle, LiteRTLMSection, read_bundle
+from edge_opt.schema.litertlm import LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
 
 _CALL = "DISPATCH_OP"
 _CHUNK = 1 << 20
 _STEP = 1 << 14
 """Bytes that an operator may take in a compiled graph beside its weights; 3,400 were measured."""
-
-
-def model_of(bundle: LiteRTLMBundle) -> Model | None:
-    """The prefill/decode model, if there is one."""
-    for index, section in enumerate(bundle.sections):
-        if section.model_type == MAIN_SECTION:
-            return load(bundle.content(index))
-    return None
 
 
 def is_compiled(model: Model) -> bool:

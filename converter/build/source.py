@@ -10,7 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.sections import is_compiled, model_of
+from edge_opt.build.sections import is_compiled
+from edge_opt.comparison.models import model_of
 from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.ir import Model
 from edge_opt.schema.errors import ModelFormatError, UsageError

@@ -50,16 +50,16 @@ def find_models(
     if bundle is None:
         helpers = embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY)
         return Models(name, given, *helpers)
-    main = _bundled(bundle, MAIN)
+    main = model_of(bundle, MAIN)
     if main is None:
         raise UsageError(f"{name} has no prefill/decode model")
     return Models(
-        name, main, embedder or _bundled(bundle, EMBEDDER), auxiliary or _bundled(bundle, AUXILIARY)
+        name, main, embedder or model_of(bundle, EMBEDDER), auxiliary or model_of(bundle, AUXILIARY)
     )
 
 
-def _bundled(bundle: Bundle, name: str) -> Model | None:
-    """A model of a bundle; None where it has no such section."""
+def model_of(bundle: Bundle, name: str = MAIN) -> Model | None:
+    """A model of a bundle, `MAIN`, `EMBEDDER` or `AUXILIARY`; None where it has no such section."""
     for index, section in enumerate(bundle.sections):
         if section.model_type == _SECTIONS[name]:
             return load(bundle.content(index))

@@ -126,8 +126,9 @@ def convert(
     if proof_seconds is not None and not proof_seconds > 0:
         raise UsageError(f"the seconds of a proof must be more than 0, not {proof_seconds:g}")
     chosen = choose_passes(passes, skip)
-    facts = target if isinstance(target, Target) else load_target(target or GENERIC)
-    facts = asked(facts, chosen, form, rows_per_tile, inline_composites=inline_composites)
+    facts = asked(
+        load_target(target or GENERIC), chosen, form, rows_per_tile, inline_composites=inline_composites
+    )
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:

@@ -119,7 +119,7 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         ModelFormatError: the source is not a valid model.
         UsageError: there is no such target.
     """
-    facts = load_target(target) if isinstance(target, str) else target
+    facts = None if target is None else load_target(target)
     model = open_container(source).parts[0].model
     file = model.file
     found = Inspection(

@@ -35,7 +35,7 @@ def conversion_report(
         UsageError: there is no such target.
     """
     source = result.input if original is None else original
-    facts = target if isinstance(target, Target) else load_target(target or GENERIC)
+    facts = load_target(target or GENERIC)
     example = None
     if source is not None and result.converted:
         parts = open_container(source, sections).parts
