@@ -15,6 +15,9 @@ from edge_opt.schema.table import NUMPY_TYPES, Table
 from edge_opt.schema.tables import IDENTIFIER, MAX_FLATBUFFER_SIZE, STORED_AFTER, UNIONS, FieldSpec, TableSpec
 
 
+_JOINED = 4096
+
+
 class Hole(NamedTuple):
     """A place in the tables that wants the position of `data`: a uoffset if inside, else a uint64 offset."""
 
@@ -68,6 +71,7 @@ class _TableBuilder:
         self._inside = inside
         self._new_after = new_after
         self._pieces: list[bytes] = []  # the last one comes first in the file
+        self._joined: list[bytes] = []  # the same, of many pieces each: many small ones take twice their size
         self._size = 0
         self._alignment = 1
         self._layouts: dict[tuple[str, ...], _Layout] = {}
@@ -80,11 +84,18 @@ class _TableBuilder:
         start = self._table(root)
         self._align(self._alignment, 8)
         self._put(struct.pack("<I4s", self._size + 8 - start, IDENTIFIER))
-        return bytearray().join(reversed(self._pieces))
+        self._join()
+        return bytearray().join(reversed(self._joined))
+
+    def _join(self) -> None:
+        self._joined.append(b"".join(reversed(self._pieces)))
+        self._pieces.clear()
 
     def _put(self, piece: bytes) -> int:
         """The position of a piece, which goes in front of all others."""
         self._pieces.append(piece)
+        if len(self._pieces) == _JOINED:
+            self._join()
         self._size += len(piece)
         if self._size > MAX_FLATBUFFER_SIZE:
             raise ModelFormatError("the tables take over 2 GB, which no flatbuffer can: remove something")
