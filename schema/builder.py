@@ -14,7 +14,6 @@ from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.table import NUMPY_TYPES, Table
 from edge_opt.schema.tables import IDENTIFIER, MAX_FLATBUFFER_SIZE, STORED_AFTER, UNIONS, FieldSpec, TableSpec
 
-
 _JOINED = 4096
 
 
