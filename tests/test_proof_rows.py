@@ -184,6 +184,7 @@ CASES = {
     "broadcast": "BROADCAST_TO(%row, int32{1, 64, 8})",
     "transposed": "TRANSPOSE(%turned, int32{0, 2, 1})",
     "regrouped": "RESHAPE(%heads, int32{1, 64, 8}) {new_shape: [1, 64, 8]}",
+    "regrouped by its options": "RESHAPE(%heads) {new_shape: [1, 64, 8]}",
     "selected": "SELECT_V2(%some, %a, %b)",
     "fully connected": "FULLY_CONNECTED(%a, %w, none) {keep_num_dims: true}",
     "softmax": "SOFTMAX(%a) {beta: 1.0}",
