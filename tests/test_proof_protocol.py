@@ -55,6 +55,12 @@ def test_a_frame_begins_with_its_mark_and_a_length_that_can_be(magic: bytes | No
         read_frame(reader(sent))
 
 
+def test_what_is_no_json_is_no_frame() -> None:
+    own = next(iter(frame({}, {})))[:4].tobytes()
+    with pytest.raises(FrameError, match="not a frame"):
+        read_frame(reader(own + (2).to_bytes(4, "little") + b"{["))
+
+
 def test_all_arrays_of_a_frame_count_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones(5, np.int64)}
     sent = b"".join(frame({}, arrays))

@@ -67,7 +67,10 @@ def read_frame(fill: Callable[[memoryview], None]) -> tuple[Header, Arrays]:
         raise FrameError("not a frame")
     text = bytearray(length)
     fill(memoryview(text))
-    header: Header = json.loads(text)
+    try:
+        header: Header = json.loads(text)
+    except ValueError as error:
+        raise FrameError("not a frame") from error
     arrays: Arrays = {}
     total = 0
     for name, code, shape in header.pop("arrays"):
