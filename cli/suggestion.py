@@ -1,6 +1,5 @@
 """What somebody may have meant by an option that does not exist: one of a like name, or for the same purpose."""
 
-import re
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -15,7 +14,7 @@ _MEANINGS = {
     "--signatures": "signature entry entries function",
     "--verify": "check prove proof validate",
     "--dry-run": "simulate noop preview plan",
-    "--rows-per-tile": "tile tiles tiling rows block",
+    "--rows-per-tile": "tile tiles tiling rows block blocks",
     "--require-all": "strict",
     "--quiet": "silent",
     "--inline-composites": "inline decompose composite composites",
@@ -30,16 +29,14 @@ _MEANINGS = {
 def nearest(unknown: str, command: Any) -> str | None:
     """Of a command's options, the one that was probably meant; None where none is near."""
     options = [param for param in command.params if param.param_type_name == "option"]
-    scores = {option.opts[-1]: _score(unknown.lstrip("-").lower(), option) for option in options}
-    best = max(scores, key=lambda name: scores[name])
-    return best if scores[best] >= _ALIKE else None
+    scored = [(_score(unknown.lower(), option), option.opts[-1]) for option in options]
+    score, best = max(scored, key=lambda found: found[0], default=(0.0, None))
+    return best if score >= _ALIKE else None
 
 
 def _score(word: str, option: Any) -> float:
-    parts = set(word.split("-")) - {"no"}
+    parts = set(word.split("-")) - {"", "no"}
     if parts & set(_MEANINGS.get(option.opts[-1], "").split()):
         return 1.0
-    names = [name.lstrip("-") for name in (*option.opts, option.name.replace("_", "-")) if len(name) > 2]
-    alike = max(SequenceMatcher(None, word, name).ratio() for name in names)
-    said = set(re.findall(r"[a-z]{5,}", (option.help or "").lower()))
-    return max(alike, _ALIKE if parts & said else 0.0)
+    names = [name for name in (*option.opts, f"--{option.name.replace('_', '-')}") if len(name) > 2]
+    return max(SequenceMatcher(None, word, name).ratio() for name in names)

@@ -15,6 +15,7 @@ from schema_models import unpack
 from edge_opt.conversion import (
     ConversionResult,
     DifferenceFoundError,
+    NothingMatchedError,
     SitesLeftError,
     convert,
     default_output,
@@ -212,6 +213,10 @@ def test_a_model_without_attention_is_written_with_the_same_tables(tmp_path: Pat
     assert all(site.settled for site in result.sites)
     assert result.summary() == "The model holds no attention: there was nothing to split."
     assert tables(path) == tables(result.output)
+    with pytest.raises(NothingMatchedError) as caught:
+        convert(path, tmp_path / "not.tflite", require_match=True)
+    assert caught.value.result.converted == []
+    assert not (tmp_path / "not.tflite").exists()
 
 
 def test_a_model_whose_sites_all_fail_is_written_with_the_same_tables(tmp_path: Path) -> None:
@@ -312,6 +317,7 @@ def test_require_all_where_a_site_is_left_writes_nothing(tmp_path: Path) -> None
     ) as caught:
         convert(path, require_all=True)
     assert caught.value.exit_code == 1
+    assert [site.status for site in caught.value.result.sites] == [Status.SKIPPED]
     assert [file.name for file in tmp_path.iterdir()] == ["illegal.tflite"]
     assert convert(path, dry_run=True).sites[0].status is Status.SKIPPED
 

@@ -72,12 +72,19 @@ def test_one_number_that_differs_in_b_is_found(
 def test_models_that_agree_with_each_other_and_not_with_the_cpu_are_wrong(
     model: Path, compiler: Compilers
 ) -> None:
-    """Of one file there is one run."""
     sdk = compiler(emulator("array *= 0.5"))
     found = compare_on_npu(model, model, sdk=sdk)
     assert found.signatures[0].differing == 0
     assert "a is 6.0 dB from the CPU, and 20 dB are demanded" in found.summary()
     assert compare_on_npu(model, model, sdk=sdk, least_db=6.0).equal
+
+
+def test_the_second_model_must_be_near_the_cpu_too(model: Path, tmp_path: Path, compiler: Compilers) -> None:
+    other = shutil.copy(model, tmp_path / "other.tflite")
+    sdk = compiler(emulator("array *= 1 - 0.5 * model.endswith('b.tflite')"))
+    found = compare_on_npu(model, other, sdk=sdk, atol=1e9)
+    assert not found.equal
+    assert "b is 6.0 dB from the CPU, and 20 dB are demanded" in found.summary()
 
 
 @pytest.mark.parametrize(

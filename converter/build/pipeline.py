@@ -22,6 +22,7 @@ from edge_opt.build.sections import keep_sections
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION
+from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
@@ -159,8 +160,6 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Our own stage."""
-    from edge_opt.integrations.npu_export import npu_optimize  # noqa: PLC0415  it loads the compiler's side
-
     done = npu_optimize(_config(job), job.inputs["model"], job.model, **job.options, progress=progress)
     return done.to_dict()
 

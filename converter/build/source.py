@@ -78,7 +78,7 @@ def _checkpoint(path: Path) -> tuple[str, tuple[Path, ...]]:
     files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    for file in (*tokenizers, *files):
+    for file in dict.fromkeys((*tokenizers, *files)):
         if file.suffix == ".safetensors":
             _check_whole(file)
         elif file in tokenizers and file.suffix == ".json":
