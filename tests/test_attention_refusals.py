@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pytest
 from attention_checks import heads_found, only_block
 
+from edge_opt.attention.block import find_blocks
+from edge_opt.attention.found import NotABlock
 from edge_opt.ir import Buffer, Constants, Metadata, Model
 from edge_opt.ir.text import parse, to_text
 from edge_opt.passes import Context, SiteReport, Status, run_pass
@@ -412,3 +414,22 @@ def test_a_sequence_of_attentions_is_judged_one_by_one() -> None:
     reports = run_pass(MhaToSha(), Context(model, model.subgraphs[0], "main", GENERIC, Constants(model)))
     assert [report.status for report in reports] == [Status.CONVERTED, Status.SKIPPED, Status.SKIPPED]
     assert sum(op.name == "SOFTMAX" for op in model.subgraphs[0].operators) == 4 + 2
+
+
+def test_of_several_value_products_the_one_without_heads_is_named() -> None:
+    model = parse(
+        """
+        subgraph main (%q: float32[1,2,4,5], %k: float32[1,2,6,5], %v: float32[1,2,6,5], %w: float32[3,6]) {
+          %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %p: float32[1,2,4,6] = SOFTMAX(%l)
+          %o: float32[1,2,4,5] = BATCH_MATMUL(%p, %v)
+          %rows: float32[8,6] = RESHAPE(%p, int32{8, 6})
+          %other: float32[8,3] = FULLY_CONNECTED(%rows, %w, none)
+          return %o, %other
+        }
+        """
+    )
+    (found,) = find_blocks(model.subgraphs[0])
+    assert isinstance(found, NotABlock)
+    assert found.reason.operator is not None
+    assert found.reason.operator.output.name == "other"

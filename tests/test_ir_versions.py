@@ -75,6 +75,26 @@ def test_every_version_that_can_be_given_has_a_runtime() -> None:
                 assert runtime_version(name, operator_version(name, dtype, rank, result=F16))
 
 
+# Of the runtime's flatbuffer_conversions.cc, which reads them.
+@pytest.mark.parametrize(
+    ("table", "operators"),
+    [
+        ("L2NormOptions", "L2_NORMALIZATION"),
+        ("MaximumMinimumOptions", "MAXIMUM MINIMUM"),
+        ("Pool2DOptions", "AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D"),
+        ("RandomOptions", "RANDOM_UNIFORM RANDOM_STANDARD_NORMAL MULTINOMIAL"),
+        ("ReducerOptions", "SUM MEAN REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_ANY REDUCE_ALL"),
+        ("Conv3DOptions", "CONV_3D CONV_3D_TRANSPOSE"),
+        ("SequenceRNNOptions", "UNIDIRECTIONAL_SEQUENCE_RNN"),
+        ("BatchMatMulOptions", "BATCH_MATMUL"),
+        ("StableHLOCompositeOptions", "STABLEHLO_COMPOSITE"),
+        (None, "LOGISTIC"),
+    ],
+)
+def test_options_lie_in_the_table_that_the_runtime_reads(table: str | None, operators: str) -> None:
+    assert {options_table(name) for name in operators.split()} == {table}
+
+
 # FindMinimumRuntimeVersionForOp
 @pytest.mark.parametrize(
     ("name", "version", "runtime"),

@@ -144,6 +144,30 @@ def test_shapes_are_asked_for_above_only_where_heads_are_split() -> None:
     assert "shapes_above" not in {site.pass_name for site in result.sites}
 
 
+@pytest.mark.parametrize("layers", [2, 32])
+def test_a_shape_is_asked_for_above_what_products_read_in_however_many_layers(layers: int) -> None:
+    given = ["%x: float32[1,?,4,5]"]
+    lines = [
+        "%m: float32[1,4,?,5] = TRANSPOSE(%x, int32{0, 2, 1, 3})",
+        "%s: int32[4] = SHAPE(%m) {out_type: 2}",
+        "%z: float32[1,4,?,5] = FILL(%s, float32(0.0))",
+    ]
+    for i in range(layers):
+        given += [f"%k{i}: float32[1,4,?,5]", f"%v{i}: float32[1,4,?,5]"]
+        lines += [
+            f"%g{i}: float32[1,4,?,5] = MUL(%m, float32(0.5))",
+            f"%h{i}: float32[1,4,?,5] = ADD(%g{i}, float32(0.{i + 1}))",
+            f"%l{i}: float32[1,4,?,?] = BATCH_MATMUL(%h{i}, %k{i}) {{adj_y: true}}",
+            f"%p{i}: float32[1,4,?,?] = SOFTMAX(%l{i}) {{beta: 1.0}}",
+            f"%o{i}: float32[1,4,?,5] = BATCH_MATMUL(%p{i}, %v{i})",
+        ]
+    results = ", ".join(["%z", *(f"%o{i}" for i in range(layers))])
+    result = converted(
+        to_bytes(parse(f"subgraph main ({', '.join(given)}) {{ {' '.join(lines)} return {results} }}"))
+    )
+    assert "shapes_above" in {site.pass_name for site in result.converted}
+
+
 def test_batch_and_sequence_may_both_be_open() -> None:
     source = to_bytes(parse(BATCHED))
     result = converted(source)

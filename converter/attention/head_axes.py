@@ -176,8 +176,9 @@ def _placed(
     strides = {axis: math.prod(sizes[inner] for inner in axes if inner > axis) for axis in axes}
     labelling = Labelling(values, operands)
     placed = tuple((output, _labelled(output, strides)) for output in outputs)
-    core = all(labelling.core(output, factored) for output, factored in placed)
-    return labelling.refusal(heads, outputs[0].producer, core=core) or (labelling, (placed, heads))
+    missed = next((output for output, factored in placed if not labelling.core(output, factored)), None)
+    end = (missed or outputs[0]).producer
+    return labelling.refusal(heads, end, core=missed is None) or (labelling, (placed, heads))
 
 
 def _size(output: Tensor, axis: int) -> int:

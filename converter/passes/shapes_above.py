@@ -14,7 +14,6 @@ import numpy as np
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.labelling import DEEPEST
 from edge_opt.attention.rules import MOVEMENT, is_product, rule_of
-from edge_opt.attention.surroundings import readers, walked
 from edge_opt.ir import Operator, Tensor, topological
 from edge_opt.passes.contract import Context, Demand, Pass, Site
 from edge_opt.passes.open_lengths import OpenLengths
@@ -70,10 +69,16 @@ def _above(tensor: Tensor) -> tuple[list[Operator], list[Tensor]]:
 
 
 def _leads_to_product(tensor: Tensor) -> bool:
-    def behind(operator: Operator) -> Iterable[Operator]:
-        return () if rule_of(operator) is None else readers(operator)
-
-    return any(map(is_product, walked(tensor.consumers, behind)))
+    """Depth first: a tensor that all layers read leads to the product of one long before all are looked at."""
+    pending, seen = [tensor], {id(tensor)}
+    while pending and len(seen) < DEEPEST:
+        for operator in pending.pop().consumers:
+            if is_product(operator):
+                return True
+            if rule_of(operator) is not None:
+                pending += [result for result in operator.outputs if id(result) not in seen]
+                seen.update(id(result) for result in operator.outputs)
+    return False
 
 
 class _Sizes:
