@@ -73,7 +73,7 @@ class FieldSpec(NamedTuple):
 class TableSpec:
     """One table: its name, its fields in slot order, and the value of each field when it is absent."""
 
-    __slots__ = ("by_name", "by_slot", "defaults", "fields", "name", "slots")
+    __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots")
 
     def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
         """`rows`: field, slot, type as in schema.fbs, and default."""
@@ -82,6 +82,8 @@ class TableSpec:
         self.fields = tuple(FieldSpec(name, *row, *_kind(row[2])) for row in rows)
         self.by_name = {field.name: field for field in self.fields}
         self.by_slot = {field.slot: field for field in self.fields}
+        # Written in this order, fields need no padding between them.
+        self.largest_first = sorted(self.fields, key=lambda field: -field.size)
         self.defaults = {field.name: field.default for field in self.fields}
 
 
