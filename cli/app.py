@@ -272,6 +272,14 @@ class Build(Command):
     work: Path | None = option("Where the stages leave their results. Default: OUT.work.", "DIR")
     settings: list[str] | None = several("Another setting of litert-torch's pipeline.", "KEY=VALUE", "--set")
     config: Path | None = option("Such settings, as litert-torch writes them.", "FILE.json")
+    target: str | None = option(
+        "What `edge-opt tune` wrote for this chip, or a target's name. Default: the vendor's.",
+        "FILE.toml",
+        autocompletion=target_names,
+    )
+    report: list[Path] | None = several(
+        "Also write a report of the conversion, once for each format.", "FILE.json|.md|.html"
+    )
     sections: str = one_of(SECTIONS, "Rewrite the prefill/decode model or all models of the bundle.")
     verify: str = one_of(
         VERIFY[:3], "Prove each rewritten region, do so on every row, or compare the whole models too."

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build import BuildResult, StageReport, build
+from edge_opt.build.building import work_folder
+from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.cli.app import Build
 from edge_opt.ir.words import size
@@ -15,16 +17,18 @@ _MINUTE = 60.0
 
 def run(asked: Build) -> int:
     """Build; a stage that an earlier run did is in the table too, and does not change the exit code."""
-    options = asked.options("source", "output", "settings", "as_json", "quiet")
+    options = asked.options("source", "output", "settings", "report", "as_json", "quiet")
+    options["report"] = asked.report or ()
     told = (entry.partition("=") for entry in asked.settings or ())
     options["settings"] = {name.strip(): _value(value) for name, _, value in told}
     # A bar for the stage that runs, and a line for each that ran; never both, for they go to one terminal.
     bars: list[output.Progress | None] = []
+    work = WorkFolder(work_folder(asked.output, asked.work))
     with ExitStack() as stack:
 
         def progress(stage: str, done: int, total: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(output.bar(wanted=not asked.quiet)))
+                bars.append(stack.enter_context(output.bar(wanted=not asked.quiet, note=work.last_line)))
             if bars[0] is not None:
                 bars[0](stage, done, total)
 

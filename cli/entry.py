@@ -33,43 +33,41 @@ _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code, whatever happens."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
+    received: list[signal.Signals] = []
     output.make_tolerant()
     try:
-        with _asked_to_end():
+        with _asked_to_end(received):
             code = _run(given)
         output.flush()
-    except _AskedToEndError as error:
-        return _end(error.exit_code, f"{PROGRAM}: ended by {error}")
-    except (KeyboardInterrupt, typer.Abort):
-        return _end(EXIT_INTERRUPTED, f"{PROGRAM}: interrupted")
     except BrokenPipeError:
         output.discard_rest()
         return EXIT_BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort) as error:
+        how = f"ended by {received[0].name}" if received else "interrupted"
+        sentence = "; ".join((how, *getattr(error, "__notes__", ())))
+        code = 128 + received[0] if received else EXIT_INTERRUPTED
+        return _end(code, sentence, error, as_json=as_json)
     except Exception as error:
-        options = given[: given.index("--")] if "--" in given else given
-        return _failed(error, as_json="--json" in options)
+        return _failed(error, as_json=as_json)
     finally:
         streams.clean()
     return code
 
 
-class _AskedToEndError(KeyboardInterrupt):
-    """A signal asks the process to end; what is under way cleans up as at an interrupt."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
-
-
 @contextmanager
-def _asked_to_end() -> Iterator[None]:
-    """Within the block, signals that would end the process at once let it remove its temporary files first."""
+def _asked_to_end(received: list[signal.Signals]) -> Iterator[None]:
+    """Within the block, signals that would end the process at once let it remove its temporary files first.
+
+    They are listed in `received`: parsing makes an exception of its own of every interrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, _: object) -> None:
-        raise _AskedToEndError(number)
+        received.append(signal.Signals(number))
+        raise KeyboardInterrupt
 
     # One that is ignored stays so: `nohup` asks for that.
     ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -104,16 +102,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
         code, sentence = EXIT_BUG, _bug_sentence(error)
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    if as_json:
-        result = getattr(error, "result", None)
-        known = {} if result is None else result.to_dict()
-        known["error"] = {"type": type(error).__name__, "message": sentence, "exit_code": code}
-        try:
-            output.say_json(known)
-            output.flush()
-        except (OSError, EdgeOptError):
-            output.discard_rest()
-    return _end(code, f"{PROGRAM}: error: {sentence}")
+    return _end(code, f"error: {sentence}", error, as_json=as_json)
 
 
 def _usage_sentence(error: Any) -> str:
@@ -134,6 +123,19 @@ def _bug_sentence(error: Exception) -> str:
     )
 
 
-def _end(code: int, sentence: str) -> int:
-    output.complain(sentence)
+def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> int:
+    """Say how the command ended; as JSON also what was done until then."""
+    from edge_opt.schema.errors import EdgeOptError  # noqa: PLC0415
+
+    if as_json:
+        result = getattr(error, "result", None)
+        known = {} if result is None else result.to_dict()
+        message = sentence.removeprefix("error: ")
+        known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
+        try:
+            output.say_json(known)
+            output.flush()
+        except (OSError, EdgeOptError):
+            output.discard_rest()
+    output.complain(f"{PROGRAM}: {sentence}")
     return code

@@ -51,6 +51,9 @@ def _show(found: Inspection) -> None:
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{streams.name(found.file or '')}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(f"constants: {weights or 'none'}", "")
+    if found.compiled:
+        instead = found.made_from or "the bundle that it was made from"
+        output.say(f"Compiled for an NPU: nothing in it can be rewritten; see {instead}.", "")
     rows: list[tuple[str, ...]] = [("signature", "operators", "inputs", "outputs", "attention")]
     rows += [_row(signature, found.attention) for signature in found.signatures]
     output.say(output.table(rows))

@@ -45,18 +45,33 @@ def complain(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
-    """A bar on standard error, as a library call takes `progress`; None where that is no terminal, or not `wanted`."""
+def bar(*, wanted: bool = True, note: Callable[[str], str] | None = None) -> Iterator[Progress | None]:
+    """A bar on standard error, as a library call takes `progress`; None where that is no terminal, or not `wanted`.
+
+    With `note` it says, in place of the time that is left, the time until now and what `note` gives for the stage.
+    """
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     # Loaded here: a bar is only ever needed by a person who waits.
+    from rich import progress as parts  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        tasks: dict[str, TaskID] = {}
+    class Note(parts.ProgressColumn):
+        def render(self, task: parts.Task) -> Text:
+            text = "" if note is None else note(task.description)
+            return Text(_printable(text), no_wrap=True, overflow="ellipsis")
+
+    times = (parts.TimeRemainingColumn(),) if note is None else (parts.TimeElapsedColumn(), Note())
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.TaskProgressColumn(),
+        *times,
+    )
+    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, parts.TaskID] = {}
 
         def update(stage: str, done: int, total: int) -> None:
             if stage not in tasks:

@@ -112,7 +112,8 @@ class Stages(Processes):
         return {"put_back": ["metadata"]}
 
     def optimize(self, job: Job) -> dict[str, Any]:
-        """Nothing but what it says."""
+        """Nothing but what it says, and a report of it."""
+        (Path(job.output) / "report.md").write_text(f"for {job.options['target']}")
         shutil.copyfile(job.inputs["model"], job.model)
         kept = {
             "signature": "prefill_4",

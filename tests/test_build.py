@@ -6,6 +6,7 @@ The stages are small functions here; those marked slow run the real ones.
 import errno
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,10 @@ from pretend_stages import (
 from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
 from edge_opt.build.vendors import find_chip
+from edge_opt.build.work import WorkFolder
+from edge_opt.comparison.compare import compare
+from edge_opt.conversion import convert
+from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
@@ -96,6 +101,71 @@ def test_flags_and_libraries_reach_the_compiler(place: Place) -> None:
     }
 
 
+TARGET = """name = "qualcomm-htp"
+summary = "Found by a search."
+form = "unpack"
+"""
+
+
+def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_changes(place: Place) -> None:
+    place.build()
+    file = place.folder / "mine.toml"
+    file.write_text(TARGET)
+    stages, _ = place.build(target=str(file))
+    assert (stages.ran, stages.jobs["optimize"].options["target"]) == (["optimize"], str(file))
+    assert place.build(target=str(file))[0].ran == []
+    file.write_text(TARGET.replace("unpack", "split"))
+    assert place.build(target=str(file))[0].ran == ["optimize"]
+    assert place.build(target="generic")[0].jobs["optimize"].options["target"] == "generic"
+
+
+def test_a_target_that_cannot_be_read_is_refused_before_anything_runs(place: Place) -> None:
+    stages = Stages()
+    with pytest.raises(UsageError, match=r"target file no\.toml cannot be read"):
+        place.build(stages=stages, target="no.toml")
+    assert stages.ran == []
+
+
+def test_a_report_is_written_also_when_the_conversion_is_an_earlier_runs(place: Place) -> None:
+    first, second = place.folder / "a.md", place.folder / "b.MD"
+    assert place.build(report=[first])[0].ran == ALL
+    assert place.build(report=[second])[0].ran == []
+    assert first.read_text() == second.read_text() == "for qualcomm-htp"
+
+
+def test_a_report_in_no_format_is_refused_before_anything_runs(place: Place) -> None:
+    stages = Stages()
+    with pytest.raises(UsageError, match="the ending must be one of"):
+        place.build(stages=stages, report=[place.folder / "report.txt"])
+    assert stages.ran == []
+
+
+def test_the_line_of_a_stage_shows_what_its_tools_print_last(place: Place) -> None:
+    place.build()
+    work = WorkFolder(place.work)
+    work.log("export").write_bytes(b"first\nsecond 1/3\rsecond 2/3\n")
+    assert work.last_line("export") == "second 2/3"
+    assert work.last_line("nothing") == ""
+
+
+# --- a compiled bundle is known as one ---
+
+
+def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: Place) -> None:
+    place.build()
+    known = place.work / "quantize" / "model.litertlm"
+    again = partial(place.build, prompts=None, output=place.folder / "again.litertlm")
+    for use in (convert, partial(compare, known), again):
+        with pytest.raises(UsageError, match=f"{place.output} is compiled for an NPU already: give {known}"):
+            use(place.output)
+    found = inspect(place.output)
+    assert (found.compiled, found.made_from) == (True, str(known))
+    other = place.output.rename(place.folder / "other.litertlm")
+    with pytest.raises(UsageError, match="already: give the bundle that it was made from"):
+        convert(other)
+    assert inspect(known).compiled is False
+
+
 # --- what is kept ---
 
 
@@ -158,8 +228,9 @@ def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, sta
         (Path(job.output) / "half").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         place.build(stages=Stages({stage: interrupt}))
+    assert caught.value.__notes__ == [f"what is done so far is in {place.work}: run it again to go on"]
     assert not place.output.exists()
     stages, _ = place.build()
     assert stages.ran == ALL[ALL.index(stage) :]

@@ -1,7 +1,9 @@
 """What holds for every command: help, exit codes, one JSON object, one sentence for an error, quiet when piped."""
 
+import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -244,6 +246,34 @@ def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(inspect, "inspect", interrupted)
     ran = run(capsys, "inspect", DEMO)
     assert (ran.code, ran.out, ran.err) == (130, "", "edge-opt: interrupted\n")
+    told = json.loads(run(capsys, "inspect", DEMO, "--json").out)
+    assert told["error"] == {"type": "KeyboardInterrupt", "message": "interrupted", "exit_code": 130}
+
+
+def test_a_note_of_an_interrupt_is_said_with_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        error = KeyboardInterrupt()
+        error.add_note("run it again to go on")
+        raise error
+
+    monkeypatch.setattr(inspect, "inspect", interrupted)
+    assert run(capsys, "inspect", DEMO).err == "edge-opt: interrupted; run it again to go on\n"
+
+
+def test_a_signal_while_a_command_is_parsed_has_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """click makes an exception of its own of the interrupt, and typer a number of that."""
+
+    def asked_to_end(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(app.Inspect, "check", asked_to_end)
+    ran = run(capsys, "inspect", DEMO, "--json")
+    assert ran.code == 143
+    assert json.loads(ran.out)["error"]["exit_code"] == 143
+    assert ran.err == "edge-opt: ended by SIGTERM\n"
+    assert run(capsys, "inspect", DEMO).err == "edge-opt: ended by SIGTERM\n"
 
 
 @pytest.mark.parametrize("wants", [False, True])

@@ -29,7 +29,7 @@ ALLOWED = {
     "inspection": _DONE | {"inspection"},
     "npu": _DONE | {"npu"},
     "integrations": _DONE | {"inspection", "npu", "integrations"},
-    "build": _DONE | {"npu", "integrations", "build"},
+    "build": _DONE | {"inspection", "npu", "integrations", "build"},
     "top": _DONE | {"inspection", "top", "testing"},
     "testing": _DONE | {"npu"},
     "cli": _DONE | {"inspection", "npu", "integrations", "build", "top", "cli"},

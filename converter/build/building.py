@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_opt.build.jobs import MODEL, BuildCheckError, Job, StageFailedError
+from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Job, StageFailedError
 from edge_opt.build.processes import Processes
 from edge_opt.build.sections import faults
 from edge_opt.build.source import Given, Kind, check_prompts, look_at, read_json
@@ -17,13 +17,16 @@ from edge_opt.conversion import Verify
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import Sections
 from edge_opt.integrations.npu_export import TARGETS
+from edge_opt.ir.compiled import WORK
 from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import libraries_digest
-from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.report import check_report_path
+from edge_opt.schema.atomic import replacing, resolve_target, write_whole
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.schema.strict_json import strict
 from edge_opt.schema.transfer import copy_range
+from edge_opt.targets import load_target, target_names
 
 StagePath = str | os.PathLike[str]
 
@@ -86,6 +89,8 @@ def build(
     config: StagePath | None = None,
     sections: Sections = "prefill-decode",
     verify: Verify = "regions",
+    target: str | None = None,
+    report: Sequence[StagePath] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
     on_stage: Callable[[StageReport], None] | None = None,
@@ -106,7 +111,9 @@ def build(
         config: a JSON file with such fields.
         sections: as `edge_opt.convert` has it.
         verify: as `edge_opt.convert` has it.
-        overwrite: replace an existing output.
+        target: a target's name or the path of its file, as `edge_opt.npu.tune` writes one; the vendor's where None.
+        report: files for a report of the conversion, as `edge_opt.report.write_report` has them.
+        overwrite: replace existing outputs.
         progress: called with (stage, done, total).
         on_stage: called when a stage is done.
         toolchain: what carries stages out; litert-torch's own in processes where None.
@@ -119,8 +126,13 @@ def build(
         OutputError: no room, or the output cannot be written.
     """
     vendor, chip = find_chip(soc)
-    folder = Path(output).with_suffix(".work") if work is None else Path(work)
+    folder = work_folder(output, work)
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
+    for number, path in enumerate(report):
+        check_report_path(path, overwrite=overwrite, others=(output, source, *report[:number]))
+    # Loaded here so that a wrong one is refused at once; the stage reads it again, in a process of its own.
+    chosen = TARGETS[vendor.name] if target is None else target
+    facts = load_target(chosen)
     given = look_at(Path(source))
     _check_together(given, prompts, prefill, cache)
     lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
@@ -144,20 +156,32 @@ def build(
         run = _Run(
             kept, tools, result, libraries, progress or (lambda *_: None), on_stage or (lambda _: None)
         )
-        how = {"target": TARGETS[vendor.name], "sections": sections, "verify": verify}
-        told = {**how, "sdk": None if libraries is None else str(libraries)}
+        how = {"sections": sections, "verify": verify}
+        place = chosen if chosen in target_names() else str(Path(chosen).resolve())
+        told = {**how, "target": place, "sdk": None if libraries is None else str(libraries)}
         try:
             quantized = _quantized(run, given, options, prompts)
-            made = run.stage("optimize", [*run.compiler, how], told, model=quantized)
+            made = run.stage("optimize", [*run.compiler, how, facts.to_dict()], told, model=quantized)
             result.optimized, converted = made.told, _bundle(made)
             result.converted = str(converted.path)
+            for path in report:
+                written = made.folder / f"{REPORT}{Path(path).suffix.lower()}"
+                write_whole(path, written.read_bytes(), overwrite=overwrite)
             if missing is not None:
                 raise CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}")
             _deliver(run, converted, Path(output), overwrite=overwrite)
         except EdgeOptError as error:
             error.result = result  # type: ignore[attr-defined]  # for `--json`: what was done until then
             raise
+        except KeyboardInterrupt as error:
+            error.add_note(f"what is done so far is in {folder}: run it again to go on")
+            raise
     return result
+
+
+def work_folder(output: StagePath, work: StagePath | None) -> Path:
+    """Where the stages leave their results: the folder that was named, else the one beside the output."""
+    return Path(output).with_suffix(WORK) if work is None else Path(work)
 
 
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:

@@ -9,6 +9,8 @@ from edge_opt.schema.errors import EdgeOptError
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
+REPORT = "report"
+"""What our own stage calls the reports beside it, one for each format; no later stage depends on them."""
 
 
 class StageFailedError(EdgeOptError):

@@ -17,14 +17,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.jobs import Job
+from edge_opt.build.jobs import REPORT, Job
 from edge_opt.build.sections import keep_sections
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION
+from edge_opt.inspection.reporting import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.npu.process import CompilerFailedError
+from edge_opt.report import write_report
+from edge_opt.report.writing import FORMATS
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.litertlm import read_bundle
 
@@ -159,8 +162,12 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
-    """Our own stage."""
+    """Our own stage, and the reports of its conversion."""
     done = npu_optimize(_config(job), job.inputs["model"], job.model, **job.options, progress=progress)
+    told = {name: job.options[name] for name in ("target", "sections")}
+    report = conversion_report(done.conversion, **told)
+    for suffix in FORMATS:
+        write_report(report, job.model.with_name(f"{REPORT}{suffix}"))
     return done.to_dict()
 
 

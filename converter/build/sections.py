@@ -4,20 +4,15 @@ from pathlib import Path
 
 from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.ir import Model, load
+from edge_opt.ir.compiled import CALL, is_compiled
 from edge_opt.npu.figures import constants, size_of
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
 
-_CALL = "DISPATCH_OP"
 _CHUNK = 1 << 20
 _STEP = 1 << 14
 """Bytes that an operator may take in a compiled graph beside its weights; 3,400 were measured."""
-
-
-def is_compiled(model: Model) -> bool:
-    """Whether an NPU is called anywhere."""
-    return any(op.code.custom_code == _CALL for graph in model.subgraphs for op in graph.operators)
 
 
 def keep_sections(before: Path, after: Path) -> list[str]:
@@ -73,7 +68,7 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
         return [] if is_compiled(after) else ["model is another one, and not compiled"]
     found = []
     for key, graph in after.entry_points():
-        left = [operator for operator in graph.operators if operator.code.custom_code != _CALL]
+        left = [operator for operator in graph.operators if operator.code.custom_code != CALL]
         if left:
             found.append(
                 f"model keeps {len(left)} operators of '{key}' off the NPU, {left[0].name} the first"

@@ -10,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.sections import is_compiled
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.ir import Model
+from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle
 
@@ -131,8 +131,7 @@ def _bundle(path: Path) -> Given:
     if model is None:
         held = ", ".join(section.model_type for section in bundle.sections if section.is_model) or "none"
         raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {held}")
-    if is_compiled(model):
-        raise UsageError(f"{path} is compiled for an NPU already: give the bundle that it was made from")
+    check_not_compiled(model, path)
     shapes = [
         tensor.shape
         for signature in model.signatures

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_opt.build.jobs import REPORT
 from edge_opt.schema.errors import OutputError, UsageError
 
 _MARK = "edge-opt-build"
 _TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"
 _CHUNK = 1 << 22
+_TAIL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,16 @@ class WorkFolder:
     def log(self, stage: str) -> Path:
         """Where the tools of a stage print."""
         return self.path / f"{stage}.log"
+
+    def last_line(self, stage: str) -> str:
+        """The last line of a stage's log; nothing where there is none yet."""
+        try:
+            with self.log(stage).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").strip())
+        except OSError:
+            return ""
+        return lines[-1].strip()
 
     def kept(self, stage: str, key: str) -> Kept | None:
         """The result of an earlier run, where it was made from the same; None where it is to be made."""
@@ -132,4 +145,5 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _TOLD)
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if path.name != _TOLD and path.stem != REPORT)

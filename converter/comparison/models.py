@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_opt.ir import Model, load
+from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import UsageError
@@ -42,17 +43,19 @@ def find_models(
 
     Raises:
         ModelFormatError: a bundle is damaged.
-        UsageError: a bundle holds no prefill/decode model.
+        UsageError: a bundle holds no prefill/decode model, or a model is compiled for an NPU.
     """
     if not isinstance(given, str | os.PathLike):
         return Models(None, given, embedder, auxiliary)
     name, bundle = os.fspath(given), open_bundle(given)
     if bundle is None:
+        check_not_compiled(load(given), given)
         helpers = embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY)
         return Models(name, given, *helpers)
     main = model_of(bundle, MAIN)
     if main is None:
         raise UsageError(f"{name} has no prefill/decode model")
+    check_not_compiled(main, given)
     return Models(
         name, main, embedder or model_of(bundle, EMBEDDER), auxiliary or model_of(bundle, AUXILIARY)
     )

@@ -41,6 +41,7 @@ from edge_opt.conversion.result import (
 )
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime_version, remove_unused
+from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
@@ -142,6 +143,7 @@ def convert(
             )
             prover.start()  # first: the runtime's import overlaps with reading the model
         container = open_container(source, sections)
+        check_not_compiled(container.parts[0].model, path_of(source))
         destination = None if dry_run else destination_of(source, output, overwrite=overwrite)
         model = container.parts[0].model
         result = ConversionResult(path_of(source), None, facts.name, verify, model=model)

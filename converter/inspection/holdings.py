@@ -12,6 +12,7 @@ from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.compiled import is_compiled, made_from
 from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
@@ -80,7 +81,10 @@ class SignatureContent:
 
 @dataclass(slots=True)
 class Inspection:
-    """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type."""
+    """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type.
+
+    `compiled`: it calls an NPU, and nothing here can rewrite it; `made_from` is the bundle that can, where it is known.
+    """
 
     file: str | None
     size: int | None
@@ -91,6 +95,8 @@ class Inspection:
     attention: list[AttentionBlock] = field(default_factory=list)
     target: str | None = None
     lint: list[Finding] = field(default_factory=list)
+    compiled: bool = False
+    made_from: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
@@ -129,6 +135,9 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
     )
+    if is_compiled(model):
+        whole = made_from(found.file)
+        found.compiled, found.made_from = True, None if whole is None else str(whole)
     for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
         found.attention += [block for block in blocks if block is not None]
         operators = dict(Counter(operator.name for operator in graph.operators).most_common())
