@@ -122,6 +122,7 @@ class Convert(Command):
     )
     require_match: bool = flag("Exit 4, nothing written, if no site was converted.", "--require-match")
     require_all: bool = flag("Exit 1, nothing written, if a site was not converted.", "--require-all")
+    require_sound: bool = flag("Exit 1, nothing written, if the model was ruined before.", "--require-sound")
     overwrite: bool = force_flag()
     quiet: bool = quiet_flag()
 

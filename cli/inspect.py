@@ -12,6 +12,7 @@ from edge_opt.inspection.overlay import node_data
 from edge_opt.ir.words import many, shortened, size
 from edge_opt.passes import Status
 from edge_opt.schema.atomic import resolve_target, write_whole
+from edge_opt.soundness import sentences
 
 _OPERATORS_NAMED = 12
 
@@ -62,6 +63,8 @@ def _show(found: Inspection) -> None:
         blocks = Counter(_describe(block) for block in found.attention if block.signature == signature.name)
         listed = (f"  {count} x {text}" for text, count in blocks.items())
         output.say("", f"{signature.name}: {_operators(signature)}", *listed)
+    if found.soundness:
+        output.say("", "Not sound:", *(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None:
         output.say("", *_lint(found))
 

@@ -56,17 +56,16 @@ def lib(name: str) -> Any:
 
 
 def random_input(name: str, details: dict[str, Any], rng: np.random.Generator) -> Array:
-    """Values that an input of this name and type can take; a mask leaves column 0 visible in every row."""
+    """Values that an input of this name and type can take; a mask leaves column 0 and the row's own token visible."""
     shape, dtype = [max(1, int(n)) for n in details["shape"]], np.dtype(details["dtype"])
     is_mask = "mask" in name
+    rows, columns = shape[-2:] if len(shape) > 1 else (1, shape[-1] if shape else 1)
+    shown = np.eye(rows, columns, columns - rows, dtype=bool)
+    shown[:, 0] = True
     if dtype == np.bool_ or (is_mask and dtype.kind in "iu"):
-        visible = rng.random(shape) < 0.7
-        visible[..., 0] = True
-        return visible.astype(dtype)
+        return ((rng.random(shape) < 0.7) | shown).astype(dtype)
     if is_mask and dtype.kind == "f":
-        hidden = rng.random(shape) < 0.4
-        hidden[..., 0] = False
-        return np.where(hidden, -100.0, 0.0).astype(dtype)
+        return np.where((rng.random(shape) < 0.4) & ~shown, -100.0, 0.0).astype(dtype)
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     if "pos" in name:

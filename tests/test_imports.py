@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edge_opt"}
 
-_CORE = {"schema", "ir", "shapes", "attention", "targets", "passes"}
+_CORE = {"schema", "ir", "shapes", "attention", "soundness", "targets", "passes"}
 _JUDGED = _CORE | {"proof", "comparison"}
 _DONE = _JUDGED | {"conversion", "report"}
 # layer -> the layers it may import; what is not listed, is upward
@@ -20,6 +20,7 @@ ALLOWED = {
     "ir": {"schema", "ir"},
     "shapes": {"schema", "ir", "shapes"},
     "attention": {"schema", "ir", "shapes", "attention"},
+    "soundness": {"schema", "ir", "attention", "soundness"},
     "targets": {"schema", "ir", "attention", "targets"},
     "passes": _CORE,
     "proof": _CORE | {"proof"},

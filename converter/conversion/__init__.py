@@ -8,6 +8,7 @@ from edge_opt.conversion.result import (
     RequirementError,
     SignatureSummary,
     SitesLeftError,
+    UnsoundError,
 )
 from edge_opt.conversion.run import convert
 
@@ -20,6 +21,7 @@ __all__ = [
     "RequirementError",
     "SignatureSummary",
     "SitesLeftError",
+    "UnsoundError",
     "Verify",
     "convert",
     "default_output",

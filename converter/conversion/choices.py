@@ -39,6 +39,7 @@ class ConvertOptions(TypedDict, total=False):
     dry_run: bool
     require_match: bool
     require_all: bool
+    require_sound: bool
     sections: Sections
     form: str | None
     rows_per_tile: int | None

@@ -14,6 +14,7 @@ from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.schema.errors import EdgeOptError
 from edge_opt.schema.strict_json import strict
+from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6
 _NOTES_SHOWN = 4
@@ -37,6 +38,12 @@ class NothingMatchedError(RequirementError):
 
 class SitesLeftError(RequirementError):
     """`require_all` was asked for, and a site could not be converted."""
+
+    exit_code = 1
+
+
+class UnsoundError(RequirementError):
+    """`require_sound` was asked for, and the model was ruined before."""
 
     exit_code = 1
 
@@ -66,7 +73,7 @@ class ConversionResult:
 
     `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`.
     `compile_with`: the target's compiler and the command with those `compiler_flags` that suit this model; None where
-    its own defaults do.
+    its own defaults do. `soundness`: what was ruined in the model before it came here, and is as it was.
     """
 
     input: str | None
@@ -80,6 +87,7 @@ class ConversionResult:
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
+    soundness: list[Unsound] = field(default_factory=list)
 
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
@@ -106,6 +114,7 @@ class ConversionResult:
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
             lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
+        lines += [f"  {text}" for text in unsound(self)]
         lines += [*_kept(self), *_extents(self), *(f"  {text}" for text in masked_rows(self)), *_notes(self)]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
         return "\n".join([*lines, *compiler(self)])
@@ -124,8 +133,19 @@ class ConversionResult:
             "compiler_flags": self.compiler_flags,
             "compile_with": self.compile_with,
             "whole": [signature.to_dict() for signature in self.whole],
+            "soundness": [found.to_dict() for found in self.soundness],
         }
         return strict(values)
+
+
+def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
+    """Raise `UnsoundError` where the model was ruined before, and that is not to be."""
+    found = unsound(result)
+    if require_sound and found:
+        raise UnsoundError(
+            f"the model is not sound and --require-sound asks for that: nothing was written; {found[0]}",
+            result,
+        )
 
 
 def check_requirements(result: ConversionResult, *, require_match: bool, require_all: bool) -> None:
@@ -178,6 +198,11 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
 def compiler(result: ConversionResult) -> list[str]:
     """The command that compiles the result; nothing where the compiler's own defaults do."""
     return [] if result.compile_with is None else [f"Compile it with {result.compile_with}"]
+
+
+def unsound(result: ConversionResult) -> list[str]:
+    """What was ruined in the model before it came here; nothing where it was not."""
+    return [f"Ruined before: {text}" for text in sentences(result.soundness)]
 
 
 def masked_rows(result: ConversionResult) -> list[str]:

@@ -29,6 +29,7 @@ from edge_opt.conversion.container import (
     ExportedModel,
     Part,
     Sections,
+    find_unsound,
     model_content,
     open_container,
     remade,
@@ -38,6 +39,7 @@ from edge_opt.conversion.result import (
     DifferenceFoundError,
     SignatureSummary,
     check_requirements,
+    check_soundness,
 )
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime_version, remove_unused
@@ -80,6 +82,7 @@ def convert(
     dry_run: bool = False,
     require_match: bool = False,
     require_all: bool = False,
+    require_sound: bool = False,
     sections: Sections = "prefill-decode",
     form: str | None = None,
     rows_per_tile: int | None = None,
@@ -105,6 +108,7 @@ def convert(
         dry_run: do everything but write, and leave a `Model` as it is: what it would become is the result's `model`.
         require_match: raise `NothingMatchedError` where no site was converted.
         require_all: raise `SitesLeftError` where a multi-head block was left as it is.
+        require_sound: raise `UnsoundError` where the model was ruined before it came here.
         form: how heads are cut, a word of target files; the target decides where None.
         rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
         inline_composites: open every composite (each proved against its body), for compilers that cannot.
@@ -116,6 +120,7 @@ def convert(
         ModelFormatError: the source is not a valid model.
         UsageError: an unknown name, options that have no effect together, an output that is the input or exists.
         OutputError: the output cannot be written.
+        UnsoundError: `require_sound`, and the model's ranges cannot be those of real inputs; nothing was written.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
         RuntimeUnavailable: the runtime does not start here, so nothing can be proved; nothing was written.
     """
@@ -147,6 +152,8 @@ def convert(
         destination = None if dry_run else destination_of(source, output, overwrite=overwrite)
         model = container.parts[0].model
         result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
+        result.soundness = find_unsound(container)
+        check_soundness(result, require_sound=require_sound)
         if extract_signature is not None:
             _extract(container, extract_signature)
         wanted = choose_signatures(container, signatures)

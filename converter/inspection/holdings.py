@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.conversion import convert
-from edge_opt.conversion.container import open_container
+from edge_opt.conversion.container import find_unsound, open_container
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
 from edge_opt.passes import PASSES, Context, SiteReport
@@ -22,6 +22,7 @@ from edge_opt.proof.source import ModelLike
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
 from edge_opt.schema.strict_json import strict
+from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, Target, lint, load_target
 
 _Named = list[tuple[str, Tensor]]
@@ -97,6 +98,7 @@ class Inspection:
     lint: list[Finding] = field(default_factory=list)
     compiled: bool = False
     made_from: str | None = None
+    soundness: list[Unsound] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
@@ -126,7 +128,8 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         UsageError: there is no such target.
     """
     facts = None if target is None else load_target(target)
-    model = open_container(source).parts[0].model
+    container = open_container(source)
+    model = container.parts[0].model
     file = model.file
     found = Inspection(
         file=None if file is None or file.path is None else str(file.path),
@@ -134,6 +137,7 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         flatbuffer_size=None if file is None else file.flatbuffer_size,
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
+        soundness=find_unsound(container),
     )
     if is_compiled(model):
         whole = made_from(found.file)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from edge_opt.conversion import GENERIC, ConversionResult
 from edge_opt.conversion.container import Part, Sections, open_container
+from edge_opt.conversion.result import unsound
 from edge_opt.inspection import example_rewrite
 from edge_opt.passes import PASSES
 from edge_opt.report import Example, Report
@@ -43,7 +44,8 @@ def conversion_report(
     if lint is None:
         findings = [] if result.model is None else find_lint(result.model, facts)
         lint = [(f.severity, f"{f.signature}: {f.message}" if f.signature else f.message) for f in findings]
-    return Report(result, version("edge-opt"), example, lint)
+    ruined = [("error", text) for text in unsound(result)]
+    return Report(result, version("edge-opt"), example, [*ruined, *lint])
 
 
 def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:

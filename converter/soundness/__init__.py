@@ -1,0 +1,10 @@
+"""Whether a model was ruined before it came here: what its own scales say, before anything is run.
+
+Knows no target and changes nothing. A rule is a function that takes a model and gives findings; `RULES` lists them.
+"""
+
+from edge_opt.soundness.findings import Unsound, sentences
+from edge_opt.soundness.ranges import broken_ranges
+from edge_opt.soundness.rules import RULES, soundness
+
+__all__ = ["RULES", "Unsound", "broken_ranges", "sentences", "soundness"]
