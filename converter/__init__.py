@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_opt import shapes, testing
+    from edge_opt import build, ir, npu, passes, shapes, testing
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
@@ -25,12 +25,16 @@ __all__ = [
     "Model",
     "UsageError",
     "__version__",
+    "build",
     "compare",
     "convert",
     "explain",
     "infer_shapes",
     "inspect",
+    "ir",
     "load",
+    "npu",
+    "passes",
     "shapes",
     "testing",
 ]
@@ -48,7 +52,7 @@ _HOMES = {
     "inspect": "edge_opt.inspection",
     "load": "edge_opt.ir",
 }
-_MODULES = ("shapes", "testing")
+_MODULES = ("build", "ir", "npu", "passes", "shapes", "testing")
 
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not listed above does not exist

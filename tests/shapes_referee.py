@@ -161,7 +161,7 @@ def runtime_shapes(model: bytes, *, run: bool = False) -> list[Shape] | None:
 
 def only_operator(model: bytes) -> ir.Operator:
     """The operator of a model of one."""
-    return next(iter(ir.load(model).subgraphs[0].operators))
+    return ir.load(model).subgraphs[0].operators[0]
 
 
 def stored_value(operator: ir.Operator) -> Constant:

@@ -9,7 +9,7 @@ import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 
 import edge_opt
-from edge_opt.ir import Model, Signature, load, to_bytes
+from edge_opt.ir import Model, Signature, Signatures, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 
@@ -178,7 +178,7 @@ def signed(model: Model) -> Model:
     """The model with a signature, so that it can be run by names."""
     graph = model.subgraphs[0]
     inputs, outputs = ({tensor.name: tensor for tensor in ends} for ends in (graph.inputs, graph.outputs))
-    model.signatures = [Signature("main", graph, inputs, outputs)]
+    model.signatures = Signatures([Signature("main", graph, inputs, outputs)])
     return model
 
 

@@ -20,7 +20,18 @@ from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import MOVEMENT, RULES
-from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor, to_bytes
+from edge_opt.ir import (
+    Constants,
+    DType,
+    Model,
+    Operator,
+    Quantization,
+    Signature,
+    Signatures,
+    Subgraph,
+    Tensor,
+    to_bytes,
+)
 from edge_opt.ir.region import reads
 from edge_opt.ir.text import parse
 from edge_opt.passes.rewrite import shape_violation
@@ -78,7 +89,7 @@ def computed(graph: Subgraph, model: Model, inputs: dict[str, Array]) -> list[Ar
     """What the runtime makes of the only subgraph."""
     named = {f"out_{i}": tensor for i, tensor in enumerate(graph.outputs)}
     model.subgraphs = [graph]
-    model.signatures = [Signature("main", graph, {t.name: t for t in graph.inputs}, named)]
+    model.signatures = Signatures([Signature("main", graph, {t.name: t for t in graph.inputs}, named)])
     results = Session(to_bytes(model), "reference").run(None, inputs)
     return [results[name] for name in named]
 
@@ -206,7 +217,7 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
     model = example.model()
     (operator,) = model.subgraphs[0].operators
     names = {tensor.name: tensor for tensor in model.subgraphs[0].inputs}
-    model.signatures = [Signature("main", model.subgraphs[0], names, {})]
+    model.signatures = Signatures([Signature("main", model.subgraphs[0], names, {})])
     values = random_inputs(model)
     whole = computed(model.subgraphs[0], model, values)[example.output]
     factored = example.factored()

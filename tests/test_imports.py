@@ -31,7 +31,7 @@ ALLOWED = {
     "npu": _DONE | {"npu"},
     "integrations": _DONE | {"inspection", "npu", "integrations"},
     "build": _DONE | {"inspection", "npu", "integrations", "build"},
-    "top": _DONE | {"inspection", "top", "testing"},
+    "top": _DONE | {"inspection", "npu", "build", "top", "testing"},
     "testing": _DONE | {"npu"},
     "cli": _DONE | {"inspection", "npu", "integrations", "build", "top", "cli"},
     "main": {"cli"},
@@ -44,6 +44,7 @@ THIRD_PARTY = {
     "litert_torch": ("converter/integrations/", "converter/build/pipeline.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
+    "flatbuffers": ("schema/",),
     "numpy": ("converter/", "schema/"),
 }
 

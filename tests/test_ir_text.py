@@ -170,7 +170,7 @@ def test_a_float_is_printed_as_the_shortest_text_that_reads_back(dtype: type[Any
 
 def test_tensors_of_one_name_are_told_apart() -> None:
     model = parse(SMALL)
-    scaled = next(iter(model.subgraphs[0].operators)).output
+    scaled = model.subgraphs[0].operators[0].output
     scaled.name = "q"
     assert '%"q~2": float32[1,1,4,8] = MUL(%q, float32(0.5))' in to_text(model)
     assert to_text(parse(to_text(model))) == to_text(model)

@@ -63,13 +63,27 @@ def test_a_model_is_saved_by_its_own_method(tmp_path: Path) -> None:
 def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     model = edge_opt.load(DEMO)
     result = edge_opt.convert(model, dry_run=True, verify="none")
-    operator = next(iter(model.subgraphs[0].operators))
+    operator = model.subgraphs[0].operators[0]
     shown = [model, model.table, model.subgraphs[0], model.metadata[0], model.buffers[1], result]
     for thing in (*shown, model.operator_codes[0], operator.options):
         assert 0 < len(repr(thing)) < 500, type(thing)
     assert "prefill_8: 122 operators" in repr(model)
     assert repr(edge_opt.Model()) == "Model(in memory, empty; 0 subgraphs in all)"
     assert "5 of 5 sites converted" in repr(result)
+
+
+def test_operators_are_a_sequence_and_signatures_have_names() -> None:
+    model = edge_opt.load(DEMO)
+    decode = model.signatures["decode"].subgraph
+    assert decode is model.signatures[1].subgraph
+    assert [*decode] == [*decode.operators]
+    assert len(decode.operators) == len(decode) == 145
+    assert decode.operators[0] is next(iter(decode))
+    assert decode.operators[-2:] == [*decode][-2:]
+    assert repr(decode.operators[1]).startswith(f"Operator({decode.operators[1].name}(")
+    with pytest.raises(KeyError, match="no signature 'decod', there are: prefill_8, decode"):
+        model.signatures["decod"]
+    assert [one.key for one in copy.deepcopy(model).signatures] == ["prefill_8", "decode"]
 
 
 def test_a_deep_copy_is_the_same_model_and_is_edited_apart() -> None:

@@ -295,7 +295,7 @@ def test_equal_operators_that_rewrites_added_are_merged() -> None:
         Tensor(f"c{i}", (), DType.FLOAT32, buffer=Buffer(_data(2.0 if i < 2 else 3.0))) for i in range(3)
     ]
     added = [
-        graph.insert_before(next(graph.operators), op(model, "MUL", [x, c], fresh(f"m{i}")))
+        graph.insert_before(graph.operators[0], op(model, "MUL", [x, c], fresh(f"m{i}")))
         for i, c in enumerate(constants)
     ]
     readers = [graph.append(op(model, "EXP", [m.output], fresh(f"r{i}"))) for i, m in enumerate(added)]

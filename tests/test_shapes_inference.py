@@ -146,7 +146,7 @@ def test_custom_operators_are_unknown_and_their_readers_use_what_is_recorded() -
 def test_an_unranked_tensor_is_not_a_scalar() -> None:
     """`[]` with no stated rank is unranked in a model that states ranks, and a scalar in an older one."""
     model = ir.load(chain((2, 3), (2, 3)))
-    source, middle = model.subgraphs[0].inputs[0], next(iter(model.subgraphs[0].operators)).output
+    source, middle = model.subgraphs[0].inputs[0], model.subgraphs[0].operators[0].output
     source.shape = ()
     assert len(infer_shapes(model)) == 2
     assert middle.table is not None
@@ -356,7 +356,7 @@ def nested(depth: int) -> ir.Model:
 
 
 def enter(model: ir.Model, subgraph: int, callee: int) -> None:
-    op = next(iter(model.subgraphs[subgraph].operators))
+    op = model.subgraphs[subgraph].operators[0]
     op.code = model.operator_code("STABLEHLO_COMPOSITE")
     op.options = new_table("StableHLOCompositeOptions", decomposition_subgraph_index=callee)
 
@@ -379,7 +379,7 @@ def test_subgraphs_nested_too_deep_for_the_stack_are_refused() -> None:
 
 def test_options_of_another_operator_are_refused() -> None:
     model = ir.load(chain((2, 3)))
-    op = next(iter(model.subgraphs[0].operators))
+    op = model.subgraphs[0].operators[0]
     op.code = model.operator_code("SOFTMAX")
     op.options = new_table("AddOptions")
     assert infer_shapes(model) == []

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.graph_facts import keeps_state
-from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor, load
+from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.text import operator_text
 from edge_opt.proof.inputs import InputPlan
@@ -107,7 +107,7 @@ class _Side:
         graph = model.subgraphs[0]
         inputs = dict(zip(names, graph.inputs, strict=True))
         outputs = {str(place): tensor for place, tensor in enumerate(graph.outputs)}
-        model.signatures = [Signature(MAIN, graph, inputs, outputs)]
+        model.signatures = Signatures([Signature(MAIN, graph, inputs, outputs)])
         return model
 
 

@@ -11,7 +11,7 @@ from edge_opt.ir.graph import (
     same_type,
     topological,
 )
-from edge_opt.ir.model import Constants, Metadata, Model, Signature, save, to_bytes, to_tables
+from edge_opt.ir.model import Constants, Metadata, Model, Signature, Signatures, save, to_bytes, to_tables
 from edge_opt.ir.quantization import Quantization, same_quantization
 from edge_opt.ir.read import from_tables, load
 
@@ -26,6 +26,7 @@ __all__ = [
     "Quantization",
     "Shape",
     "Signature",
+    "Signatures",
     "Subgraph",
     "Tensor",
     "from_tables",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,15 +246,49 @@ class Operator:
         return Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
 
     def __repr__(self) -> str:
-        names = ", ".join("-" if t is None else t.name for t in self._inputs)
-        return f"Operator({self.name}({names}) -> {', '.join(t.name for t in self._outputs)})"
+        inputs, outputs = (
+            ", ".join("-" if t is None else f"{t.dtype.name}{list(t.shape)}" for t in tensors)
+            for tensors in (self._inputs, self._outputs)
+        )
+        return f"Operator({self.name}({inputs}) -> {outputs})"
 
 
-class Subgraph:
-    """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it.
+class Operators(Sequence[Operator]):
+    """The operators of a subgraph in execution order, as they are at any moment; an index counts from the first.
 
     Iterating is safe while the operator just visited is removed, or others are inserted before it.
     """
+
+    __slots__ = ("_subgraph",)
+
+    def __init__(self, subgraph: Subgraph) -> None:
+        self._subgraph = subgraph
+
+    def __len__(self) -> int:
+        return self._subgraph._count  # noqa: SLF001
+
+    def __iter__(self) -> Iterator[Operator]:
+        operator = self._subgraph._first  # noqa: SLF001
+        while operator is not None:
+            following = operator._next  # noqa: SLF001
+            yield operator
+            operator = following
+
+    @overload
+    def __getitem__(self, index: int) -> Operator: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Operator]: ...
+
+    def __getitem__(self, index: int | slice) -> Operator | list[Operator]:
+        return list(self)[index]
+
+    def __repr__(self) -> str:
+        return f"[{len(self)} operators of {self._subgraph.name!r}]"
+
+
+class Subgraph:
+    """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it."""
 
     def __init__(self, name: str = "", table: Table | None = None) -> None:
         self.name = name
@@ -287,13 +321,12 @@ class Subgraph:
         return f"Subgraph({self.name!r}, {self._count} operators)"
 
     @property
-    def operators(self) -> Iterator[Operator]:
+    def operators(self) -> Operators:
         """The operators, in execution order."""
-        operator = self._first
-        while operator is not None:
-            following = operator._next  # noqa: SLF001
-            yield operator
-            operator = following
+        return Operators(self)
+
+    def __iter__(self) -> Iterator[Operator]:
+        return iter(self.operators)
 
     def is_output(self, tensor: Tensor) -> bool:
         """True where the subgraph gives the tensor to its caller: as an output, or by a signature that names it."""

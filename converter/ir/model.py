@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,24 @@ class Signature:
         self.subgraph.name_outputs(self.outputs.values())
 
 
+class Signatures(list[Signature]):
+    """The signatures in the file's order; `signatures["decode"]` is the one of that name."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex | str) -> Signature: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Signature]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice | str) -> Signature | list[Signature]:
+        if not isinstance(index, str):
+            return super().__getitem__(index)
+        for signature in self:
+            if signature.key == index:
+                return signature
+        raise KeyError(f"no signature '{index}', there are: {', '.join(one.key for one in self)}")
+
+
 @dataclass(slots=True)
 class Metadata:
     """A named blob beside the graphs."""
@@ -55,7 +73,7 @@ class Model:
     """
 
     subgraphs: list[Subgraph] = field(default_factory=list)
-    signatures: list[Signature] = field(default_factory=list)
+    signatures: Signatures = field(default_factory=Signatures)
     buffers: list[Buffer] = field(default_factory=lambda: [Buffer()])
     operator_codes: list[OperatorCode] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
