@@ -76,4 +76,6 @@ def _show(result: BuildResult) -> None:
         output.say(f"Sections that litert-torch's packing left out are back: {names}")
     written = Path(str(result.output))
     made = f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor})"
-    output.say(f"{made}: prefill and decode are one call of the NPU each.")
+    output.say(f"{made}: prefill and decode are one call of the NPU each.", "")
+    if result.next is not None:
+        output.say(*result.next.lines())

@@ -148,6 +148,45 @@ def test_the_line_of_a_stage_shows_what_its_tools_print_last(place: Place) -> No
     assert work.last_line("nothing") == ""
 
 
+# --- what to do next ---
+
+
+def test_the_end_names_the_bundle_to_try_and_the_files_for_this_very_chip(place: Place) -> None:
+    _, result = place.build()
+    assert result.next is not None
+    assert result.next.bundle == str(place.work / "optimize" / "model.litertlm")
+    assert f"Engine({result.next.bundle!r}, backend=npu)" in result.next.python
+    names = [Path(file.path).name for file in result.next.files]
+    assert names == [
+        "litert_lm_main",
+        "libLiteRtDispatch_Qualcomm.so",
+        "libQnnHtp.so",
+        "libQnnSystem.so",
+        "libQnnHtpV79Stub.so",
+        "libQnnHtpV79Skel.so",
+    ]
+    assert result.next.files[-1].path == "$QNN_SDK_ROOT/lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so"
+    assert all(file.path in result.next.commands[1] for file in result.next.files)
+    assert "libQnnHtpV75Skel.so" in str(place.build(soc="SM8650")[1].next)
+
+
+def test_libraries_for_the_phone_are_named_where_a_whole_sdk_is_at_hand(place: Place) -> None:
+    compiler = place.sdk / "lib" / "x86_64-linux-clang"
+    for folder in (compiler, compiler.parent / "aarch64-android"):
+        folder.mkdir(parents=True)
+    (compiler / "libQnnHtp.so").write_bytes(b"compiles")
+    _, result = place.build()
+    assert result.next is not None
+    assert result.next.files[-2].path == str(place.sdk / "lib" / "aarch64-android" / "libQnnHtpV79Stub.so")
+
+
+def test_without_a_compiler_only_the_trial_here_is_left(place: Place) -> None:
+    with pytest.raises(CompilerMissingError) as caught:
+        place.build(soc="MT6993", sdk=None)
+    told = caught.value.result.to_dict()["next"]  # type: ignore[attr-defined]
+    assert (told["bundle"], told["files"]) == (str(place.work / "optimize" / "model.litertlm"), [])
+
+
 # --- a compiled bundle is known as one ---
 
 

@@ -55,7 +55,8 @@ def interrupted(folder: Path, stage: str, number: signal.Signals) -> None:
     killed = number is signal.SIGKILL
     assert command.returncode == (-number if killed else 128 + number), complaints
     assert said.split()[0] == "configure"
-    assert complaints == ("" if killed else f"edge-opt: ended by {number.name}\n")
+    hint = "what is done so far is in gemma.work: run it again to go on"
+    assert complaints == ("" if killed else f"edge-opt: ended by {number.name}; {hint}\n")
     assert not (folder / "gemma.litertlm").exists()
 
 

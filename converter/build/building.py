@@ -4,10 +4,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Job, StageFailedError
+from edge_opt.build.next_steps import NextSteps, next_steps
 from edge_opt.build.processes import Processes
 from edge_opt.build.sections import faults
 from edge_opt.build.source import Given, Kind, check_prompts, look_at, read_json
@@ -55,6 +57,7 @@ class BuildResult:
     """What was built, from what, and how: `optimized` is what our own stage says, `settings` what each other one took.
 
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
+    `next` says how to try it, and what goes to the phone.
     """
 
     source: str
@@ -69,6 +72,7 @@ class BuildResult:
     settings: dict[str, Any] = field(default_factory=dict)
     sections_put_back: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    next: NextSteps | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt build --json`."""
@@ -164,12 +168,15 @@ def build(
             made = run.stage("optimize", [*run.compiler, how, facts.to_dict()], told, model=quantized)
             result.optimized, converted = made.told, _bundle(made)
             result.converted = str(converted.path)
+            after = partial(next_steps, vendor, chip, libraries, result.converted)
+            result.next = after(None)
             for path in report:
                 written = made.folder / f"{REPORT}{Path(path).suffix.lower()}"
                 write_whole(path, written.read_bytes(), overwrite=overwrite)
             if missing is not None:
                 raise CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}")
             _deliver(run, converted, Path(output), overwrite=overwrite)
+            result.next = after(str(output))
         except EdgeOptError as error:
             error.result = result  # type: ignore[attr-defined]  # for `--json`: what was done until then
             raise

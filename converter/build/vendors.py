@@ -32,15 +32,16 @@ class Vendor:
 
 
 # Of LiteRT, litert/python/aot/vendors/*/target.py.
-_MEDIATEK = (
+_MEDIATEK_CHIPS = (
     *("MT6853", "MT6877", "MT6878", "MT6879", "MT6886", "MT6893", "MT6895", "MT6897", "MT6983", "MT6985"),
     *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
 )
 _GOOGLE = ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6")
 QUALCOMM = Vendor("qualcomm", "Qualcomm", (*CHIPS, "SM8845"), "libQnnHtp.so")
+MEDIATEK = Vendor("mediatek", "MediaTek", _MEDIATEK_CHIPS, "libneuron*_adapter*.so")
 VENDORS = (
     QUALCOMM,
-    Vendor("mediatek", "MediaTek", _MEDIATEK, "libneuron*_adapter*.so"),
+    MEDIATEK,
     Vendor("google_tensor", "Google Tensor", _GOOGLE, ""),
 )
 

@@ -1,0 +1,96 @@
+"""What to do with a bundle that was built: try it on this machine, then put it on the phone and run it there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_opt.build.vendors import MEDIATEK, QUALCOMM, Vendor
+from edge_opt.npu.chips import CHIPS
+
+_FOLDER = "/data/local/tmp/edge-opt"
+_ANDROID = "aarch64-android"
+_SDKS = {
+    QUALCOMM.name: "Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven "
+    "Central; not older than the one that compiled the bundle",
+    MEDIATEK.name: "MediaTek's NeuroPilot SDK, for this chip",
+}
+_BUILT = "built from one release of LiteRT-LM, for android_arm64"
+_TRY = """\
+import litert_lm
+npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
+with litert_lm.Engine({path!r}, backend=npu) as engine:
+    with engine.create_session(max_output_tokens=32) as session:
+        session.run_prefill(["a prompt"])
+        print(*session.run_decode().texts)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PhoneFile:
+    """A file that the phone needs beside the bundle: what to push, and where it comes from."""
+
+    path: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NextSteps:
+    """The end of a build.
+
+    `bundle` is the one in front of the compiler, and `python` runs it in LiteRT-LM on CPU kernels. `files` and the
+    `commands` are for the phone; there are none where nothing was compiled.
+    """
+
+    bundle: str
+    python: str
+    files: tuple[PhoneFile, ...] = ()
+    commands: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [
+            "Try it here, in LiteRT-LM on CPU kernels, before the compiler (pip install 'edge-opt[lm]'):",
+            "",
+        ]
+        lines += [f"    {line}" for line in self.python.splitlines()]
+        if self.files:
+            lines += ["", "On the phone it needs:", ""]
+            lines += [f"    {file.path}, {file.source}" for file in self.files]
+            lines += ["", "Push it and run it there:", "", *(f"    {line}" for line in self.commands)]
+        return lines
+
+
+def next_steps(
+    vendor: Vendor, chip: str, libraries: Path | None, converted: str, output: str | None
+) -> NextSteps:
+    """What to do next with `output`, compiled for this chip from `converted`; None where nothing was compiled.
+
+    `libraries` is the folder of the compiler: where a whole SDK is around it, the phone's libraries are named there.
+    """
+    python = _TRY.format(path=converted)
+    if output is None:
+        return NextSteps(converted, python)
+    title = vendor.title.replace(" ", "")
+    own = [PhoneFile("litert_lm_main", _BUILT), PhoneFile(f"libLiteRtDispatch_{title}.so", _BUILT)]
+    files = [*own, *_libraries(vendor, chip, libraries)]
+    name = Path(output).name
+    variables = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=." if vendor is QUALCOMM else "LD_LIBRARY_PATH=."
+    run = f"./litert_lm_main --backend=npu --model_path={name} --input_prompt='a prompt'"
+    commands = (
+        f"adb shell mkdir -p {_FOLDER}",
+        f"adb push {output} {' '.join(file.path for file in files)} {_FOLDER}/",
+        f'adb shell "cd {_FOLDER} && chmod +x litert_lm_main && {variables} {run}"',
+    )
+    return NextSteps(converted, python, tuple(files), commands)
+
+
+def _libraries(vendor: Vendor, chip: str, libraries: Path | None) -> list[PhoneFile]:
+    """The vendor's own: for a Hexagon NPU its library, and the two ends of the call to this very version of it."""
+    source = f"of {_SDKS[vendor.name]}"
+    if vendor is not QUALCOMM:
+        return [PhoneFile("libneuronusdk_adapter.mtk.so", source)]
+    version = CHIPS[chip].hexagon if chip in CHIPS else "?"
+    whole = libraries is not None and (libraries.parent / _ANDROID).is_dir()
+    root = libraries.parent if libraries is not None and whole else Path("$QNN_SDK_ROOT/lib")
+    named = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
+    skeleton = root / f"hexagon-v{version}" / "unsigned" / f"libQnnHtpV{version}Skel.so"
+    return [PhoneFile(str(path), source) for path in (*(root / _ANDROID / name for name in named), skeleton)]
