@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, run, state, written
 
-from edge_opt import load
+from edge_opt import convert, load
 from edge_opt.inspection.overlay import node_data
 
 Captured = pytest.CaptureFixture[str]
@@ -90,3 +90,28 @@ def test_model_explorer_finds_every_node(tmp_path: Path) -> None:
     config = explorer.config()
     config.add_model_from_path(str(path)).add_node_data_from_path(str(file))
     assert config.node_data_sources == [str(file)]
+
+
+def outermost_boxes(path: Path) -> dict[str, set[str]]:
+    """The boxes that Model Explorer opens a graph with: the outermost names in the last path that `;` separates."""
+    from model_explorer.builtin_tflite_flatbuffer_adapter import BuiltinTfliteFlatbufferAdapter
+
+    (loaded,) = BuiltinTfliteFlatbufferAdapter().convert(str(path), {})["graphCollections"]
+    collection = loaded if isinstance(loaded, dict) else vars(loaded)
+    return {
+        graph["id"]: {
+            node["namespace"].rstrip(";").rsplit(";", 1)[-1].split("/")[0]
+            for node in graph["nodes"]
+            if node["incomingEdges"]  # constants and inputs have boxes of their own
+        }
+        for graph in collection["graphs"]
+    }
+
+
+@pytest.mark.slow
+def test_heads_are_drawn_within_the_layer_that_they_belong_to(tmp_path: Path) -> None:
+    pytest.importorskip("model_explorer", reason="pip install 'edge-opt[explorer]'")
+    convert(DEMO, tmp_path / "out.tflite", verify="none")
+    old, new = outermost_boxes(DEMO), outermost_boxes(tmp_path / "out.tflite")
+    for signature in ("prefill_8", "decode"):
+        assert new[signature] <= old[signature]

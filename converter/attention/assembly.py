@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
+from edge_opt.ir.words import name_below
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.call import constants_of
 
@@ -79,7 +80,7 @@ class Assembly:
 
     def constant(self, tensor: Tensor, values: np.ndarray, quantization: Quantization | None) -> Tensor:
         """A constant made of a part of another."""
-        return self._constants.make(f"{tensor.name}/piece", values, tensor.dtype, quantization)
+        return self._constants.make(name_below(tensor.name, "piece"), values, tensor.dtype, quantization)
 
     def source(self, tensor: Tensor) -> Tensor:
         """What a tensor is a RESHAPE of, if one made here; else itself."""
@@ -100,7 +101,7 @@ class Assembly:
         """Define `output` as the elements of `source` in row-major order."""
         root = self.source(source)
         wanted = np.array(output.shape, np.int32)
-        steering = self.integers(f"{output.name}/shape", wanted)
+        steering = self.integers(name_below(output.name, "shape"), wanted)
         self.emit("RESHAPE", [root, steering], output, new_shape=wanted)
         self._reshaped_from[id(output)] = root
         return output

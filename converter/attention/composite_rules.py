@@ -11,6 +11,7 @@ from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, same_type, topological
 from edge_opt.ir.extract import renamed, repeated
+from edge_opt.ir.words import name_below
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
 BODY = "decomposition_subgraph_index"
@@ -82,7 +83,7 @@ class Composite(Rule):
             own = labels.get(id(tensor), ())
             if fx.piece_count(own) > 1:
                 shape = fx.piece_shape(own, keep=True)
-                pieces[id(tensor)] = assembly.tensor(f"{tensor.name}/{name}", shape, tensor)
+                pieces[id(tensor)] = assembly.tensor(name_below(tensor.name, name), shape, tensor)
         for operator in body.operators:
             for output, tensor in enumerate(operator.outputs):
                 of = Labelled(operator, labels.get(id(tensor), ()), output)
@@ -94,7 +95,7 @@ class Composite(Rule):
         arguments = [pieces.get(id(tensor), tensor) for tensor in body.inputs]
         made = pieces[id(body.outputs[0])]
         if any(made is argument for argument in arguments):
-            made = assembly.reshape_to(made, assembly.tensor(f"{made.name}/same", made.shape, made))
+            made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
         return _subgraph(f"{body.name}/{name}", arguments, [*shared, *assembly.finished(made)], made)
 
 

@@ -15,6 +15,7 @@ from edge_opt.attention.rule import Labelled, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import read_outside
+from edge_opt.ir.words import name_below
 from edge_opt.schema.table import Table
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
@@ -105,7 +106,7 @@ class Cutter:
             source = above.pop(0).result.tensor
         source = self._moved(source, [step.result for step in above if not step.scales])
         # A scaling may raise the rank: `[N,T,H] * [1,1,1,1]`.
-        source = self.assembly.reshaped(source, fx.sizes(places[index]), f"{source.name}/ranked")
+        source = self.assembly.reshaped(source, fx.sizes(places[index]), name_below(source.name, "ranked"))
         sunk = [step for step in above if step.scales]
         return Cut(
             source, places[index], (*sunk, *chain[index:]), tuple(step.result.operator for step in above)
@@ -127,12 +128,12 @@ class Cutter:
             if keeps_order(Labelled(operator, fx.plain(result.shape))):
                 continue
             inputs = [self._unscaled(source, operator.input(0)), *operator.inputs[1:]]
-            moved = self.assembly.tensor(f"{result.name}/unscaled", result.shape, source)
+            moved = self.assembly.tensor(name_below(result.name, "unscaled"), result.shape, source)
             source = self.assembly.copy(operator, inputs, moved)
         return self._unscaled(source, moves[-1].tensor) if moves else source
 
     def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
-        return self.assembly.reshaped(source, like.shape, f"{like.name}/unscaled")
+        return self.assembly.reshaped(source, like.shape, name_below(like.name, "unscaled"))
 
     # How
 
@@ -154,7 +155,7 @@ class Cutter:
             if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
                 number = tensor.array().reshape(())
                 read[index] = self.assembly.constant(tensor, number, tensor.quantization)
-        name = f"{of.tensor.name}/{name_of_piece(of, head, self.pieces, self.tiles)}"
+        name = name_below(of.tensor.name, name_of_piece(of, head, self.pieces, self.tiles))
         return self.assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
@@ -165,25 +166,25 @@ class Cutter:
         if tensor.has_numbers:
             return self._constant_piece(tensor, factored, head)
         if not axes:
-            return self.assembly.reshaped(tensor, target, f"{tensor.name}/squeezed")
+            return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
         axis = axes[0]
         lead = leading(factored[axis])
         if not lead:
             piece = self.piece(*self._exposed(tensor, factored, axis), head)
-            return self.assembly.reshaped(piece, target, f"{tensor.name}/piece")
+            return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
         count = fx.sizes((lead,))[0]
         rest = factored[axis][len(lead) :]
         drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
         part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
         remaining = () if drops else (rest,)
         piece = self.piece(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
-        return self.assembly.reshaped(piece, target, f"{piece.name}/piece")
+        return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
 
     def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
         """The tensor with an axis `(rows)(heads)` as two axes, so that the heads can be cut off."""
         inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
         axes = (*factored[:axis], factored[axis][:inner], factored[axis][inner:], *factored[axis + 1 :])
-        return self.assembly.reshaped(tensor, fx.sizes(axes), f"{tensor.name}/exposed"), axes
+        return self.assembly.reshaped(tensor, fx.sizes(axes), name_below(tensor.name, "exposed")), axes
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
@@ -193,7 +194,10 @@ class Cutter:
             size = tensor.shape[axis] // count
             between = () if drops else (size,)
             shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
-            parts = [self.assembly.tensor(f"{tensor.name}/{part}_{i}", shape, tensor) for i in range(count)]
+            parts = [
+                self.assembly.tensor(name_below(tensor.name, f"{part}_{i}"), shape, tensor)
+                for i in range(count)
+            ]
             if drops:
                 self.assembly.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
             elif tensor.dtype in SPLIT_TYPES:
@@ -208,8 +212,8 @@ class Cutter:
     def _slice(self, tensor: Tensor, axis: int, begin: int, output: Tensor) -> None:
         begins = [begin if i == axis else 0 for i in range(len(tensor.shape))]
         steering = [
-            self.assembly.integers(f"{output.name}/begin", begins),
-            self.assembly.integers(f"{output.name}/size", output.shape),
+            self.assembly.integers(name_below(output.name, "begin"), begins),
+            self.assembly.integers(name_below(output.name, "size"), output.shape),
         ]
         self.assembly.emit("SLICE", [tensor, *steering], output)
 

@@ -9,6 +9,7 @@ from edge_opt.attention.cuts import SPLIT_TYPES
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import Form
 from edge_opt.ir import Shape, Tensor
+from edge_opt.ir.words import name_below
 
 Run = tuple[int, list["Factor"]]
 """Elements of a head in front of some labelled factors that stand side by side, and these factors."""
@@ -77,7 +78,7 @@ class _Joiner:
         if last and exact is not None:
             self.assembly.emit("CONCATENATION", parts, self.output, axis=axis)
             return self.output
-        made = self.assembly.tensor(f"{self.output.name}/heads", joined[axis], self.output)
+        made = self.assembly.tensor(name_below(self.output.name, "heads"), joined[axis], self.output)
         self.assembly.emit("CONCATENATION", parts, made, axis=axis)
         return self.assembly.reshape_to(made, self.output) if last else made
 
@@ -92,7 +93,7 @@ class _Joiner:
             if any(axis < len(shape) for axis in _boundaries(shape, front)):
                 return candidates
         flat = (front, parts[0].elements // front)
-        return [self.assembly.reshaped(part, flat, f"{part.name}/flat") for part in parts]
+        return [self.assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
 
 
 def _boundaries(shape: Shape, front: int) -> list[int]:

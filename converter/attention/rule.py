@@ -13,6 +13,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir.words import name_below
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
@@ -99,16 +100,16 @@ class OneHead:
             for name, value in options.items():
                 table.set(name, value)
         read = [inputs.get(i, tensor) for i, tensor in enumerate(operator.inputs)]
-        names = [f"{output.name}/{self.suffix}" for output in operator.outputs]
+        names = [name_below(output.name, self.suffix) for output in operator.outputs]
         return self.assembly.again(operator, read, names, shapes, table)
 
     def integers(self, word: str, values: object) -> Tensor:
         """An int32 constant that steers the operator."""
-        return self.assembly.integers(f"{self.of.tensor.name}/{word}", values)
+        return self.assembly.integers(name_below(self.of.tensor.name, word), values)
 
     def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
         """`source` as `shape`, or itself."""
-        return self.assembly.reshaped(source, shape, f"{self.of.tensor.name}/{self.suffix}")
+        return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
 
     def on_axes(self, index: int, own: Factored, axes: Sequence[int]) -> Tensor:
         """The head's part of an operand with exactly these axes, of which it may lack some that have size 1."""

@@ -25,6 +25,15 @@ def shortened(name: str) -> str:
     return kept if kept == whole else f"...{kept}"
 
 
+def name_below(name: str, part: str) -> str:
+    """The name of a tensor that is made of another: `attn/add;19` and `head_0` give `attn/add/head_0;19`.
+
+    Model Explorer draws an operator in the box of the last path that `;` separates, so what is new goes in front of it.
+    """
+    path, mark, fused = name.partition(";")
+    return f"{path}/{part}{mark}{fused}"
+
+
 def many(count: int, noun: str) -> str:
     """'1 block', '2 blocks'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

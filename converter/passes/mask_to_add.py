@@ -12,6 +12,7 @@ from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import moved_from, still_needed
+from edge_opt.ir.words import name_below
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite
@@ -338,7 +339,7 @@ class _MaskBuilder:
         return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
     def _masked_copy(self, like: Tensor) -> Tensor:
-        return self._assembly.tensor(f"{like.name}/masked", like.shape, like)
+        return self._assembly.tensor(name_below(like.name, "masked"), like.shape, like)
 
     def quantized(self) -> Tensor:
         """One SELECT_V2 between 0 and a number as far below it as the logits' lowest code is below their highest."""
@@ -347,7 +348,7 @@ class _MaskBuilder:
         lowest = code_limits(like)[0]
         # Masked: 2 * -lowest steps of the logits, one more than there are between two codes.
         parameters = Quantization.affine(2 * float(like.quantization.scale[0]), 0)
-        name, shape = f"{site.condition.name}/additive", site.condition.shape
+        name, shape = name_below(site.condition.name, "additive"), site.condition.shape
         mask = self._assembly.tensor(name, shape, like, parameters)
         codes = (lowest, 0) if site.masked_when else (0, lowest)
         return self._assembly.emit(
@@ -358,23 +359,23 @@ class _MaskBuilder:
         """`c` where masked, 0 where open; shaped like the source until the end, then like the condition."""
         masked, make = self._masked(source, chain), self._assembly
         name, shape, dtype = self._site.condition.name, masked.shape, self._like.dtype
-        number = Tensor(f"{name}/number", shape, dtype)
+        number = Tensor(name_below(name, "number"), shape, dtype)
         make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
         assert dtype.numpy is not None
         added = np.array(_added(self._context, self._site), dtype.numpy)
         constant = self._context.constants.make("mask/constant", added, dtype)
-        mask = make.emit("MUL", [number, constant], Tensor(f"{name}/additive", shape, dtype))
+        mask = make.emit("MUL", [number, constant], Tensor(name_below(name, "additive"), shape, dtype))
         target = self._site.condition.shape
         if shape == target:
             return mask
         steering = self._context.constants.make("mask/shape", np.array(target, np.int32), DType.INT32)
-        reshaped = Tensor(f"{name}/additive/reshaped", target, dtype)
+        reshaped = Tensor(name_below(name, "additive/reshaped"), target, dtype)
         return make.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
 
     def _masked(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
         """True where masked: the complement of the condition where that one says what is open."""
         comparison, masked_when = _comparison(chain), self._site.masked_when
-        masked = Tensor(f"{self._site.condition.name}/masked", source.shape, DType.BOOL)
+        masked = Tensor(name_below(self._site.condition.name, "masked"), source.shape, DType.BOOL)
         if comparison is None or comparison.name == "LOGICAL_NOT":
             if masked_when is (comparison is None):
                 return source
