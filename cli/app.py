@@ -18,6 +18,7 @@ from edge_opt.cli.declare import (
     option,
     pass_names,
     several,
+    shape_option,
     starting,
     target_names,
 )
@@ -102,6 +103,7 @@ class Convert(Command):
     )
     skip: list[str] | None = names_option("All passes but these.", "A", autocompletion=pass_names)
     signatures: list[str] | None = names_option("Rewrite only these signatures.", "S")
+    shape: list[str] | None = shape_option("Static sizes for an input of open lengths, once for each input.")
     verify: str = one_of(
         VERIFY, "Prove each rewritten region, do so on every row, compare the whole models too, or neither."
     )
@@ -151,6 +153,7 @@ class Compare(Command):
     seed: int = option("Decides the inputs.", default=0, min=0)
     atol: float = option("Equal is |a-b| <= atol + rtol*|a|.", default=0.0, min=0)
     rtol: float = option("See --atol.", default=0.0, min=0)
+    shape: list[str] | None = shape_option("Sizes for an input whose lengths are open in both; 1 by default.")
     hostile: bool = flag("Also inputs with masked rows, large and denormal numbers, NaN.", "--hostile")
     generate: int | None = option("Also generate N tokens, which must be equal.", "N", min=1)
     embedder: Path | None = option("For --generate. Default: embedder.tflite beside A, B.", "E")
@@ -171,7 +174,7 @@ class Compare(Command):
     )
     as_json: bool = json_flag()
 
-    ON_CPU: ClassVar = ("backend", "runs", "hostile", "generate", "embedder", "auxiliary")
+    ON_CPU: ClassVar = ("backend", "runs", "shape", "hostile", "generate", "embedder", "auxiliary")
     ON_NPU: ClassVar = ("sdk", "chip", "flags", "layers", "least_db", "seconds")
 
     def check(self) -> None:

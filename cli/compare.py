@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from edge_opt.cli import output
+from edge_opt.cli import declare, output
 from edge_opt.cli.app import Check, Compare, Record
 from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare as compare_models
@@ -16,14 +16,15 @@ _OPERATORS_SHOWN = 16  # at either end of a region
 def run(asked: Compare) -> int:
     """Compare; 1 where the models are not as equal as was asked for, or one did not run in the emulator."""
     on_npu = asked.on == "npu"
-    given = asked.options("a", "b", "on", *(asked.ON_CPU if on_npu else asked.ON_NPU), "as_json")
+    given = asked.options("a", "b", "on", "shape", *(asked.ON_CPU if on_npu else asked.ON_NPU), "as_json")
     report: ComparisonReport | NpuComparison
     with output.bar() as progress:
         if on_npu:
             given["seconds"] = asked.seconds or None
             report = compare_on_npu(asked.a, asked.b, **given, progress=progress)
         else:
-            report = compare_models(asked.a, asked.b, **given, progress=progress)
+            shapes = declare.sizes(asked.shape)
+            report = compare_models(asked.a, asked.b, **given, shapes=shapes, progress=progress)
     if asked.as_json:
         output.say_json(report.to_dict())
     elif isinstance(report, NpuComparison):

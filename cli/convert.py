@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
-from edge_opt.cli import output, streams
+from edge_opt.cli import declare, output, streams
 from edge_opt.cli.app import Convert
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion import convert as convert_model
@@ -14,7 +14,7 @@ from edge_opt.inspection.reporting import conversion_report
 from edge_opt.ir.words import size
 from edge_opt.report import check_report_path, write_report
 
-_OURS = ("source", "output", "report", "as_json", "quiet")
+_OURS = ("source", "output", "shape", "report", "as_json", "quiet")
 
 
 def run(asked: Convert) -> int:
@@ -26,7 +26,8 @@ def run(asked: Convert) -> int:
     written = streams.written(asked.output, asked.source, as_json=asked.as_json)
     with nullcontext(None) if asked.dry_run else written as destination:
         with output.bar(wanted=not asked.quiet) as progress:
-            result = convert_model(asked.source, destination, **asked.options(*_OURS), progress=progress)
+            given = {**asked.options(*_OURS), "shapes": declare.sizes(asked.shape)}
+            result = convert_model(asked.source, destination, **given, progress=progress)
         if reports:
             report = conversion_report(result, target=asked.target, sections=cast("Sections", asked.sections))
         for path in reports:

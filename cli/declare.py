@@ -88,6 +88,30 @@ def several(text: str, metavar: str, *names: str, **how: Any) -> Any:
     return option(text, metavar, *names, callback=lambda values: values or None, **how)
 
 
+def shape_option(text: str) -> Any:
+    """An option `NAME=1,128,640` that may be given again and again."""
+
+    def check(values: list[str] | None) -> list[str] | None:
+        sizes(values)
+        return values or None
+
+    return option(text, "NAME=1,128,640", "--shape", callback=check)
+
+
+def sizes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
+    """`[NAME=1,128,640]` -> the sizes by name; a name may have a = in it."""
+    found = {}
+    for name, _, listed in (value.rpartition("=") for value in values or ()):
+        if not name or not all(size.strip().isdecimal() for size in listed.split(",")):
+            raise typer.BadParameter(
+                f"'{name}={listed}' is no NAME=1,128,640: a name and its sizes are expected"
+            )
+        if name in found:
+            raise typer.BadParameter(f"'{name}' is given twice")
+        found[name] = tuple(int(size) for size in listed.split(","))
+    return found
+
+
 class Command:
     """What was asked for on the command line; `run` names the function that does it, as `module:function`."""
 

@@ -1,4 +1,4 @@
-"""Attention whose lengths are known only at run time is split for all lengths, or left with a reason."""
+"""Inputs of open lengths are given static shapes; attention of lengths that stay open is left with a reason."""
 
 from pathlib import Path
 
@@ -7,12 +7,14 @@ import pytest
 from cli_runs import run
 
 from edge_opt.comparison.compare import compare
-from edge_opt.conversion import ConversionResult, convert
-from edge_opt.inspection import explain, inspect
+from edge_opt.conversion import convert
+from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.ir.text import parse
-from edge_opt.passes import Status, open_lengths
+from edge_opt.passes import Status
 from edge_opt.proof.runner import Worker
+from edge_opt.schema.errors import UsageError
+from edge_opt.shapes import infer_shapes
 
 ATTENTION = """
     subgraph main (%q: float32[1,4,?,5], %k: float32[1,4,?,5], %v: float32[1,4,?,5]) {{
@@ -73,176 +75,243 @@ GROWN = """
       return %r
     }
     """
-ZEROS = """
+SLIDING = """
+    subgraph main (%q: float32[1,4,?,5], %k: float32[1,4,?,5], %v: float32[1,4,?,5]) {
+      %l: float32[1,4,?,?] = BATCH_MATMUL(%q, %k) {adj_y: true}
       %s: int32[4] = SHAPE(%l) {out_type: 2}
-      %z: float32[1,4,?,?] = FILL(%s, float32(0.0))
-      %m: float32[1,4,?,?] = ADD(%l, %z)
+      %t: int32[1] = SLICE(%s, int32{2}, int32{1})
+      %w: int32[1] = MINIMUM(%t, int32{8})
+      %wide: int32[4] = CONCATENATION(int32{1}, int32{1}, int32{1}, %w) {axis: 0}
+      %near: float32[1,1,1,?] = FILL(%wide, float32(1.0))
+      %n: float32[] = SUM(%near, int32{0, 1, 2, 3}) {keep_dims: false}
+      %m: float32[1,4,?,?] = MUL(%l, %n)
+      %p: float32[1,4,?,?] = SOFTMAX(%m) {beta: 1.0}
+      %o: float32[1,4,?,5] = BATCH_MATMUL(%p, %v)
+      %tr: float32[1,?,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %r: float32[1,?,20] = RESHAPE(%tr, int32{1, -1, 20}) {new_shape: [1, -1, 20]}
+      return %r
+    }
     """
 
 
-def attention(*, masked: str = "", logits: str = "%l", output: str = MERGED) -> bytes:
-    """q, k, v `[1,4,?,5]`."""
-    return to_bytes(parse(ATTENTION.format(masked=masked, logits=logits, output=output)))
+def qkv(rows: int, keys: int, batch: int = 1) -> dict[str, tuple[int, ...]]:
+    return {"q": (batch, 4, rows, 5), **dict.fromkeys("kv", (batch, 4, keys, 5))}
 
 
-def converted(source: bytes) -> ConversionResult:
-    """Converted in memory."""
-    return convert(source, passes="mha_to_sha", dry_run=True)
+PAST = dict.fromkeys(("past_k", "past_v"), (1, 4, 6, 5))
+MODELS = {
+    "lengths": (ATTENTION.format(masked="", logits="%l", output=MERGED), qkv(1, 40)),
+    "batch and lengths": (BATCHED, qkv(3, 17, batch=2)),
+    "heads from the width": (PROJECTED, {"q": (2, 7, 20), "kt": (2, 9, 4, 5), "vt": (2, 9, 4, 5)}),
+    "caches that grow": (GROWN, {**qkv(5, 5), **PAST}),
+    "below the least of two lengths": (SLIDING, qkv(4, 9)),
+    "above the least of two lengths": (SLIDING, qkv(70, 90)),
+}
 
 
-def test_heads_are_split_and_the_lengths_stay_open() -> None:
-    result = converted(attention())
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_at_these(case: str) -> None:
+    text, shapes = MODELS[case]
+    before = to_bytes(parse(text))
+    result = convert(before, shapes=shapes, require_all=True)
+    assert result.model is not None
     (graph,) = result.model.subgraphs
-    assert [site.status for site in result.sites] == [Status.CONVERTED]
-    softmaxes = [operator.output for operator in graph.operators if operator.name == "SOFTMAX"]
-    assert [tensor.shape_signature for tensor in softmaxes] == [(1, 1, -1, -1)] * 4
-    assert graph.inputs[0].shape_signature == (1, 4, -1, 5)
-    assert graph.outputs[0].shape_signature == (1, -1, 20)
+    assert infer_shapes(result.model) == []
+    assert not any(tensor.shape_signature for tensor in graph.tensors)
+    assert "SHAPE" not in {operator.name for operator in graph.operators}
+    after = to_bytes(result.model)
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    with Worker() as worker:
+        (described,) = worker.describe(after)
+        (old,), (new,) = (worker.run(model, None, inputs).values() for model in (before, after))
+    assert {info.name: info.declared for info in described.inputs} == shapes
+    assert new.shape == graph.outputs[0].shape
+    assert old.tobytes() == new.tobytes()
 
 
-RANGES = "int32{0, 0, 0, 1}, int32{0, 0, 0, 0}, int32{1, 1, 1, 1}"
-WHOLE = {
-    "as they are": ("", "%l"),
-    "SLICE": ("%m: float32[1,4,?,?] = SLICE(%l, int32{0, 0, 0, 0}, int32{1, 4, -1, -1})", "%m"),
-    "STRIDED_SLICE": (
-        f"%m: float32[1,4,?,?] = STRIDED_SLICE(%l, {RANGES}) {{begin_mask: 15, end_mask: 15}}",
-        "%m",
+def test_the_whole_models_are_compared_at_the_shapes_that_were_given() -> None:
+    result = convert(to_bytes(parse(GROWN)), shapes={**qkv(5, 5), **PAST}, verify="full", dry_run=True)
+    assert [signature.found_text() for signature in result.whole] == ["all 1 outputs are bitwise equal"]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_attention_of_open_lengths_stays_and_the_reason_says_what_to_give(split: bool) -> None:
+    skip = None if split else "mha_to_sha"
+    (site,) = convert(to_bytes(parse(BATCHED)), skip=skip, dry_run=True).sites
+    assert (site.status, site.settled) == (Status.SKIPPED, False)
+    if split:
+        given = "--shape q=?,4,?,5 --shape k=?,4,?,5 --shape v=?,4,?,5"
+        assert site.reason == f"lengths are known only at run time: give {given}"
+
+
+def test_lengths_that_follow_from_data_stay_open() -> None:
+    model = parse("""
+    subgraph main (%x: int32[?], %q: float32[1,4,1,5]) {
+      %w: int64[?,1] = WHERE(%x)
+      %s: int32[2] = SHAPE(%w) {out_type: 2}
+      %n: int32[1] = SLICE(%s, int32{0}, int32{1})
+      %to: int32[4] = CONCATENATION(int32{1, 4}, %n, int32{5}) {axis: 0}
+      %k: float32[1,4,?,5] = BROADCAST_TO(%q, %to)
+      %l: float32[1,4,1,?] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[1,4,1,?] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,4,1,5] = BATCH_MATMUL(%p, %k)
+      %r: float32[1,1,20] = RESHAPE(%o, int32{1, 1, 20}) {new_shape: [1, 1, 20]}
+      return %r
+    }
+    """)
+    result = convert(model, shapes={"x": (9,)})
+    assert [tensor.shape_signature for tensor in model.subgraphs[0].inputs] == [None, None]
+    assert [site.reason for site in result.sites] == [
+        "lengths are known only at run time: they follow from data"
+    ]
+
+
+TWICE = """
+    subgraph a (%x: float32[?,4], %mask: float32[?,4]) {
+      %y: float32[?,4] = ADD(%x, %mask)
+      return %y
+    }
+    subgraph b (%x: float32[?,4]) {
+      %y: float32[?,4] = STABLEHLO_COMPOSITE(%x) {name: 'both', decomposition_subgraph_index: 3}
+      return %y
+    }
+    subgraph c (%x: float32[2,4]) {
+      %y: float32[2,4] = STABLEHLO_COMPOSITE(%x) {name: 'both', decomposition_subgraph_index: 3}
+      return %y
+    }
+    subgraph body (%x: float32[?,4]) {
+      %s: int32[2] = SHAPE(%x) {out_type: 2}
+      %z: float32[?,4] = FILL(%s, float32(2.0))
+      %y: float32[?,4] = MUL(%x, %z)
+      return %y
+    }
+    signature first = #0 (x=%x, mask=%mask) -> (y=%y)
+    signature second = #1 (x=%x) -> (y=%y)
+    signature third = #2 (x=%x) -> (y=%y)
+    """
+
+
+def inputs_of(shapes: dict[str, tuple[int, ...]], text: str = TWICE) -> dict[str, list[tuple[int, ...]]]:
+    """What `convert` makes of the inputs, by signature."""
+    model = parse(text)
+    convert(model, shapes=shapes)
+    return {
+        name: [tensor.shape_signature or tensor.shape for tensor in inputs.values()]
+        for name, inputs in model.inputs()
+    }
+
+
+def test_a_name_is_that_of_all_signatures_or_of_the_one_in_front_of_it() -> None:
+    one = {"first/x": (2, 4), "mask": (2, 4)}
+    assert inputs_of(one) == {"first": [(2, 4)] * 2, "second": [(-1, 4)], "third": [(2, 4)]}
+    both = {"second/x": (3, 4), "first/x": (2, 4), "mask": (2, 4)}
+    assert inputs_of(both) == {"first": [(2, 4)] * 2, "second": [(3, 4)], "third": [(2, 4)]}
+    assert inputs_of({"x": (2, 4), "mask": (2, 4)}) == {
+        "first": [(2, 4)] * 2,
+        "second": [(2, 4)],
+        "third": [(2, 4)],
+    }
+
+
+def test_a_subgraph_whose_callers_disagree_stays_open() -> None:
+    model = parse(TWICE)
+    convert(model, shapes={"second/x": (3, 4)})
+    body = model.subgraphs[3]
+    assert body.inputs[0].shape_signature == (-1, 4)
+    assert "SHAPE" in {operator.name for operator in body.operators}
+    convert(model := parse(TWICE), shapes={"second/x": (2, 4)})
+    assert [operator.name for operator in model.subgraphs[3].operators] == ["FILL", "MUL"]
+
+
+REFUSED = {
+    "no such input": ({"y": (2, 4)}, "input 'y' does not exist"),
+    "too few axes": ({"mask": (2,)}, "input 'first/mask' has 2 axes, --shape gives it 1"),
+    "another size": ({"second/x": (2, 5)}, "axis 1 of input 'second/x' must be 4, --shape gives it 5"),
+    "a static one of another size": (
+        {"x": (3, 4)},
+        "axis 0 of input 'third/x' must be 2, --shape gives it 3",
+    ),
+    "no size": ({"second/x": (0, 4)}, "axis 0 of input 'second/x' must be 1 or more, --shape gives it 0"),
+    "another input open": (
+        {"first/x": (2, 4)},
+        r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4",
+    ),
+    "what the graph refuses": (
+        {"first/x": (2, 4), "mask": (3, 4)},
+        r"do not go together: subgraph 'first', operator 0 \(ADD\): sizes do not broadcast: 2 in tensor 'x' \(axis 0",
     ),
 }
 
 
-@pytest.mark.parametrize("length", [1, 6, 20])  # below and above those that regions are proved at
-@pytest.mark.parametrize("logits", WHOLE)
-def test_what_is_written_runs_at_any_length(logits: str, length: int) -> None:
-    before = attention(masked=WHOLE[logits][0], logits=WHOLE[logits][1])
-    model = converted(before).model
-    strided = (operator for operator in model.subgraphs[0].operators if operator.name == "STRIDED_SLICE")
-    assert {operator.option("end_mask") for operator in strided} <= {0b1100}, "bits of the two open axes"
-    after = to_bytes(model)
-    shapes = {"q": (1, 4, length, 5), "k": (1, 4, 17, 5), "v": (1, 4, 17, 5)}
-    rng = np.random.default_rng(0)
-    inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    with Worker() as worker:
-        (old,), (new,) = (worker.run(model, None, inputs).values() for model in (before, after))
-    assert old.shape == (1, length, 20)
-    assert old.tobytes() == new.tobytes()
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_shape_that_does_not_fit_is_refused_by_name_and_axis(case: str) -> None:
+    shapes, reason = REFUSED[case]
+    with pytest.raises(UsageError, match=reason):
+        inputs_of(shapes)
 
 
-def test_the_shape_of_the_logits_is_asked_for_above_them() -> None:
-    result = converted(attention(masked=ZEROS, logits="%m"))
-    assert [(site.pass_name, site.status) for site in result.sites] == [
-        ("shapes_above", Status.CONVERTED),
-        ("mha_to_sha", Status.CONVERTED),
-    ]
-    (graph,) = result.model.subgraphs
-    asked = [operator.input(0) for operator in graph.operators if operator.name == "SHAPE"]
-    assert set(asked) == set(graph.inputs[:2])
+def test_codes_of_quantized_tensors_and_real_numbers_are_not_folded() -> None:
+    model = parse("""
+    subgraph main (%x: int8[?] q(0.5, 3)) {
+      %s: int32[1] = SHAPE(%x) {out_type: 2}
+      %n: float32[1] = CAST(%s) {in_data_type: 2}
+      %q: int8[1] q(0.5, 3) = ADD(int8{7} q(0.5, 3), int8{7} q(0.5, 3))
+      %y: int8[?] q(0.5, 3) = ADD(%x, %q)
+      return %y, %n
+    }
+    """)
+    convert(model, shapes={"x": (9,)})
+    assert [operator.name for operator in model.subgraphs[0].operators] == ["CAST", "ADD", "ADD"]
 
 
-def test_shapes_are_asked_for_above_only_where_heads_are_split() -> None:
-    result = convert(attention(masked=ZEROS, logits="%m"), skip=["mha_to_sha"])
-    assert "shapes_above" not in {site.pass_name for site in result.sites}
-
-
-@pytest.mark.parametrize("layers", [2, 32])
-def test_a_shape_is_asked_for_above_what_products_read_in_however_many_layers(layers: int) -> None:
-    given = ["%x: float32[1,?,4,5]"]
-    lines = [
-        "%m: float32[1,4,?,5] = TRANSPOSE(%x, int32{0, 2, 1, 3})",
-        "%s: int32[4] = SHAPE(%m) {out_type: 2}",
-        "%z: float32[1,4,?,5] = FILL(%s, float32(0.0))",
-    ]
-    for i in range(layers):
-        given += [f"%k{i}: float32[1,4,?,5]", f"%v{i}: float32[1,4,?,5]"]
-        lines += [
-            f"%g{i}: float32[1,4,?,5] = MUL(%m, float32(0.5))",
-            f"%h{i}: float32[1,4,?,5] = ADD(%g{i}, float32(0.{i + 1}))",
-            f"%l{i}: float32[1,4,?,?] = BATCH_MATMUL(%h{i}, %k{i}) {{adj_y: true}}",
-            f"%p{i}: float32[1,4,?,?] = SOFTMAX(%l{i}) {{beta: 1.0}}",
-            f"%o{i}: float32[1,4,?,5] = BATCH_MATMUL(%p{i}, %v{i})",
-        ]
-    results = ", ".join(["%z", *(f"%o{i}" for i in range(layers))])
-    result = converted(
-        to_bytes(parse(f"subgraph main ({', '.join(given)}) {{ {' '.join(lines)} return {results} }}"))
-    )
-    assert "shapes_above" in {site.pass_name for site in result.converted}
-
-
-def test_batch_and_sequence_may_both_be_open() -> None:
-    source = to_bytes(parse(BATCHED))
-    result = converted(source)
-    assert [site.status for site in result.sites] == [Status.CONVERTED]
-    (graph,) = result.model.subgraphs
-    assert graph.outputs[0].producer is not None
-    assert graph.outputs[0].producer.name == "SQUEEZE"
-
-
-def test_cut_above_the_transpose_a_head_moves_or_gets_an_axis_of_one_between_two_open_lengths() -> None:
-    result = convert(to_bytes(parse(PROJECTED)), passes="mha_to_sha", target="qualcomm-htp", dry_run=True)
-    assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
-    names = {operator.name for operator in result.model.subgraphs[0].operators}
-    assert {"EXPAND_DIMS", "TRANSPOSE", "SQUEEZE"} <= names
-
-
-@pytest.mark.parametrize(
-    ("source", "result", "dropped"),
-    [
-        ((1, 11, 1, 13), (11, 1, 13), [0]),
-        ((11, 1, 1, 13), (11, 1, 13), [2]),
-        ((11, 1, 13, 1), (11, 13), [1, 3]),
-        ((11, 13, 1, 1), (11, 1, 13), None),
-        ((11, 26), (11, 13), None),
-    ],
-)
-def test_axes_of_one_are_dropped_where_nothing_else_moves(
-    source: tuple[int, ...], result: tuple[int, ...], dropped: list[int] | None
-) -> None:
-    assert open_lengths._dropped(source, result) == dropped
-
-
-def test_caches_that_grow_by_new_keys_may_have_any_length() -> None:
-    result = converted(to_bytes(parse(GROWN)))
-    assert [(site.pass_name, site.status) for site in result.sites] == [
-        ("shapes_above", Status.CONVERTED),
-        ("mha_to_sha", Status.CONVERTED),
-    ]
-    (graph,) = result.model.subgraphs
-    asked = [operator.input(0) for operator in graph.operators if operator.name == "SHAPE"]
-    assert set(asked) <= set(graph.inputs)
-
-
-def test_a_length_that_was_left_in_the_graph_is_caught_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(open_lengths._SIZES, "RESHAPE")
-    (site,) = converted(attention()).sites
-    assert site.status is not Status.CONVERTED
-    assert "with other lengths" in site.reason
-
-
-@pytest.mark.parametrize(
-    ("split", "told"), [(False, "1 x multi-head: N=4 K=4"), (True, "4 x single-head: N=1 K=1")]
-)
-def test_inspect_tells_the_lengths_known_only_at_run_time(
-    split: bool, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_on_the_command_line_a_shape_is_given_once_for_each_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "open.tflite"
-    file.write_bytes(to_bytes(converted(attention()).model) if split else attention())
-    assert f"{told} H=5 T=?, ? keys, no mask" in run(capsys, "inspect", file).out
-    assert {(block.query_length, block.key_lengths) for block in inspect(file).attention} == {(-1, (-1,))}
+    file.write_bytes(to_bytes(parse(MODELS["lengths"][0])))
+    done = run(
+        capsys, "convert", file, "--shape", "q=1,4,3,5", "--shape", "k=1,4,7,5", "--shape", "v=1,4,7,5"
+    )
+    assert (done.code, "1 of 1" in done.out) == (0, True)
+    output = tmp_path / "open.opt.tflite"
+    assert [argument.shape for argument in inspect(output).signatures[0].inputs] == list(qkv(3, 7).values())
+    assert "Equal" in run(capsys, "compare", file, output).out
+    for wrong in ("q", "q=", "q=1,x", "=1"):
+        assert run(capsys, "convert", file, "--shape", wrong, "--force").code == 2
 
 
-def test_explain_describes_attention_of_open_lengths() -> None:
-    (site,) = explain(attention())
-    assert site.block is not None
-    assert (site.block.heads, site.block.query_length, site.block.key_lengths) == (4, -1, (-1,))
+def test_inspect_and_explain_say_that_lengths_are_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "open.tflite"
+    file.write_bytes(to_bytes(parse(MODELS["lengths"][0])))
+    assert inspect(file).attention == []
+    assert "--shape q=1,4,?,5" in run(capsys, "explain", file).out
 
 
-def test_compare_runs_at_lengths_above_1_where_there_is_a_difference_to_see(tmp_path: Path) -> None:
-    files = {
-        "a": attention(),
-        "b": attention(masked="%m: float32[1,4,?,?] = MUL(%l, float32(2.0))", logits="%m"),
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    assert compare(tmp_path / "a", tmp_path / "a").bitwise
+@pytest.mark.parametrize("shapes", [None, qkv(3, 7)])
+def test_compare_says_at_which_one_size_it_ran_open_lengths(
+    shapes: dict[str, tuple[int, ...]] | None,
+) -> None:
+    doubled = "%m: float32[1,4,?,?] = MUL(%l, float32(2.0))"
+    a = to_bytes(parse(ATTENTION.format(masked="", logits="%l", output=MERGED)))
+    b = to_bytes(parse(ATTENTION.format(masked=doubled, logits="%m", output=MERGED)))
+    report = compare(a, b, shapes=shapes)
     # Over one key every probability is 1, whatever the logits are.
-    assert not compare(tmp_path / "a", tmp_path / "b").bitwise
+    assert report.bitwise == (shapes is None)
+    size = [1, 4, 1, 5] if shapes is None else [1, 4, 3, 5]
+    assert (
+        f"open lengths were run at one size only (--shape gives others): main/q {size}" in report.notes()[0]
+    )
+
+
+def test_compare_refuses_shapes_of_inputs_that_are_not_there_or_of_other_sizes() -> None:
+    model = to_bytes(parse(MODELS["lengths"][0]))
+    with pytest.raises(UsageError, match="input 'w' does not exist"):
+        compare(model, model, shapes={"w": (1,)})
+    (found,) = compare(model, model, shapes={"q": (1, 3, 2, 5)}).signatures
+    assert (
+        found.reason
+        == "input 'q' has shape (1, 4, -1, 5) in a, (1, 4, -1, 5) in b, (1, 3, 2, 5) is asked for"
+    )

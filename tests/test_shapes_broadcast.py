@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_opt.schema.errors import EdgeOptError
-from edge_opt.shapes import Dim, ShapeError, broadcast, verify_broadcast
+from edge_opt.shapes import ShapeError, broadcast, verify_broadcast
 
 Shape = tuple[int, ...]
 UNRANKED = None
@@ -136,22 +136,6 @@ def test_numpy_integers_are_sizes() -> None:
 def test_a_shape_error_is_an_edge_opt_error() -> None:
     with pytest.raises(EdgeOptError):
         broadcast((2,), (3,))
-
-
-def test_a_named_dimension_keeps_its_name() -> None:
-    length = Dim("T")
-    (a, b) = broadcast((length, 1), (length, 5)) or ()
-    assert isinstance(a, Dim)
-    assert a.name == "T"
-    assert b == 5
-    (kept,) = broadcast((1,), (length,)) or ()
-    assert isinstance(kept, Dim)
-
-
-def test_two_named_dimensions_of_different_names_are_just_dynamic() -> None:
-    (dim,) = broadcast((Dim("T"),), (Dim("S"),)) or ()
-    assert dim == -1
-    assert not isinstance(dim, Dim)
 
 
 SIZES = st.integers(0, 4)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.shapes import Dim, ShapeError, matmul
+from edge_opt.shapes import ShapeError, matmul
 
 Shape = tuple[int, ...]
 
@@ -88,12 +88,6 @@ def test_dynamic_dimensions() -> None:
     assert matmul((-1, 2, -1), (-1, 3, 4)) == (-1, 2, 4)
     assert matmul((-1, 5), (5, -1)) == (-1, -1)
     assert matmul((8, -1, 5), (1, 5, 6)) == (8, -1, 6)
-
-
-def test_a_named_row_count_keeps_its_name() -> None:
-    rows, columns = matmul((Dim("T"), 5), (5, 6)) or ()
-    assert isinstance(rows, Dim)
-    assert (rows.name, columns) == ("T", 6)
 
 
 SHAPE = st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=4).map(tuple)

@@ -107,6 +107,9 @@ class _Finder:
         logits, ends = products_above(producers(softmax))
         if not logits:
             return _without_scores(softmax, ends)
+        around = (softmax, *products, *logits)
+        if refusal := next(filter(None, (self._operands.distrusted(operator) for operator in around)), None):
+            return NotABlock(softmax, refusal)
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
 

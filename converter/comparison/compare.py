@@ -4,7 +4,7 @@ At most one of the two is loaded at a time; of the other only the outputs of the
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +51,7 @@ def compare(
     atol: float = 0.0,
     rtol: float = 0.0,
     hostile: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     locate: bool = True,
     generate: int | None = None,
     embedder: ModelLike | None = None,
@@ -75,6 +76,7 @@ def compare(
         atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
         hostile: also run one set each of inputs with fully masked rows, large values, denormals, NaN and infinity.
+        shapes: sizes for inputs whose lengths are open in both models, by `NAME` or `signature/NAME`; 1 by default.
         locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
         generate: also generate so many tokens greedily, through prefill and decode, from a random prompt.
         embedder: the model that makes embeddings of tokens; by default the section of a bundle, or
@@ -97,14 +99,19 @@ def compare(
         second = stack.enter_context(models[1].source("b"))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         asked = ComparisonReport(first.name, second.name, backend, seed, runs, hostile, atol, rtol)
-        job = _Job(running, first, second, asked, progress, folder)
+        job = _Job(running, first, second, asked, progress, folder, shapes or {})
         # First: what is missing for it is found before the long work.
         generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
         found = tuple(job.signatures(signatures, _kernels(backend)))
         place = job.first_difference(found) if locate else None
         told = tuple(job.caches.told)
         return replace(
-            job.asked, signatures=found, first_difference=place, generation=generation, caches=told
+            job.asked,
+            signatures=found,
+            first_difference=place,
+            generation=generation,
+            caches=told,
+            opened=tuple(job.opened),
         )
 
 
@@ -165,9 +172,11 @@ class _Job:
     asked: ComparisonReport
     progress: Progress | None
     folder: Path
+    shapes: Mapping[str, Sequence[int]]
     caches: FilledCaches = field(init=False)
     ours: dict[str, SignatureInfo] = field(default_factory=dict, init=False)
     paired: dict[str, _Pairing] = field(default_factory=dict, init=False)
+    opened: list[str] = field(default_factory=list, init=False)
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
 
@@ -191,6 +200,10 @@ class _Job:
         """One comparison per signature and kernel set."""
         self.ours, theirs = self._describe(self.a), self._describe(self.b)
         names = choose(list(dict.fromkeys([*self.ours, *theirs])), chosen)
+        inputs = {info.name: f"{name}/{info.name}" for name in self.ours for info in self.ours[name].inputs}
+        for name in self.shapes:
+            if name not in inputs and name not in inputs.values():
+                raise unknown("input", name, [*inputs, *inputs.values()])
         for name in self.ours.keys() & theirs.keys():
             paired = self.paired[name] = self._pair(self.ours[name], theirs[name])
             if not paired.reason:
@@ -300,13 +313,20 @@ class _Job:
         inputs, alone = _match(a.inputs, b.inputs, by_place=by_place)
         for info, in_a in alone:
             return _Pairing(reason=f"input '{info.name}' is {self._only(in_a)}")
+        both = []
         for one, other in inputs:
-            if one.declared != other.declared:
-                shapes = f"{one.declared} in a, {other.declared} in b"
+            given = self.shapes.get(f"{a.name}/{one.name}", self.shapes.get(one.name))
+            found = agreed(one, other, given)
+            if found is None:
+                asked = "" if given is None else f", {tuple(given)} is asked for"
+                shapes = f"{one.declared} in a, {other.declared} in b{asked}"
                 return _Pairing(reason=f"input '{one.name}' has shape {shapes}")
+            both.append(found)
+            if -1 in map(max, one.declared, other.declared):
+                self.opened.append(f"{a.name}/{one.name} {list(found[0].shape)}")
         outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
         unmatched = tuple(OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone)
-        return _Pairing(tuple(agreed(*both) for both in inputs), tuple(outputs), unmatched)
+        return _Pairing(tuple(both), tuple(outputs), unmatched)
 
     def _only(self, in_a: bool) -> str:
         return f"only in {self.a.name if in_a else self.b.name}"

@@ -201,7 +201,10 @@ def first_of(differences: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonReport:
-    """Two models, or a model and its golden file, on the same inputs; `caches` says what those of them held."""
+    """Two models, or a model and its golden file, on the same inputs.
+
+    `caches` says what those of them held, `opened` at which one size inputs of open lengths were run.
+    """
 
     a: str
     b: str
@@ -215,6 +218,7 @@ class ComparisonReport:
     first_difference: FirstDifference | None = None
     generation: GenerationComparison | None = None
     caches: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -236,14 +240,16 @@ class ComparisonReport:
         return found
 
     def notes(self) -> list[str]:
-        """What is not part of the verdict: rows that are masked everywhere, and outputs without a finite element."""
+        """What is not part of the verdict: one size of open lengths, masked rows, outputs without a finite element."""
+        sizes = f"open lengths were run at one size only (--shape gives others): {', '.join(self.opened)}"
         without = [
             f"signature '{signature.name}' ({signature.backend}), output '{output.name}': no element is finite in a"
             for signature in self.signatures
             for output in signature.outputs
             if output.difference is not None and output.difference.elements and not output.difference.finite
         ]
-        return [*filter(None, (signature.masked_rows_sentence() for signature in self.signatures)), *without]
+        masked = (signature.masked_rows_sentence() for signature in self.signatures)
+        return [*([sizes] if self.opened else []), *filter(None, masked), *without]
 
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""

@@ -1,12 +1,12 @@
 """What a model's graph says and the runtime does not: which tables an input indexes, and whether state is kept."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from edge_opt.ir import DType, Model, Operator, Tensor
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
-from edge_opt.shapes.lengths import choose_lengths
+from edge_opt.shapes.dimension import may_be_alike
 
 # Operators whose results have the numbers of these operands, as they are: an index stays one. None: of all operands.
 _FIRST, _ALL = (0,), None
@@ -24,13 +24,7 @@ _CARRIES: dict[str, tuple[int, ...] | None] = {
 
 
 def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:
-    """The signatures that the runtime describes, by name, with what the graph knows of their inputs.
-
-    That is how many entries the tables have that they index, and a size for each length that is known only at run time,
-    where some can go together.
-    """
-    lengths = choose_lengths(model)
-    shapes = lengths[0].shapes if lengths else {}
+    """The signatures that the runtime describes, by name, with how many entries the tables have that inputs index."""
     arguments = {signature.key: signature.inputs for signature in model.signatures}
     found = {}
     for signature in described:
@@ -38,17 +32,34 @@ def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, Si
         if signature.name in arguments and not signature.positional:
             given = [arguments[signature.name][info.name] for info in signature.inputs]
         inputs = (
-            replace(info, shape=shapes.get(tensor, info.shape), entries=_entries(model, tensor))
+            replace(info, entries=_entries(model, tensor))
             for info, tensor in zip(signature.inputs, given, strict=True)
         )
         found[signature.name] = replace(signature, inputs=tuple(inputs))
     return found
 
 
-def agreed(one: TensorInfo, other: TensorInfo) -> tuple[TensorInfo, TensorInfo]:
-    """An input of two models, with the lengths that it was given in the first and the entries of the smaller table."""
+def agreed(
+    one: TensorInfo, other: TensorInfo, given: Sequence[int] | None
+) -> tuple[TensorInfo, TensorInfo] | None:
+    """An input of two models, and the smaller of the tables that it indexes; None where its shapes do not go together.
+
+    A length that is open in both is as `given`, else 1, as the runtime has it.
+    """
+    if not may_be_alike(one.declared, other.declared):
+        return None
+    declared = tuple(map(max, one.declared, other.declared))
+    if given is not None and may_be_alike(declared, given):
+        declared = tuple(given)
+    elif given is not None:
+        return None
     entries = min(filter(None, (one.entries, other.entries)), default=0)
-    return replace(one, entries=entries), replace(other, entries=entries, shape=one.shape)
+    facts = {
+        "shape": tuple(1 if size < 0 else size for size in declared),
+        "declared": declared,
+        "entries": entries,
+    }
+    return replace(one, **facts), replace(other, **facts)
 
 
 def keeps_state(model: Model) -> bool:

@@ -4,14 +4,15 @@ What cannot be done is a `UsageError`, a place where nothing can be written an `
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from edge_opt.attention.form import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
-from edge_opt.ir import Model
+from edge_opt.ir import Model, Shape, Tensor
 from edge_opt.passes import PASSES, Pass
+from edge_opt.passes.contract import shape_options
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
@@ -45,6 +46,7 @@ class ConvertOptions(TypedDict, total=False):
     rows_per_tile: int | None
     inline_composites: bool
     extract_signature: str | None
+    shapes: Mapping[str, Sequence[int]] | None
     progress: Progress | None
 
 
@@ -123,6 +125,48 @@ def choose_passes(
     if twice is not None:
         raise UsageError(f"there are two passes '{twice}': give one of them another name")
     return [entry for entry in chosen if entry.name not in skipped]
+
+
+def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> list[dict[Tensor, Shape]]:
+    """The inputs to be given static shapes, of each part; by `NAME`, `signature/NAME` or `model/signature/NAME`.
+
+    Raises:
+        UsageError: there is no such input, a shape does not fit it, or another input of its signature stays open.
+    """
+    found: list[dict[Tensor, Shape]] = [{} for _ in container.parts]
+    signatures = [
+        (part.signature(name), name, inputs, own)
+        for part, own in zip(container.parts, found, strict=True)
+        for name, inputs in part.model.inputs()
+    ]
+    known: dict[str, list[tuple[dict[Tensor, Shape], str, Tensor]]] = {}
+    for full, signature, inputs, own in signatures:
+        for name, tensor in inputs.items():
+            for key in dict.fromkeys((name, f"{signature}/{name}", f"{full}/{name}")):
+                known.setdefault(key, []).append((own, f"{full}/{name}", tensor))
+    # What names all signatures comes first: one of them may be given another shape.
+    for key in sorted(shapes, key=lambda key: -len(known.get(key, ()))):
+        if key not in known:
+            raise unknown("input", key, known)
+        for own, where, tensor in known[key]:
+            own[tensor] = _fitting(where, tensor, shapes[key])
+    for full, _, inputs, own in signatures:
+        left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in own}
+        if left and any(tensor in own for tensor in inputs.values()):
+            add = " ".join(shape_options(left))
+            raise UsageError(f"signature '{full}' has other inputs of open lengths: add {add}")
+    return found
+
+
+def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
+    declared = tensor.shape_signature or tensor.shape
+    if len(given) != len(declared):
+        raise UsageError(f"input '{where}' has {len(declared)} axes, --shape gives it {len(given)}")
+    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
+        if wanted < 1 or size not in (-1, wanted):
+            expected = "1 or more" if size < 0 else size
+            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, --shape gives it {wanted}")
+    return tuple(given)
 
 
 def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
@@ -19,6 +19,7 @@ from edge_opt.conversion.choices import (
     asked,
     check_verify,
     choose_passes,
+    choose_shapes,
     choose_signatures,
     destination_of,
     path_of,
@@ -34,6 +35,7 @@ from edge_opt.conversion.container import (
     open_container,
     remade,
 )
+from edge_opt.conversion.fixed_shapes import fix_shapes
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -48,8 +50,6 @@ from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.open_lengths import settled
-from edge_opt.passes.shapes_above import ShapesAbove
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
 from edge_opt.schema.errors import UsageError, unknown
@@ -88,6 +88,7 @@ def convert(
     rows_per_tile: int | None = None,
     inline_composites: bool = False,
     extract_signature: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> ConversionResult | ExportedModel:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
@@ -113,6 +114,7 @@ def convert(
         rows_per_tile: cut every head further, into blocks of at most so many query rows; the target decides where None.
         inline_composites: open every composite (each proved against its body), for compilers that cannot.
         extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
+        shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
         sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
         progress: called with (stage, done, total) on long work.
 
@@ -156,6 +158,7 @@ def convert(
         check_soundness(result, require_sound=require_sound)
         if extract_signature is not None:
             _extract(container, extract_signature)
+        _fix(container, shapes or {})
         wanted = choose_signatures(container, signatures)
         for part in container.parts:
             _rewrite(part, chosen, facts, wanted, prover, result, progress)
@@ -185,6 +188,13 @@ def _extract(container: Container, key: str) -> None:
     keep_signature(container.parts[0].model, key)
 
 
+def _fix(container: Container, shapes: Mapping[str, Sequence[int]]) -> None:
+    for part, given in zip(container.parts, choose_shapes(container, shapes), strict=True):
+        if given:
+            fix_shapes(part.model, given)
+            part.changed = True
+
+
 def _rewrite(
     part: Part,
     passes: list[Pass],
@@ -210,20 +220,17 @@ def _rewrite(
         if progress is not None:
             progress("rewriting", len(result.sites), max(total, len(result.sites)))
 
-    with settled(model) as open_lengths:
-        for name, graph in entries:
-            if first[id(graph)] != name:
-                continue
-            context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
-            context.open_lengths = open_lengths
-            reported = len(result.sites)
-            split = PASSES[MhaToSha.name] in passes
-            # Only heads need it: nobody who asked for another pass gets it.
-            for chosen_pass in (ShapesAbove(), *passes) if open_lengths and split else passes:
-                run_pass(chosen_pass, context)
-            own = result.sites[reported:]
-            for site in attention_left(model, graph, context.signature, own, split=split):
-                on_site(site)
+    split = PASSES[MhaToSha.name] in passes
+    for name, graph in entries:
+        if first[id(graph)] != name:
+            continue
+        context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+        reported = len(result.sites)
+        for chosen_pass in passes:
+            run_pass(chosen_pass, context)
+        own = result.sites[reported:]
+        for site in attention_left(model, graph, context.signature, own, split=split):
+            on_site(site)
     own = result.sites[done:]
     if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)

@@ -16,7 +16,6 @@ from edge_opt.ir.compiled import is_compiled, made_from
 from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
-from edge_opt.passes.open_lengths import OpenLengths, settled
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.source import ModelLike
 from edge_opt.report import Example
@@ -33,10 +32,7 @@ _DEEPEST = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made.
-
-    A length known only at run time is -1.
-    """
+    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
 
     signature: str
     form: Literal["multi-head", "single-head"]
@@ -173,18 +169,17 @@ def _attention(model: Model) -> list[list[AttentionBlock | None]]:
 
     Behind them those of the graphs that it calls: branches, and composites that are not opened yet.
     """
-    with settled(model) as lengths:
-        return [
-            [
-                None
-                if isinstance(match, NotABlock)
-                else _describe(match, name, _argument_names(model, name, graph), lengths)
-                for called, _ in with_callees(model, graph)
-                for match in find_blocks(called)
-                if not isinstance(match, NotABlock) or match.is_attention
-            ]
-            for name, graph in model.entry_points()
+    return [
+        [
+            None
+            if isinstance(match, NotABlock)
+            else _describe(match, name, _argument_names(model, name, graph))
+            for called, _ in with_callees(model, graph)
+            for match in find_blocks(called)
+            if not isinstance(match, NotABlock) or match.is_attention
         ]
+        for name, graph in model.entry_points()
+    ]
 
 
 def example_rewrite(
@@ -246,20 +241,15 @@ def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[int, str]:
     return {id(tensor): label for label, tensor in (*outputs, *inputs)}
 
 
-def _describe(
-    match: Block, signature: str, arguments: Mapping[int, str], lengths: OpenLengths | None
-) -> AttentionBlock:
-    rows, *keys = (match.query_length, *match.key_lengths)
-    if lengths is not None:
-        rows, keys = lengths.stated(rows), [lengths.stated(size) for size in keys]
+def _describe(match: Block, signature: str, arguments: Mapping[int, str]) -> AttentionBlock:
     return AttentionBlock(
         signature=signature,
         form="multi-head" if match.heads > 1 else "single-head",
         heads=match.heads,
         kv_heads=match.kv_heads,
         head_size=match.head_size,
-        query_length=rows,
-        key_lengths=tuple(keys),
+        query_length=match.query_length,
+        key_lengths=match.key_lengths,
         mask=None if match.mask is None else _mask_name(match.mask, arguments),
         softmax=match.softmax.outputs[0].name,
     )

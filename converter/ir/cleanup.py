@@ -40,11 +40,11 @@ class Usage:
         buffers = {id(t.buffer) for subgraph in model.subgraphs for t in subgraph.tensors if id(t) in tensors}
         buffers.update(id(entry.buffer) for entry in model.metadata)
         buffers.update(id(buffer) for buffer in model.metadata_buffers)
-        return cls(frozenset(tensors), frozenset(buffers), frozenset(_called(model)))
+        return cls(frozenset(tensors), frozenset(buffers), frozenset(called(model)))
 
 
-def _called(model: Model, roots: Iterable[Subgraph] = ()) -> set[int]:
-    """Subgraphs that can be reached from the given ones, by default the entry points."""
+def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[int]:
+    """Subgraphs (by identity) that can be reached from the given ones, by default the entry points."""
     pending = [*roots] or [subgraph for _, subgraph in model.entry_points()] + model.subgraphs[:1]
     found: set[int] = set()
     while pending:
@@ -70,8 +70,8 @@ def remove_unused(model: Model, before: Usage) -> None:
 
     Some readers refuse a model that merely lists an operator they don't know. Buffer 0 stays: it is the empty one.
     """
-    called = _called(model)
-    _drop_others(model, [g for g in model.subgraphs if id(g) in called or id(g) not in before.subgraphs])
+    needed = called(model)
+    _drop_others(model, [g for g in model.subgraphs if id(g) in needed or id(g) not in before.subgraphs])
     now = Usage.of(model)
     for subgraph in model.subgraphs:
         if any(tensor.is_blockwise for tensor in subgraph.tensors):
@@ -92,8 +92,8 @@ def remove_unused(model: Model, before: Usage) -> None:
 
 def remove_uncalled(model: Model, listed: int) -> None:
     """Drop subgraphs behind the first `listed` that nothing calls: made for rewrites of which nothing came."""
-    called = _called(model, model.subgraphs[:listed])
-    _drop_others(model, [g for i, g in enumerate(model.subgraphs) if i < listed or id(g) in called])
+    needed = called(model, model.subgraphs[:listed])
+    _drop_others(model, [g for i, g in enumerate(model.subgraphs) if i < listed or id(g) in needed])
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_opt.ir.graph import Buffer, Operator, Shape, Subgraph, Tensor
+from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
-from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
 
@@ -19,14 +16,8 @@ def cut_out(
     operators: Sequence[Operator],
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
-    shapes: Mapping[Tensor, Shape] = MappingProxyType({}),
-    values: Mapping[Tensor, NDArray[np.generic]] = MappingProxyType({}),
 ) -> Model:
-    """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes.
-
-    `shapes`: of tensors that are to have others than their own. `values`: tensors read from outside that become
-    constants.
-    """
+    """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes."""
     made, moved = Model(), dict[int, int]()
 
     def add(
@@ -37,8 +28,7 @@ def cut_out(
 
         def copied(tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
-                shape, value = shapes.get(tensor, tensor.shape), values.get(tensor)
-                copies[id(tensor)] = graph.add_tensor(_copied(tensor, str(len(copies)), shape, value))
+                copies[id(tensor)] = graph.add_tensor(_copied(tensor, str(len(copies))))
             return copies[id(tensor)]
 
         graph.inputs = [copied(tensor) for tensor in inputs]
@@ -70,13 +60,13 @@ def _custom(operator: Operator) -> Table | None:
     return new_table("Operator", **{name: operator.table.fields.get(name) for name in fields})
 
 
-def _copied(tensor: Tensor, name: str, shape: Shape, value: NDArray[np.generic] | None) -> Tensor:
-    buffer = None if value is None else Buffer(Data(value.tobytes()))
+def _copied(tensor: Tensor, name: str) -> Tensor:
+    buffer = None
     if tensor.is_constant:
         assert tensor.buffer is not None
         buffer = Buffer(tensor.buffer.data)
     table = tensor.table if tensor.is_sparse else None
-    return replace(tensor, name=name, shape=shape, buffer=buffer, shape_signature=None, table=table)
+    return replace(tensor, name=name, buffer=buffer, shape_signature=None, table=table)
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:

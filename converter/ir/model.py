@@ -136,6 +136,14 @@ class Model:
             return [(signature.key, signature.subgraph) for signature in self.signatures]
         return [(subgraph.name or "main", subgraph) for subgraph in self.subgraphs[:1]]
 
+    def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
+        """The inputs of every entry point, by the names that callers know them by."""
+        if self.signatures:
+            return [(signature.key, signature.inputs) for signature in self.signatures]
+        return [
+            (name, {tensor.name: tensor for tensor in graph.inputs}) for name, graph in self.entry_points()
+        ]
+
 
 class Constants:
     """Makes constant tensors for one subgraph; equal values of equal type share a tensor, and the bytes a buffer."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from edge_opt.attention.refusal import Refusal
-from edge_opt.ir import Constants, Model, Operator, Subgraph
+from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
 from edge_opt.passes.frame import Frame, frame_violation
-from edge_opt.passes.open_lengths import OpenLengths
 from edge_opt.passes.rewrite import (
     Rewrite,
     commit,
@@ -216,14 +215,16 @@ class Context:
     constants: Constants
     prover: Prover | None = None
     on_site: Callable[[SiteReport], None] | None = None
-    open_lengths: OpenLengths | None = None
 
-    def built(self, site: Site) -> Rewrite | Refusal:
-        """The rewrite of a site, for all lengths."""
-        rewrite = site.build()
-        if isinstance(rewrite, Refusal) or self.open_lengths is None:
-            return rewrite
-        return self.open_lengths.opened(rewrite, self.constants)
+    def left_open(self, operators: Iterable[Operator]) -> str:
+        """Why operators whose tensors have open lengths stay, and what closes these; empty where there are none."""
+        tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
+        if not any(tensor is not None and tensor.is_dynamic for tensor in tensors):
+            return ""
+        given = next((s.inputs for s in self.model.signatures if s.subgraph is self.subgraph), None)
+        options = shape_options({t.name: t for t in self.subgraph.inputs} if given is None else given)
+        remedy = f"give {' '.join(options)}" if options else "they follow from data"
+        return f"lengths are known only at run time: {remedy}"
 
     @property
     def frozen(self) -> str:
@@ -232,6 +233,15 @@ class Context:
         if CONTROL_EDGES in names:
             return f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
         return ""
+
+
+def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
+    """The options that give inputs of open lengths static shapes, with ? for the sizes to fill in."""
+    return [
+        f"--shape {name}={','.join('?' if size < 0 else str(size) for size in tensor.shape_signature)}"
+        for name, tensor in inputs.items()
+        if tensor.is_dynamic and tensor.shape_signature
+    ]
 
 
 class Pass(ABC):
@@ -276,7 +286,9 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         report = SiteReport(
             chosen.name, context.signature, len(reports), Status.SKIPPED, "", *heads, operator=name
         )
-        if isinstance(site, SkippedSite):
+        if left_open := context.left_open([site.operator]):
+            report.reason = left_open
+        elif isinstance(site, SkippedSite):
             report.reason, report.settled = site.reason, site.settled
         elif context.frozen:
             report.reason = context.frozen
@@ -310,16 +322,19 @@ def _coming(
     for site in sites:
         if site.operator in begun or isinstance(site, SkippedSite):
             continue
-        rewrite = context.built(site)
+        rewrite = site.build()
         if isinstance(rewrite, Rewrite):
             yield rewrite, site.demand or chosen.demand
 
 
 def _accepted(chosen: Pass, site: Site, context: Context, report: SiteReport) -> Rewrite | None:
     """The rewrite of a site, if it passes every check and the proof; else the report says what it failed."""
-    rewrite = context.built(site)
+    rewrite = site.build()
     if isinstance(rewrite, Refusal):
         report.reason = str(rewrite)
+        return None
+    report.reason = context.left_open((*rewrite.old, *rewrite.added()))
+    if report.reason:
         return None
     violation = (
         frame_violation(rewrite)

@@ -15,7 +15,6 @@ from edge_opt.ir.region import is_pure, read_outside, reads
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Fact, constants_of, recorded_shape
 from edge_opt.shapes.dimension import Shape
-from edge_opt.shapes.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,7 @@ class Rewrite:
     proof runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are
     not named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so,
     with the one that each is a copy of. `parts` counts the heads or tiles that the new region makes apart: results
-    that do not tell them apart prove nothing. `lengths`: the choices of sizes at which to prove, where some are known
-    only at run time.
+    that do not tell them apart prove nothing.
     """
 
     subgraph: Subgraph
@@ -63,7 +61,6 @@ class Rewrite:
     spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
     moved: Mapping[Operator, Operator] = field(default_factory=dict)
     parts: int = 1
-    lengths: tuple[Lengths, ...] = ()
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, without constants; what is read first comes first."""

@@ -23,7 +23,6 @@ from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.structure import Structure, structure
-from edge_opt.shapes.lengths import Lengths
 
 _Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
@@ -103,24 +102,17 @@ class RegionProver:
         return all_of(proofs)
 
     def _questions(self, rewrite: Rewrite, demand: Demand) -> Iterator[Question]:
-        """What to ask of the region, one after the other; for each choice of lengths it is cut out anew."""
+        """What to ask of the region, one after the other."""
         old, new, outputs = _changed(rewrite)
-        model = rewrite.calls or Model()
+        model, inputs = rewrite.calls or Model(), rewrite.inputs()
         saturation = rewrite.saturation
         limits = None if saturation is None else (saturation.low, saturation.high)
-        for at in rewrite.lengths or (Lengths({}, {}),):
-            # What follows from the lengths is no input: another number would not fit.
-            fixed = {tensor: at.values[tensor] for tensor in rewrite.inputs() if tensor in at.values}
-            inputs = tuple(tensor for tensor in rewrite.inputs() if tensor not in fixed)
-            before, after = (
-                cut_out(model, operators, inputs, outputs, at.shapes, fixed) for operators in (old, new)
-            )
-            at_once = peak_bytes(before) + peak_bytes(after) <= _AT_ONCE_BYTES
-            region = Region(before, after, self._name(rewrite))
-            parts = rewrite.parts if at.tells else 1
-            for place, (hints, axes) in enumerate(_runs(rewrite, inputs, at)):
-                request = ProofRequest(hints, axes, limits, at_once, parts)
-                yield Question(region, demand, request, must_compare=not place)
+        before, after = (cut_out(model, operators, inputs, outputs) for operators in (old, new))
+        at_once = peak_bytes(before) + peak_bytes(after) <= _AT_ONCE_BYTES
+        region = Region(before, after, self._name(rewrite))
+        for place, (hints, axes) in enumerate(_runs(rewrite, inputs)):
+            request = ProofRequest(hints, axes, limits, at_once, rewrite.parts)
+            yield Question(region, demand, request, must_compare=not place)
 
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""
@@ -213,18 +205,17 @@ def _leading_to(operators: Sequence[Operator], outputs: Sequence[Tensor]) -> lis
     return kept[::-1]
 
 
-def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...], at: Lengths) -> Iterator[_Known]:
+def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_Known]:
     """What the worker must know of the inputs, run by run; the last closes every row, if that must be equal too."""
     for spreads in rewrite.spreads:
-        yield _hints(rewrite, inputs, at, spreads)
+        yield _hints(rewrite, inputs, spreads)
     if rewrite.mask is not None and rewrite.mask.exact:
-        yield _hints(rewrite, inputs, at, rewrite.spreads[0], close_all=True)
+        yield _hints(rewrite, inputs, rewrite.spreads[0], close_all=True)
 
 
 def _hints(
     rewrite: Rewrite,
     inputs: tuple[Tensor, ...],
-    at: Lengths,
     spreads: Mapping[Tensor, float],
     *,
     close_all: bool = False,
@@ -235,8 +226,7 @@ def _hints(
     if mask is None:
         return (data if any(data) else ()), ()
     axes = rewrite.mask_axes()
-    shape = at.shapes.get(mask.tensor, mask.tensor.shape)
-    rows = shape[-2] if len(shape) > 1 else 1
+    rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
     apart = not close_all and None not in axes
     closed = tuple(range(rows)) if close_all else (rows - 1,) * apart
     hint = InputHint("mask", mask.masked, mask.opened, closed)

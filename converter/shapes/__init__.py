@@ -11,7 +11,7 @@ from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the tab
 )
 from edge_opt.shapes.broadcast import broadcast, verify_broadcast
 from edge_opt.shapes.coverage import CoverageRow, coverage, coverage_counts, coverage_page
-from edge_opt.shapes.dimension import Dim, Shape, ShapeError
+from edge_opt.shapes.dimension import Shape, ShapeError
 from edge_opt.shapes.inference import derive, infer_shapes
 from edge_opt.shapes.matmul import matmul
 from edge_opt.shapes.report import Disagreement, ShapeReport
@@ -19,7 +19,6 @@ from edge_opt.shapes.rules import infer_operator
 
 __all__ = [
     "CoverageRow",
-    "Dim",
     "Disagreement",
     "Shape",
     "ShapeError",

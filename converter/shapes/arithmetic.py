@@ -1,4 +1,4 @@
-"""Arithmetic on values of which some elements are unknown or dynamic dimensions; it knows no operator's shape rule."""
+"""Arithmetic on values of which some elements are unknown; it knows no operator's shape rule."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_opt.shapes.broadcast import infer_dimension
 from edge_opt.shapes.call import Array
-from edge_opt.shapes.dimension import Dim, Element, as_dimension, is_negative, is_number
+from edge_opt.shapes.dimension import Element, as_dimension, is_negative, is_number
 
 Binary: TypeAlias = Callable[[Any, Any], Any]
 
@@ -20,39 +20,6 @@ def _truncated(a: int, b: int) -> int:
     """C's division: towards zero."""
     quotient = abs(a) // abs(b)
     return quotient if (a >= 0) == (b >= 0) else -quotient
-
-
-def _same(a: Element, b: Element) -> bool:
-    """Whether both are the same dynamic dimension."""
-    return isinstance(a, Dim) and isinstance(b, Dim) and a.name == b.name
-
-
-_NEUTRAL = {"ADD": 0, "SUB": 0, "MUL": 1, "DIV": 1, "FLOOR_DIV": 1}
-_OF_ITSELF = {"SUB": 0, "DIV": 1, "FLOOR_DIV": 1, "FLOOR_MOD": 0}
-
-
-def _neutral(name: str, a: Element, b: Element) -> Element:
-    """What an operation with an unknown or dynamic element still gives: 0 and 1 are neutral, or settle it."""
-    known = [element for element in (a, b) if is_number(element)]
-    if name == "MUL" and 0 in known:
-        return 0
-    if known and known[0] == _NEUTRAL.get(name):
-        if is_number(b):
-            return a
-        if name in ("ADD", "MUL"):
-            return b
-    if _same(a, b):
-        return a if name in ("MAXIMUM", "MINIMUM") else _OF_ITSELF.get(name)
-    return None
-
-
-def _compared(name: str, a: Element, b: Element) -> Element:
-    """A comparison with a dynamic dimension: it equals itself, and is no negative number."""
-    if _same(a, b):
-        return int(name in ("EQUAL", "GREATER_EQUAL", "LESS_EQUAL"))
-    if isinstance(a, Dim) and is_negative(b):
-        return int(name in ("NOT_EQUAL", "GREATER", "GREATER_EQUAL"))
-    return None
 
 
 _NUMBERS: dict[str, Binary] = {
@@ -73,7 +40,6 @@ _NUMBERS: dict[str, Binary] = {
     "LOGICAL_AND": lambda a, b: bool(a) and bool(b),
     "LOGICAL_OR": lambda a, b: bool(a) or bool(b),
 }
-_COMPARISONS = frozenset({"EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"})
 _DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
 _UNARY: dict[str, Callable[[Any], Any]] = {"NEG": operator.neg, "ABS": abs, "LOGICAL_NOT": operator.not_}
 _SELECTIONS = frozenset({"SELECT", "SELECT_V2"})
@@ -95,16 +61,16 @@ def _binary(name: str, a: Element, b: Element) -> Element:
         if name in _DIVISIONS and b == 0:
             return None
         return int(_NUMBERS[name](a, b))
-    return _compared(name, a, b) if name in _COMPARISONS else _neutral(name, a, b)
+    return 0 if name == "MUL" and 0 in (a, b) else None
 
 
 def _unary(name: str, a: Element) -> Element:
-    return int(_UNARY[name](a)) if is_number(a) else a if name == "ABS" else None
+    return int(_UNARY[name](a)) if is_number(a) else None
 
 
 def _select(condition: Element, a: Element, b: Element) -> Element:
     if condition is None:
-        return a if is_number(a) and is_number(b) and a == b else None
+        return a if a == b else None
     return a if condition else b
 
 

@@ -6,12 +6,10 @@ The rules are those of the `Broadcastable` trait of MLIR; nothing here knows an 
 from collections.abc import Iterable, Sequence
 
 from edge_opt.shapes.dimension import (
-    DYNAMIC,
     Shape,
     ShapeError,
     as_shape,
     dimension_text,
-    same_size,
     shape_text,
 )
 
@@ -19,7 +17,7 @@ from edge_opt.shapes.dimension import (
 def broadcast(*shapes: Iterable[int] | None) -> Shape | None:
     """Infer the shape of a result from the shapes of its operands.
 
-    Each shape is a tuple, -1 (or a `Dim`) a dynamic dimension, None an unranked operand. Ranks are made equal
+    Each shape is a tuple, -1 a dynamic dimension, None an unranked operand. Ranks are made equal
     with 1s on the left, then dimension by dimension:
 
         (?, ?) -> ?    (?, 1) -> ?    (?, n) -> n    (1, 1) -> 1    (1, n) -> n    (n, n) -> n
@@ -72,14 +70,12 @@ def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
 def infer_dimension(left: int, right: int) -> int | None:
     """Infer one dimension of the result; None where two static sizes exclude each other.
 
-    Source: MLIR's `Broadcastable` trait, `InferDim`. Two dynamic dimensions of one name give that name.
+    Source: MLIR's `Broadcastable` trait, `InferDim`.
     """
     if left == 1:
         return right
     if right == 1:
         return left
-    if left < 0 and right < 0:
-        return left if same_size(left, right) else DYNAMIC
     if left < 0:
         return right
     return left if right < 0 or left == right else None

@@ -23,7 +23,7 @@ from edge_opt.shapes.dimension import (
 Array: TypeAlias = NDArray[Any]
 Constant: TypeAlias = Callable[[int], Array | None]
 """Gives the value of input i where it is known. Of an integer value some elements may be unknown: then it is
-an object array with None, or a `Dim`, in their places."""
+an object array with None in their places."""
 
 Results: TypeAlias = Sequence[Shape | None]
 

@@ -5,7 +5,7 @@ from functools import reduce
 
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.shapes.call import Array, Call, Fact, Results
-from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, UnknownError, element_count, same_size
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, UnknownError, element_count
 from edge_opt.shapes.rules import rule
 
 _MOST_WIDENINGS = 64
@@ -15,7 +15,7 @@ def common_shape(left: Shape | None, right: Shape | None) -> Shape | None:
     """The most specific shape that both shapes fit: -1 where they differ, None where the ranks do."""
     if left is None or right is None or len(left) != len(right):
         return None
-    return tuple(a if same_size(a, b) else DYNAMIC for a, b in zip(left, right, strict=True))
+    return tuple(a if a == b else DYNAMIC for a, b in zip(left, right, strict=True))
 
 
 def _run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Self, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 from edge_opt.schema.errors import EdgeOptError
 
@@ -32,33 +32,16 @@ class UnknownError(Exception):
 
 
 Shape: TypeAlias = tuple[int, ...]
-"""Sizes from the outermost axis in; -1 (or a `Dim`) is a dynamic one. An unranked tensor's shape is None."""
+"""Sizes from the outermost axis in; -1 is a dynamic one. An unranked tensor's shape is None."""
 
 DYNAMIC = -1
 
 Element: TypeAlias = int | None
-"""One number of a value that shapes depend on: known, a dynamic dimension (`Dim`), or unknown (None)."""
-
-
-class Dim(int):
-    """A dynamic dimension with an identity: it equals -1, and two of one name have one size at run time."""
-
-    name: str
-
-    def __new__(cls, name: str) -> Self:
-        """Make the dimension of that name."""
-        dim = super().__new__(cls, DYNAMIC)
-        dim.name = name
-        return dim
-
-    def __repr__(self) -> str:
-        return self.name
-
-    __str__ = __repr__
+"""One number of a value that shapes depend on; None where it is unknown, as the size of a dynamic dimension is."""
 
 
 def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
-    """Return the shape as a tuple of int (or `Dim`); None stays None.
+    """Return the shape as a tuple of int; None stays None.
 
     Raises:
         ShapeError: a dimension is not a whole number or lies below -1; names `label`.
@@ -69,8 +52,6 @@ def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
 
 
 def _as_dimension(dim: int, label: str) -> int:
-    if isinstance(dim, Dim):
-        return dim
     try:
         size = int(operator.index(dim))
     except TypeError:
@@ -80,13 +61,6 @@ def _as_dimension(dim: int, label: str) -> int:
     if size < DYNAMIC:
         raise ShapeError(f"{label} has the dimension {size}: expected a size, or -1 for a dynamic one")
     return size
-
-
-def same_size(left: int, right: int) -> bool:
-    """Whether the two dimensions are known to be equal at run time: equal sizes, or dynamic with one name."""
-    if left >= 0:
-        return left == right
-    return isinstance(left, Dim) and isinstance(right, Dim) and left.name == right.name
 
 
 def may_be_equal(left: int, right: int) -> bool:
@@ -100,8 +74,8 @@ def may_be_alike(left: Sequence[int], right: Sequence[int]) -> bool:
 
 
 def is_number(element: Element) -> TypeGuard[int]:
-    """Whether the element is known now, and not only at run time."""
-    return element is not None and not isinstance(element, Dim)
+    """Whether the element is known."""
+    return element is not None
 
 
 def is_negative(element: Element) -> bool:
@@ -117,22 +91,13 @@ def as_dimension(element: Element) -> int:
 def element_count(dims: Iterable[int]) -> int:
     """The product of the dimensions; -1 where it depends on a dynamic one (0 times anything is 0)."""
     dims = tuple(dims)
-    known = math.prod(dim for dim in dims if dim >= 0)
-    return 0 if known == 0 else _with_dynamic(dims, known, neutral=1)
+    return DYNAMIC if any(dim < 0 for dim in dims) and 0 not in dims else math.prod(dims)
 
 
 def add_sizes(dims: Iterable[int]) -> int:
-    """The sum of the dimensions; -1 where one of them is dynamic, a lone dynamic one keeps its name."""
+    """The sum of the dimensions; -1 where one of them is dynamic."""
     dims = tuple(dims)
-    return _with_dynamic(dims, sum(dim for dim in dims if dim >= 0), neutral=0)
-
-
-def _with_dynamic(dims: Sequence[int], known: int, *, neutral: int) -> int:
-    """What the known dimensions give together with the dynamic ones."""
-    dynamic = [dim for dim in dims if dim < 0]
-    if not dynamic:
-        return known
-    return dynamic[0] if known == neutral and len(dynamic) == 1 else DYNAMIC
+    return DYNAMIC if any(dim < 0 for dim in dims) else sum(dims)
 
 
 def divide_size(dim: int, count: int) -> int:
@@ -148,7 +113,5 @@ def shape_text(shape: Sequence[int] | None) -> str:
 
 
 def dimension_text(dim: int) -> str:
-    """The dimension for a sentence: its size, its name, or `?`."""
-    if isinstance(dim, Dim):
-        return dim.name
+    """The dimension for a sentence: its size, or `?`."""
     return "?" if dim < 0 else str(dim)

@@ -1,6 +1,6 @@
 """Values of small tensors, as far as shapes need them: SHAPE -> STRIDED_SLICE -> PACK -> RESHAPE chains.
 
-Elements may stay unknown (None) or be dynamic dimensions (`Dim`); nothing large is ever computed.
+Elements may stay unknown (None); nothing large is ever computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from edge_opt.ir import Tensor
 from edge_opt.shapes import arithmetic
 from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
-from edge_opt.shapes.dimension import Dim, Shape, UnknownError, element_count, is_number
+from edge_opt.shapes.dimension import Shape, UnknownError, element_count, is_number
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array] | None]
 """Gives the result, of operators that may have several a list of them; the shapes are the results'."""
@@ -26,8 +26,8 @@ def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
     """Compute what is known of the operator's results; `shapes` are the derived ones.
 
     Returns:
-        One value for each result: an array of its type where all is known, an object array with None or `Dim` in
-        the place of unknown elements, or None.
+        One value for each result: an array of its type where all is known, an object array with None in the place of
+        unknown elements, or None.
     """
     try:
         if call.name in _ENTERED:
@@ -75,7 +75,7 @@ def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Array:
 
 
 def _shape(call: Call, _: Sequence[Shape]) -> Array:
-    elements = [dim if dim >= 0 or isinstance(dim, Dim) else None for dim in call.shape(0)]
+    elements = [dim if dim >= 0 else None for dim in call.shape(0)]
     return np.array([*elements, None], object)[:-1]
 
 

@@ -11,7 +11,7 @@ from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.broadcast import misfit
 from edge_opt.shapes.call import Array, Call, Fact, small_value
 from edge_opt.shapes.control_flow import Variables
-from edge_opt.shapes.dimension import Dim, Shape, ShapeError, as_shape, shape_text
+from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, shape_text
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.report import Disagreement, Findings, Place, ShapeReport
 from edge_opt.shapes.rules import RULES, apply
@@ -87,17 +87,13 @@ class _Derivation:
         self._stack.pop()
 
     def _given(self, tensor: Tensor) -> Shape | None:
-        """The shape of a graph input: resized, or recorded, its dynamic dimensions named after it."""
-        if tensor in self._resize:
-            return self._resize[tensor]
-        shape = self._findings.recorded(tensor)
-        if shape is None or min(shape, default=0) >= 0:
-            return shape
-        return tuple(Dim(f"{tensor.name}[{axis}]") if dim < 0 else dim for axis, dim in enumerate(shape))
+        """The shape of a graph input: resized, or recorded."""
+        return self._resize[tensor] if tensor in self._resize else self._findings.recorded(tensor)
 
     def _walk(self, subgraph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
         """Derive every operator of the subgraph; `facts` has its inputs and takes up everything else."""
-        self._findings.shapes.update((tensor, fact.shape) for tensor, fact in facts.items())
+        for tensor, fact in facts.items():
+            self._findings.found(tensor, fact.shape)
         for position, op in enumerate(subgraph.operators):
             self._derive_operator(subgraph, position, op, facts)
         return [self._fact(tensor, facts) for tensor in subgraph.outputs]
@@ -139,8 +135,6 @@ class _Derivation:
             self._callers.pop()
         for tensor, shape, value in zip(op.outputs, shapes, values, strict=True):
             facts[tensor] = Fact(self._findings.compared(place, tensor, shape), value)
-            if value is not None:
-                self._findings.values[tensor] = value
         self._findings.typed(place)
 
     def _take_recorded(self, op: Operator, facts: dict[Tensor, Fact]) -> None:
@@ -167,7 +161,7 @@ class _Derivation:
             )
         if self._entries[index] >= _MOST_ENTRIES:
             values = [None] * len(values)
-        key = (index, tuple(map(_shape_key, shapes)), tuple(map(_value_key, values)))
+        key = (index, tuple(shapes), tuple(map(_value_key, values)))
         known = self._entered.get(key)
         if known is None and self._entries[index] < 2 * _MOST_ENTRIES:
             self._entries[index] += 1
@@ -192,10 +186,6 @@ class _Derivation:
         outputs = self._walk(subgraph, facts)
         self._stack.pop()
         return outputs
-
-
-def _shape_key(shape: Shape | None) -> object:
-    return None if shape is None else tuple(dim.name if isinstance(dim, Dim) else dim for dim in shape)
 
 
 def _value_key(value: Array | None) -> object:

@@ -16,7 +16,7 @@ def matmul(
 ) -> Shape | None:
     """Infer the shape of `a x b`.
 
-    Each shape is a tuple, -1 (or a `Dim`) a dynamic dimension. With an unranked operand the result is None.
+    Each shape is a tuple, -1 a dynamic dimension. With an unranked operand the result is None.
 
         [X] x [X]                      -> []
         [X] x [B, ..., X, Y]           -> [B, ..., Y]

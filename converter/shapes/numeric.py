@@ -6,7 +6,6 @@ from edge_opt.shapes.broadcast import broadcast_operands
 from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
-    Dim,
     ShapeError,
     as_dimension,
     is_negative,
@@ -178,8 +177,6 @@ def range_(call: Call) -> Results:
         call.shape(index, rank=0)
     values = [call.known(index) for index in range(3)]
     start, limit, delta = (None if value is None else value.item() for value in values)
-    if isinstance(limit, Dim) and start == 0 and delta == 1:
-        return [(limit,)]
     if not (is_number(start) and is_number(limit) and is_number(delta)):
         return [(DYNAMIC,)]
     if delta == 0 or (start > limit and delta > 0) or (start < limit and delta < 0):

@@ -5,7 +5,8 @@ from typing import Any, TypeAlias
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.shapes.broadcast import misfit
-from edge_opt.shapes.call import Array, recorded_shape
+from edge_opt.shapes.call import recorded_shape
+from edge_opt.shapes.control_flow import common_shape
 from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, shape_text
 from edge_opt.shapes.results import wrong_quantization, wrong_types
 
@@ -56,17 +57,12 @@ def _plain(stated: Stated) -> list[int] | str | None:
 
 @dataclass(frozen=True, slots=True)
 class ShapeReport:
-    """The outcome for a whole model: `derived` tensors have a derived or given shape, `unknown` ones have not.
-
-    `values` are the small numbers that follow from shapes, `refused` the operators whose inputs cannot go together.
-    """
+    """The outcome for a whole model: `derived` tensors have a derived or given shape, `unknown` ones have not."""
 
     tensors: int
     unknown: int
     disagreements: tuple[Disagreement, ...]
     shapes: dict[Tensor, Shape | None] = field(repr=False)
-    values: dict[Tensor, Array] = field(default_factory=dict, repr=False)
-    refused: tuple[Operator, ...] = ()
 
     @property
     def derived(self) -> int:
@@ -89,7 +85,7 @@ Place: TypeAlias = tuple[Subgraph, int, Operator]
 class Findings:
     """Takes up what a walk finds; a tensor of a subgraph that is entered twice is reported once.
 
-    `shapes` are those that are derived or given, `values` the numbers that follow from shapes.
+    `shapes` are those that are derived or given.
     """
 
     def __init__(self, model: Model, *, placeholders: bool) -> None:
@@ -102,8 +98,6 @@ class Findings:
             for tensor in graph.tensors
         )
         self.shapes: dict[Tensor, Shape | None] = {}
-        self.values: dict[Tensor, Array] = {}
-        self._refused: list[Operator] = []
         self._reported: dict[tuple[int, str, str], Disagreement] = {}
         self._wrong: set[Tensor] = set()
         self._unknown: set[Tensor] = set()
@@ -119,10 +113,14 @@ class Findings:
         shape = recorded_shape(tensor)
         return () if shape is None and not self._states_ranks else shape
 
+    def found(self, tensor: Tensor, shape: Shape | None) -> None:
+        """Take up a shape; in a subgraph that is entered with several, what they have in common."""
+        self.shapes[tensor] = common_shape(self.shapes.get(tensor, shape), shape)
+
     def unknown(self, tensor: Tensor) -> Shape | None:
         """Take up a result that cannot be derived; return what its readers may assume."""
         self._unknown.add(tensor)
-        self.shapes[tensor] = None
+        self.found(tensor, None)
         return self.recorded(tensor)
 
     def compared(self, place: Place, tensor: Tensor, shape: Shape | None) -> Shape | None:
@@ -130,7 +128,7 @@ class Findings:
         if shape is None:
             return self.unknown(tensor)
         self._unknown.discard(tensor)
-        self.shapes[tensor] = shape
+        self.found(tensor, shape)
         recorded = self.recorded(tensor)
         reason = None if recorded is None else misfit(shape, recorded, allow_refinement=True)
         if reason is not None and not (self._placeholders and tensor.is_dynamic):
@@ -145,7 +143,6 @@ class Findings:
     def refused(self, place: Place, error: ShapeError) -> None:
         """Take up an operator whose inputs cannot go together."""
         op = place[2]
-        self._refused.append(op)
         tensor = next((t for t in (*op.outputs, *op.inputs) if t is not None), None)
         if tensor is not None:
             self._report(place, tensor, (self.recorded(tensor), None), error.detail)
@@ -184,6 +181,4 @@ class Findings:
     def report(self) -> ShapeReport:
         """The outcome."""
         count = sum(len(subgraph.tensors) for subgraph in self._model.subgraphs)
-        found = tuple(self._reported.values())
-        refused = tuple(self._refused)
-        return ShapeReport(count, len(self._unknown), found, self.shapes, self.values, refused)
+        return ShapeReport(count, len(self._unknown), tuple(self._reported.values()), self.shapes)

@@ -15,7 +15,6 @@ from edge_opt.shapes.dimension import (
     element_count,
     is_negative,
     is_number,
-    same_size,
     shape_text,
 )
 from edge_opt.shapes.rules import rule
@@ -28,8 +27,7 @@ _MAX_SQUEEZE_RANK = 8
 def reshape(call: Call) -> Results:
     """The result has the shape that input 1 gives, a vector of int32, else the one in the options.
 
-    One size may be -1: it takes what is left of the elements. `[0]` in the options stands for a scalar. A dynamic
-    dimension that stands alone on both sides keeps its name: `[T,4,8]` to `[-1,32]` is `[T,32]`.
+    One size may be -1: it takes what is left of the elements. `[0]` in the options stands for a scalar.
     """
     target = _reshape_target(call)
     stretches = [axis for axis, size in enumerate(target) if is_number(size) and size == _STRETCH]
@@ -65,15 +63,12 @@ def _reshape_target(call: Call) -> list[Element]:
 
 def _remaining(call: Call, rest: Sequence[int], target: Sequence[Element], *, exact: bool) -> int:
     """The size that makes `rest` times it as many elements as the input has; -1 where that is not known."""
-    have, need = _without_common_names(call.shape(0), rest)
+    have, need = call.shape(0), rest
     if 0 in have or 0 in need:
         return _remaining_of_none(have, need) if exact else DYNAMIC
-    given, wanted = _known_product(have), _known_product(need)
-    dynamic = [dim for dim in have if dim < 0]
-    if any(dim < 0 for dim in need):
+    if any(dim < 0 for dim in (*have, *need)):
         return DYNAMIC
-    if dynamic:
-        return dynamic[0] if len(dynamic) == 1 and given == wanted else DYNAMIC
+    given, wanted = math.prod(have), math.prod(need)
     if given % wanted:
         raise ShapeError(
             f"{call.described(0)} has {given} elements, which the shape {_target_text(target)} "
@@ -89,18 +84,6 @@ def _remaining_of_none(have: Sequence[int], need: Sequence[int]) -> int:
     if 0 not in need:
         return 0
     return math.prod(dim for dim in have if dim) // math.prod(dim for dim in need if dim)
-
-
-def _without_common_names(shape: Sequence[int], rest: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Take named dimensions that stand on both sides off both."""
-    have, need = [], list(rest)
-    for dim in shape:
-        index = next((i for i, other in enumerate(need) if dim < 0 and same_size(dim, other)), None)
-        if index is None:
-            have.append(dim)
-        else:
-            del need[index]
-    return have, need
 
 
 def _known_product(dims: Sequence[int]) -> int:

@@ -68,7 +68,7 @@ def infer_operator(
     Args:
         op: the operator; only its name, options and the names and dtypes of its tensors are read, recorded
             shapes are not.
-        input_shapes: one for each input, -1 (or a `Dim`) a dynamic dimension, None for an unranked tensor and
+        input_shapes: one for each input, -1 a dynamic dimension, None for an unranked tensor and
             for an optional input that is left out.
         constant: gives the value of input i where it is known (the shape operand of a RESHAPE), else None.
         enter: derives the outputs of a subgraph, for control flow and composites; without it those are None.

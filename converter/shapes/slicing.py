@@ -15,7 +15,6 @@ from edge_opt.shapes.dimension import (
     is_number,
     may_be_alike,
     may_be_equal,
-    same_size,
     shape_text,
 )
 from edge_opt.shapes.rules import rule
@@ -144,10 +143,7 @@ def _strided_size(call: Call, axis: int, window: _Window) -> int:
     if call.flag("offset"):
         return _offset_size(call, axis, window)
     if size < 0:
-        # The whole of an axis of unknown size keeps its name, `[:T]` of an axis T too.
-        from_start = window.open_begin or window.begin == 0
-        whole = window.open_end or (window.end is not None and same_size(size, window.end))
-        return size if from_start and whole and window.stride == 1 else DYNAMIC
+        return DYNAMIC
     begin, end = (None if window.open_begin else window.begin), (None if window.open_end else window.end)
     known = (window.open_begin or is_number(begin)) and (window.open_end or is_number(end))
     if not known or not is_number(window.stride):
