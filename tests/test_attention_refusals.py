@@ -300,7 +300,7 @@ EXAMPLES = (
           return %r
         }
         """,
-        "a dimension is known only at run time, at BATCH_MATMUL, tensor 'o'",
+        "lengths are known only at run time: give --shape q=1,4,?,5",
     ),
 )
 

@@ -108,8 +108,8 @@ class _Finder:
         if not logits:
             return _without_scores(softmax, ends)
         around = (softmax, *products, *logits)
-        if refusal := next(filter(None, (self._operands.distrusted(operator) for operator in around)), None):
-            return NotABlock(softmax, refusal)
+        if any(tensor.is_dynamic for operator in around for tensor in operator.outputs):
+            return NotABlock(softmax, Refusal("a dimension is known only at run time", softmax))
         matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
         return matcher.match()
 
