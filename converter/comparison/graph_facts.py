@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edge_opt.ir import DType, Model, Operator, Tensor
 from edge_opt.ir.references import subgraph_indices
@@ -54,7 +55,7 @@ def agreed(
     elif given is not None:
         return None
     entries = min(filter(None, (one.entries, other.entries)), default=0)
-    facts = {
+    facts: dict[str, Any] = {
         "shape": tuple(1 if size < 0 else size for size in declared),
         "declared": declared,
         "entries": entries,
