@@ -36,7 +36,7 @@ def run(asked: Build) -> int:
             stack.close()
             bars.clear()
             if not (asked.as_json or asked.quiet):
-                output.say(_line(report))
+                output.say(_line(report), *(f"  {note}" for note in report.notes))
 
         result = build(asked.source, asked.output, **options, progress=progress, on_stage=on_stage)
     if asked.as_json:

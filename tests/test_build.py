@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO
+from cli_runs import DEMO, run
 from pretend_stages import (
     COMPILED,
     FLOAT,
@@ -205,6 +205,41 @@ def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: 
     assert inspect(known).compiled is False
 
 
+def test_a_bundle_that_calibration_ruined_is_no_result_then_and_later(place: Place) -> None:
+    def ruin(job: Job) -> None:
+        write(
+            job.model, QUANTIZED.replace("%y: int16[1,1,4,16] q(0.1, 0)", "%y: int16[1,1,4,16] q(3e-14, 0)")
+        )
+
+    for ran in (["configure", "export", "calibrate", "quantize"], []):
+        stages = Stages(instead={"quantize": ruin})
+        with pytest.raises(
+            BuildCheckError, match=r"ruined, so nothing is delivered: .*'kv_cache_k_0' holds has no effect"
+        ):
+            place.build(stages=stages)
+        assert stages.ran == ran
+        assert not place.output.exists()
+    ruin(Job("", str(place.folder)))
+    with pytest.raises(BuildCheckError, match="calibrate again"):
+        place.build(place.folder / "model.litertlm", prompts=None, work=place.folder / "other")
+
+
+def test_what_calibration_does_with_the_prompts_is_said_also_of_an_earlier_run(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Joins(Stages):
+        def calibrate(self, job: Job) -> dict[str, Any]:
+            return {**super().calibrate(job), "notes": ["Joined from your prompts: one"]}
+
+    monkeypatch.setattr("edge_opt.build.building.Processes", Joins)
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--prompts", place.prompts]
+    for again in ([], ["--force"]):
+        ran = run(capsys, *words, "--sdk", place.sdk, *again)
+        assert "\n  Joined from your prompts: one\nquantize" in ran.out, ran
+    told = run(capsys, *words, "--sdk", place.sdk, "--force", "--json").json
+    assert [stage["notes"] for stage in told["stages"]][2] == ["Joined from your prompts: one"]
+
+
 # --- what is kept ---
 
 
@@ -241,13 +276,13 @@ def put(name: str, content: str | bytes | None, option: str = "") -> Change:
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "chip": (options(soc="SM8650"), ["configure", "optimize", "compile"]),
     "weights": (put("gemma/model.safetensors", WEIGHTS + b"more"), ["export"]),
-    "prompts": (put("prompts.jsonl", '"something else"'), ["calibrate", "quantize"]),
+    "prompts": (put("prompts.jsonl", '"something else"'), ["configure", "calibrate", "quantize"]),
     "length": (options(cache=64), ["configure", "export"]),
     "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
     "proof": (options(verify="exhaustive"), ["optimize"]),
     "sections": (options(sections="all"), ["optimize"]),
     "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
-    "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "optimize"]),
+    "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "calibrate", "optimize"]),
     "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
 }  # fmt: skip
 

@@ -163,7 +163,7 @@ def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:
         ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
         ({"file": {"cache_lenght": 3}}, "--config: setting 'cache_lenght' does not exist"),
         ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is no int, as 1280 is'),
-        ({"settings": {"cache_length": 64}}, "a prefill of 128 tokens does not fit into a cache of 64: give a longer"),
+        ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),
         ({"model_type": "gemma3_txt"}, "no language model of the type 'gemma3_txt', which config.json names; did you"),

@@ -41,7 +41,7 @@ THIRD_PARTY = {
     "ai_edge_litert": ("converter/proof/", "converter/integrations/"),
     "tensorflow": ("converter/proof/", "converter/integrations/"),
     "torch": ("converter/integrations/",),
-    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py"),
+    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/tokens.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Job, StageFailedError
 from edge_opt.build.next_steps import NextSteps, next_steps
 from edge_opt.build.processes import Processes
+from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
-from edge_opt.build.source import Given, Kind, check_prompts, look_at, read_json
+from edge_opt.build.source import Given, Kind, look_at, read_json
 from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
 from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of, taken
 from edge_opt.conversion import Verify
 from edge_opt.conversion.choices import Progress
-from edge_opt.conversion.container import Sections
+from edge_opt.conversion.container import Sections, find_unsound, open_container
 from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.compiled import WORK
 from edge_opt.npu.process import CompilerMissingError
@@ -28,12 +29,13 @@ from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.schema.strict_json import strict
 from edge_opt.schema.transfer import copy_range
+from edge_opt.soundness import broken_ranges, sentences
 from edge_opt.targets import load_target, target_names
 
 StagePath = str | os.PathLike[str]
 
 _SUFFIX = Path(MODEL).suffix
-_OURS = ("configure", "optimize")
+_OURS = ("configure", "calibrate", "optimize")
 """Stages whose results depend on our own version."""
 
 
@@ -41,7 +43,8 @@ _OURS = ("configure", "optimize")
 class StageReport:
     """One stage: how long it took, the memory of its largest process and its result's size, both in bytes.
 
-    `made_now`: False where the result is of an earlier run, and so are seconds and memory.
+    `made_now`: False where the result is of an earlier run, and so are seconds and memory. `notes` are what it did
+    beside what it was told, in sentences.
     """
 
     name: str
@@ -50,6 +53,7 @@ class StageReport:
     bytes: int
     made_now: bool
     log: str
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -126,7 +130,7 @@ def build(
         UsageError: something given cannot work, or a package is missing.
         CompilerMissingError: the vendor's compiler is; for others than Qualcomm after the conversion, which is kept.
         StageFailedError: a tool failed.
-        BuildCheckError: the compiled bundle is not what it has to be; nothing was written.
+        BuildCheckError: the quantized bundle is ruined, or the compiled one is not what it has to be.
         OutputError: no room, or the output cannot be written.
     """
     vendor, chip = find_chip(soc)
@@ -214,7 +218,7 @@ def _check_together(
             f"a {given.kind} is calibrated on text: give --prompts FILE.jsonl, one prompt a line"
         )
     else:
-        check_prompts(Path(prompts))
+        read_prompts(Path(prompts))
 
 
 def _compiler(vendor: Vendor, sdk: StagePath | None) -> tuple[Path | None, CompilerMissingError | None]:
@@ -270,7 +274,8 @@ class _Run:
         kept = self.work.kept(name, key)
         made = kept or self._make(name, key, inputs, options or {})
         log = str(self.work.log(name))
-        report = StageReport(name, made.seconds, made.peak_bytes, made.size, kept is None, log)
+        notes = list(made.told.get("notes", ()))
+        report = StageReport(name, made.seconds, made.peak_bytes, made.size, kept is None, log, notes)
         self.result.stages.append(report)
         self.on_stage(report)
         return made
@@ -316,21 +321,28 @@ def _quantized(run: _Run, given: Given, options: Mapping[str, Any], prompts: Sta
     model = _Input(given.path, digest_of(given.files, root))
     # Not of the content: the settings do not follow from it.
     depends = [str(given.path.resolve()), options]
-    told = run.stage("configure", depends, options, model=_Input(given.path, "")).told
+    text = None if prompts is None else Path(prompts)
+    given_text = {} if text is None else {"prompts": _Input(text, digest_of([text], text.parent))}
+    told = run.stage("configure", depends, options, model=_Input(given.path, ""), **given_text).told
     run.config, run.result.settings = told["config"], told["settings"]
     settings = told["settings"]
     if given.kind is Kind.CHECKPOINT:
         model = _bundle(run.stage("export", settings["export"], model=model))
     if given.kind is not Kind.QUANTIZED:
-        assert prompts is not None, "asked for above"
-        text = Path(prompts)
-        read = _Input(text, digest_of([text], text.parent))
-        ranges = run.stage("calibrate", settings["calibrate"], model=model, prompts=read)
+        ranges = run.stage("calibrate", settings["calibrate"], None, model=model, **given_text)
         found = _Input(ranges.folder, ranges.digest)
         made = run.stage("quantize", settings["quantize"], model=model, ranges=found)
         run.result.sections_put_back = list(made.told["put_back"])
         model = _bundle(made)
+    _check_ranges(model.path)
     return model
+
+
+def _check_ranges(model: Path) -> None:
+    """Whether the calibration reached everything; a bundle that ignores its cache is no result."""
+    ruined = sentences(find_unsound(open_container(model), [broken_ranges]))
+    if ruined:
+        raise BuildCheckError(f"{model} is ruined, so nothing is delivered: {ruined[0]}")
 
 
 def _deliver(run: _Run, converted: _Input, output: Path, *, overwrite: bool) -> None:

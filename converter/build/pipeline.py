@@ -9,7 +9,6 @@ import inspect
 import json
 import logging
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.jobs import REPORT, Job
+from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts
 from edge_opt.build.sections import keep_sections
+from edge_opt.build.tokens import counter, template_note, tokenizer_of
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION
@@ -113,11 +114,11 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     shape = job.options["cache_shape"]
     if shape:
         config.cache_length = shape[config.k_ts_idx]
-    elif max(config.prefill_lengths, default=0) > config.cache_length:
-        raise UsageError(
-            f"a prefill of {max(config.prefill_lengths)} tokens does not fit into a cache of {config.cache_length}: "
-            f"give a longer --cache, or a shorter --prefill"
-        )
+    else:
+        check_lengths(config.prefill_lengths, config.cache_length)
+        if "prompts" in job.inputs:
+            # Now, not after the export: the tokenizer of the bundle will count the same, to a token or two.
+            _planned(job, tokenizer_of(Path(job.inputs["model"])), config, config.prefill_lengths)
     config.print_summary()
     return {"config": config.to_dict(), "settings": _taken(config, stages)}
 
@@ -136,11 +137,20 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for.
 
     Raises:
-        UsageError: no prompt fits into the cache, or none is of the length of one of the prefills.
+        UsageError: the prompts have too little text, or an entry point was not run.
     """
-    task, config = "ALL", _config(job)
+    task, config, model = "ALL", _config(job), Path(job.inputs["model"])
+    main = model_of(read_bundle(model))
+    signatures = [] if main is None else [signature.key for signature in main.signatures]
+    lengths = [
+        int(name.removeprefix("prefill_")) for name in signatures if re.fullmatch(r"prefill_\d+", name)
+    ]
+    check_lengths(lengths, config.cache_length)
+    tokenizer = tokenizer_of(model)
+    planned = _planned(job, tokenizer, config, lengths)
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(job.inputs["prompts"], Path(folder) / f"{task}.jsonl")
+        lines = "".join(f"{json.dumps(prompt)}\n" for prompt in planned.prompts)
+        (Path(folder) / f"{task}.jsonl").write_text(lines, encoding="utf-8")
         _lib("stages").npu_calibrate(
             config,
             job.inputs["model"],
@@ -149,8 +159,8 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
             calibration_dataset_format="jsonl",
             calibration_eval_task_names=task,
         )
-    _check_ranges(Path(job.inputs["model"]), Path(job.output), config.cache_length)
-    return {}
+    _check_all_ran(signatures, Path(job.output))
+    return {"notes": [*planned.notes, *template_note(tokenizer)], "tokens": planned.tokens}
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
@@ -204,21 +214,19 @@ def _lib(name: str) -> Any:
     return importlib.import_module(f"{_ROOT}.{name}")
 
 
-def _check_ranges(model: Path, ranges: Path, cache: int) -> None:
-    """Whether every entry point ran; a prompt takes the shortest prefill that holds it."""
+def _planned(job: Job, tokenizer: Any, config: Any, lengths: Sequence[int]) -> Plan:
+    prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
+    return plan(prompts, counter(tokenizer), lengths, config.cache_length, room)
+
+
+def _check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
+    """Whether calibration ran every entry point: what `plan` knows nothing of, it may not."""
     found = json.loads(next(ranges.glob(f"*{MAIN_SECTION}*.json")).read_text(encoding="utf-8"))["model_qsvs"]
-    if not found:
-        raise UsageError(
-            f"every prompt is as long as the cache, {cache} tokens, or longer, and such are left out: give shorter "
-            f"ones, or a longer --cache"
-        )
-    main = model_of(read_bundle(model))
-    keys = [] if main is None else [signature.key for signature in main.signatures]
-    idle = [key for key in keys if not any(name.startswith(f"{key}_") for name in found)]
+    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in found)]
     if idle:
         raise UsageError(
-            f"no prompt is of a length for {', '.join(idle)}, so its ranges are not known: a prompt takes the shortest "
-            f"prefill that holds it; add such prompts, or leave that length out"
+            f"litert-torch's calibration does not run {', '.join(idle)}, so the ranges there are not known: export "
+            f"without it"
         )
 
 

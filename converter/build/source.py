@@ -1,4 +1,4 @@
-"""What a build starts from: a checkpoint, a float bundle or a quantized one; and the prompts to calibrate with.
+"""What a build starts from: a checkpoint, a float bundle or a quantized one.
 
 Looks at files only, so that what cannot work is said before anything heavy is loaded.
 """
@@ -23,8 +23,6 @@ _INDEX = "model.safetensors.index.json"
 # What a checkpoint is made of; a folder of a training run holds much more.
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _MATMULS = ("BATCH_MATMUL", "FULLY_CONNECTED")
-# Where litert-torch's calibration looks for the text of a prompt.
-_TEXTS = ("text", "prompt", "inputs")
 
 
 class Kind(StrEnum):
@@ -155,40 +153,3 @@ def _is_quantized(model: Model) -> bool:
         for operator in graph.operators
         if operator.name in _MATMULS
     )
-
-
-def check_prompts(path: Path) -> None:
-    """One JSON value a line; UsageError where there is none, or a line is no prompt."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"prompts {path} cannot be read: {reason}") from error
-    if not text.strip():
-        raise UsageError(f"prompts {path} is empty: give some ten that are like what the model will be asked")
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            prompt = json.loads(line)
-            json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
-        except (ValueError, RecursionError):
-            raise UsageError(
-                f'prompts {path}, line {number} is no JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
-            ) from None
-        if not any(_texts(prompt)):
-            raise UsageError(
-                f"prompts {path}, line {number} is no prompt: write a string, an object with a string as "
-                f"{', '.join(_TEXTS[:-1])} or {_TEXTS[-1]}, or messages of which one is the user's"
-            )
-
-
-def _texts(prompt: object) -> list[Any]:
-    """What is not empty is a text that litert-torch's calibration finds."""
-    if not isinstance(prompt, dict):
-        return [isinstance(prompt, str) and prompt]
-    found = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
-    messages = prompt.get("messages")
-    if found or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
-        return found[:1]
-    return [entry.get("content") for entry in messages if entry.get("role") == "user"]

@@ -4,7 +4,7 @@ Models as litert-torch (formerly ai-edge-torch) holds them are recognised withou
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from edge_opt.proof.source import ModelLike
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.sections import Bundle
-from edge_opt.soundness import Unsound, soundness
+from edge_opt.soundness import RULES, Rule, Unsound, soundness
 
 Sections = Literal["prefill-decode", "all"]
 MAIN_SECTION = "prefill_decode"
@@ -96,16 +96,16 @@ def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> 
     )
 
 
-def find_unsound(container: Container) -> list[Unsound]:
+def find_unsound(container: Container, rules: Iterable[Rule] = RULES) -> list[Unsound]:
     """What was ruined in the models of a container, and in those of its bundle that it leaves alone."""
     bundle, chosen = container.bundle, {part.index: part.model for part in container.parts}
     if bundle is None:
-        return soundness(container.parts[0].model)
+        return soundness(container.parts[0].model, rules)
     found = []
     for index, section in enumerate(bundle.sections):
         with suppress(ModelFormatError):  # one that is only copied need not be of a kind that we read
             model = chosen.get(index) or load(bundle.content(index)) if section.is_model else Model()
-            found += [replace(unsound, model=section.model_type) for unsound in soundness(model)]
+            found += [replace(unsound, model=section.model_type) for unsound in soundness(model, rules)]
     return found
 
 

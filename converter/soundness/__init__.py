@@ -5,6 +5,6 @@ Knows no target and changes nothing. A rule is a function that takes a model and
 
 from edge_opt.soundness.findings import Unsound, sentences
 from edge_opt.soundness.ranges import broken_ranges
-from edge_opt.soundness.rules import RULES, soundness
+from edge_opt.soundness.rules import RULES, Rule, soundness
 
-__all__ = ["RULES", "Unsound", "broken_ranges", "sentences", "soundness"]
+__all__ = ["RULES", "Rule", "Unsound", "broken_ranges", "sentences", "soundness"]

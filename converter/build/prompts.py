@@ -1,0 +1,174 @@
+"""The prompts that a build calibrates with: read, counted in tokens, and joined into long ones where all are short.
+
+Whoever knows the tokenizer gives the count; nothing here loads one.
+"""
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from edge_opt.ir.words import many
+from edge_opt.schema.errors import UsageError
+
+# Where litert-torch's calibration looks for the text of a prompt.
+_TEXTS = ("text", "prompt", "inputs")
+_NEARLY: Final = 7 / 8
+"""Of the longest prompt that a cache takes."""
+_JOINT = "\n\n"
+
+Count = Callable[[Any], int]
+"""Tokens that calibration makes of a prompt, with what it puts around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prompts to calibrate with, how many tokens each has, and what was done to those given, in sentences."""
+
+    prompts: list[Any]
+    tokens: list[int]
+    notes: list[str] = field(default_factory=list)
+
+
+def read_prompts(path: Path) -> list[Any]:
+    """The prompts of a file, one JSON value a line; UsageError where there is none, or a line is no prompt."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"prompts {path} cannot be read: {reason}") from error
+    if not text.strip():
+        raise UsageError(f"prompts {path} is empty: give some ten that are like what the model will be asked")
+    # Not of `splitlines`: JSON may hold a line separator of Unicode as it is.
+    lines = enumerate(text.split("\n"), 1)
+    return [_prompt(path, number, line) for number, line in lines if line.strip()]
+
+
+def text_of(prompt: Any) -> str:
+    """What the user says in a prompt."""
+    return "\n".join(text for text in _texts(prompt) if isinstance(text, str))
+
+
+def check_lengths(lengths: Sequence[int], cache: int) -> None:
+    """UsageError where a prefill can never run on a filled cache, for then its ranges cannot be found."""
+    if not lengths:
+        raise UsageError("the bundle has no entry point prefill_N: export it with litert-torch, for an NPU")
+    if 2 * max(lengths) > cache:
+        raise UsageError(
+            f"a cache of {cache} tokens has no room for two prefills of {max(lengths)}, so calibration cannot see one "
+            f"on a filled cache: give --cache {2 * max(lengths)} or more, or a shorter --prefill"
+        )
+
+
+def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: int, room: int = 0) -> Plan:
+    """The prompts that fit into the cache, and long ones that are joined from them where those do not reach everything.
+
+    Reached is a cache that is nearly full, with `room` for tokens that are generated, and for every length of `lengths`
+    a prefill that runs on a filled cache.
+
+    Raises:
+        UsageError: there is too little text for that.
+    """
+    counted = [(prompt, count(prompt)) for prompt in prompts]
+    kept = [(prompt, tokens) for prompt, tokens in counted if _fits(tokens, lengths, cache)]
+    found = Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept])
+    if len(kept) < len(counted):
+        left = many(len(counted) - len(kept), "prompt")
+        found.notes.append(f"Left out: {left} of more tokens than fit into a cache of {cache}")
+    own = max(found.tokens, default=0)
+    made = []
+    for least, most in _missing(found.tokens, lengths, cache, room):
+        text = _joined(counted, count, most)
+        tokens = count(text)
+        if tokens < least:
+            raise UsageError(
+                f"the prompts have too little text to calibrate a cache of {cache} tokens and prefills of "
+                f"{', '.join(map(str, lengths))}: {tokens} tokens in all, {least - tokens} are missing; give more or "
+                f"longer prompts, or a shorter --cache"
+            )
+        found.prompts.append(text)
+        found.tokens.append(tokens)
+        made.append(str(tokens))
+    if made:
+        found.notes.append(
+            f"Joined from your prompts, of which the longest has {own} tokens: {many(len(made), 'prompt')} of "
+            f"{' and '.join(made)} tokens, so that a prefill runs on a filled cache"
+        )
+    return found
+
+
+def _missing(
+    tokens: Iterable[int], lengths: Sequence[int], cache: int, room: int
+) -> Iterator[tuple[int, int]]:
+    """The tokens, at least and at most, of each prompt that is needed beside those with so many `tokens`."""
+    end = cache - max(1, min(room, cache // 8))
+    longest = next(size for size in range(end, 0, -1) if _fits(size, lengths, cache))
+    present = list(tokens)
+    nearly = math.ceil(_NEARLY * longest)
+    if max(present, default=0) < nearly:
+        present.append(longest)
+        yield nearly, longest
+    for length in lengths:
+        most = min(max(lengths) + length, longest)
+        runs = (run for size in present for run in _runs(size, lengths))
+        filled = sum(taken for start, one, taken in runs if start and one == length)
+        if filled < length // 2:
+            present.append(most)
+            yield most - length // 2, most
+
+
+def _fits(tokens: int, lengths: Sequence[int], cache: int) -> bool:
+    """Whether calibration takes a prompt: it needs a place for one more token, and for the last prefill as a whole."""
+    return 0 < tokens < cache and all(start + length <= cache for start, length, _ in _runs(tokens, lengths))
+
+
+def _runs(tokens: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """The prefills of a prompt, each the shortest that will do: tokens before it, its length, tokens that it takes."""
+    start = 0
+    while start < tokens:
+        left = tokens - start
+        length = min((one for one in lengths if one >= left), default=max(lengths))
+        yield start, length, min(left, length)
+        start += length
+
+
+def _joined(counted: Sequence[tuple[Any, int]], count: Count, most: int) -> str:
+    """As much of the prompts, one after the other and each once, as makes one of at most so many tokens."""
+    around = count("")
+    texts: dict[str, int] = {}
+    for prompt, tokens in counted:
+        if sum(texts.values()) < most:
+            texts.setdefault(text_of(prompt), tokens - around)
+    whole = _JOINT.join(texts)
+    end = bisect_right(range(1, len(whole) + 1), most, key=lambda end: count(whole[:end]))
+    return whole[:end]
+
+
+def _prompt(path: Path, number: int, line: str) -> Any:
+    try:
+        prompt = json.loads(line)
+        json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f'prompts {path}, line {number} is no JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
+        ) from None
+    if not any(_texts(prompt)):
+        raise UsageError(
+            f"prompts {path}, line {number} is no prompt: write a string, an object with a string as "
+            f"{', '.join(_TEXTS[:-1])} or {_TEXTS[-1]}, or messages of which one is the user's"
+        )
+    return prompt
+
+
+def _texts(prompt: Any) -> list[Any]:
+    """What is not empty is a text that litert-torch's calibration finds."""
+    if not isinstance(prompt, dict):
+        return [isinstance(prompt, str) and prompt]
+    found = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
+    messages = prompt.get("messages")
+    if found or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
+        return found[:1]
+    return [entry.get("content") for entry in messages if entry.get("role") == "user"]
