@@ -7,12 +7,19 @@ from typing import Any
 
 from edge_opt.build import BuildResult, StageReport, build
 from edge_opt.build.building import work_folder
+from edge_opt.build.vendors import QUALCOMM
 from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.cli.app import Build
+from edge_opt.cli.profile import steps_told
 from edge_opt.ir.words import size
+from edge_opt.npu.figures import ITSELF_SINCE
 
 _MINUTE = 60.0
+_AUXILIARY = (
+    "The auxiliary model is left to the CPU: of it litert-torch would compile the masks alone, and LiteRT-LM makes "
+    f"them itself since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
+)
 
 
 def run(asked: Build) -> int:
@@ -70,7 +77,9 @@ def _show(result: BuildResult) -> None:
     kept = [
         f"{entry['signature']}: {entry['kept']}, {entry['why']}" for entry in result.optimized["signatures"]
     ]
-    output.say("", *kept, *result.optimized["notes"])
+    output.say("", *kept, *result.optimized["notes"], *steps_told(result.optimized["steps"]), "")
+    if result.vendor == QUALCOMM.title and result.settings["compile"].get("disable_aux_compilation"):
+        output.say(_AUXILIARY)
     if result.sections_put_back:
         names = ", ".join(result.sections_put_back)
         output.say(f"Sections that litert-torch's packing left out are back: {names}")

@@ -1,14 +1,15 @@
 """`edge-opt profile`: prints what a target's compiler makes of models, side by side."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_opt.cli import output
 from edge_opt.cli.app import Profile as ProfileCommand
 from edge_opt.ir.words import size
 from edge_opt.npu import Profile, SpillFigures, profile
-from edge_opt.npu.figures import Figures
+from edge_opt.npu.figures import NOTE, Figures
 
 
 def run(asked: ProfileCommand) -> int:
@@ -38,9 +39,27 @@ def _show(profiles: Sequence[Profile]) -> None:
     ]
     notes = dict.fromkeys(note for entry in profiles for note in entry.notes)
     output.say(output.table(rows, left=2), *(f"  {note}" for note in notes))
+    for entry in profiles:
+        output.say(*steps_told([step.to_dict() for step in entry.steps]))
     reasons = _refusals(profiles)
     if reasons:
         output.say("", "on the CPU:", *(f"  {text}" for text in reasons))
+
+
+def steps_told(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The table of steps, as `Step.to_dict` gives them, with what it says in sentences; nothing for none."""
+    rows, refused = [], []
+    for step in steps:
+        for part in step["parts"]:
+            figures = part["figures"] or {}
+            taken = f"{figures['taken']}/{figures['operators']}" if figures else "-"
+            time = figures.get("time")
+            told = f"{time['us'] / 1000:.3f}" if time else "-"
+            rows.append((step["name"], part["name"], part["runs"], taken, told))
+            if part["failure"]:
+                refused.append(f"  {part['signature']} has no estimate: {part['failure']}")
+    heads = ("step", "part", "runs on", "NPU operators", "time ms")
+    return ["", output.table([heads, *rows], left=3), *refused, f"  {NOTE}"] if rows else []
 
 
 def columns(figures: Figures) -> dict[str, str]:

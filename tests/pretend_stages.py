@@ -120,7 +120,8 @@ class Stages(Processes):
             "kept": "converted",
             "why": "2.0 ms as exported, 1.0 ms as converted",
         }
-        return {"signatures": [kept], "notes": [], "compile_configs": {"prefill_decode": {"compile": True}}}
+        compiled = {"prefill_decode": {"compile": True}}
+        return {"signatures": [kept], "notes": [], "compile_configs": compiled, "steps": []}
 
     def compile(self, job: Job) -> dict[str, Any]:
         """One call of the NPU."""

@@ -71,6 +71,8 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "exported")
     assert prefill["after"]["time"]["us"] < 0.6 * prefill["before"]["time"]["us"]
+    parts = ["embedder", "rope", "masks", "decoder", "cache update"]
+    assert [[part["name"] for part in step["parts"]] for step in result.optimized["steps"]] == [parts] * 2
     first = output.read_bytes()
 
     exported, quantized, converted = (
@@ -144,6 +146,12 @@ def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order
     assert configured(vendor="mediatek", chip="MT6993")["config"]["k_ts_idx"] == 2
     assert configured(vendor="google_tensor", chip="Tensor_G5")["config"]["v_ts_idx"] == 2
     assert configured(cache_shape=(1, 1, 256, 96))["config"]["cache_length"] == 96
+
+
+def test_the_auxiliary_model_is_compiled_only_on_request() -> None:
+    assert configured()["settings"]["compile"]["disable_aux_compilation"] is True
+    asked = configured(settings={"disable_aux_compilation": False})
+    assert asked["settings"]["compile"]["disable_aux_compilation"] is False
 
 
 def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import generation_models as models
 import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
@@ -16,7 +17,8 @@ from pretend_npu import EVENTS, pretend
 from sdk import require_qnn
 
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
-from edge_opt.ir import load
+from edge_opt.ir import load, to_bytes
+from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
@@ -115,6 +117,19 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     assert "times are of SA8797" in done.summary()
     assert stage.grown() == [1, 0]
     assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
+
+
+def test_a_step_is_told_by_part_with_the_decoder_that_was_kept(stage: Stage) -> None:
+    auxiliary = to_bytes(parse(models.auxiliary().replace("_4 =", "_8 =")))
+    parts = [("prefill_decode", DEMO.read_bytes()), ("aux", auxiliary)]
+    stage.quantized.write_bytes(bundle([TEXT, *(model_part(*part) for part in parts)]))
+    done = stage(ran(1000, 500), ran(600, 510), *[ran(7)] * 4)
+    told = [
+        [(part["name"], part["figures"]["time"]["us"]) for part in step["parts"]]
+        for step in done.to_dict()["steps"]
+    ]
+    around = ("masks", 7), ("cache update", 7)
+    assert told == [[around[0], ("decoder", time), around[1]] for time in (600, 500)]
 
 
 def test_a_signature_that_gains_nothing_stays_as_exported_and_others_do_not(stage: Stage) -> None:

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
+import generation_models as models
 import pytest
-from bundles import TFLITE_MODEL, bundle
+from bundles import TFLITE_MODEL, bundle, model_part
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
-from pretend_npu import EVENTS, TAKEN, executable, pretend
+from pretend_npu import EVENTS, FIGURES, TAKEN, executable, pretend
 from sdk import require_qnn
 
-from edge_opt.ir import save
+from edge_opt.ir import save, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.npu import (
     CompilerFailedError,
@@ -68,6 +69,72 @@ def model(tmp_path: Path) -> Path:
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
     """Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
     return partial(pretend, tmp_path, monkeypatch)
+
+
+# The parts of a bundle
+
+BY_PART = f"""
+    import os, sys
+    model = next(a.partition("=")[2] for a in sys.argv if a.startswith("--model="))
+    if "decode_cache_update" in model:
+        print(" 0.0ms [ ERROR ]   <E> could not create op: q::Select")
+        raise SystemExit(6)
+    log = open(os.environ["EDGE_OPT_PROBE_LOG"], "w")
+    print("interface", "known", "2.40.0", "5", sep="\\t", file=log)
+    for place in range(2 if "gemma" in model else 1):
+        print({TAKEN!r}.replace("<0>", f"<{{place}}>"), file=sys.stderr)
+        print({FIGURES!r})
+        print("finalized", "g", 0, sep="\\t", file=log)
+        for event, value in {EVENTS!r}.items():
+            print("event", event, value, sep="\\t", file=log)
+"""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """A bundle with an embedder and an auxiliary model."""
+    texts = {"prefill_decode": models.split(), "embedder": models.embedder(), "aux": models.auxiliary()}
+    path = tmp_path / "gemma.litertlm"
+    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]))
+    return path
+
+
+def test_a_step_is_told_by_part_with_who_runs_it(parts: Path, compiler: Compilers, capsys: Captured) -> None:
+    command = ("profile", parts, "--soc", "SA8797", "--sdk", compiler(BY_PART))
+    prefill, decode = run(capsys, *command, "--json").json["profiles"][0]["steps"]
+    assert (prefill["name"], decode["name"]) == ("prefill_4", "decode")
+    told = [(part["name"], part["signature"], part["figures"]["time"]["us"]) for part in prefill["parts"]]
+    assert told == [
+        ("embedder", "prefill_embedder_4", 1200),
+        ("masks", "prefill_mask_4", 1200),
+        ("decoder", "prefill_4", 1200),
+        ("cache update", "prefill_cache_update_4", 1200),
+    ]
+    assert [part["runs"].partition(" ")[0] for part in prefill["parts"]] == [
+        "CPU",
+        "LiteRT-LM",
+        "NPU",
+        "LiteRT-LM",
+    ]
+    shown = run(capsys, *command).out
+    assert re.search(r"prefill_4 +masks +LiteRT-LM itself \(before 0\.11: the model\) +2/2 +1\.200\n", shown)
+    assert "use_hw_masking_for_npu" in shown
+
+
+def test_a_part_that_the_compiler_refuses_costs_no_other_its_estimate(
+    parts: Path, compiler: Compilers, capsys: Captured
+) -> None:
+    command = ("profile", parts, "--soc", "SA8797", "--sdk", compiler(BY_PART))
+    *others, update = run(capsys, *command, "--json").json["profiles"][0]["steps"][1]["parts"]
+    assert all(part["figures"]["time"]["us"] == 1200 for part in others)
+    assert update["figures"] is None
+    assert update["failure"].endswith("could not create op: q::Select")
+    shown = run(capsys, *command).out
+    assert "decode_cache_update has no estimate: the Hexagon compiler ended with code 6: could not" in shown
+
+
+def test_a_model_without_others_has_no_steps(model: Path, compiler: Compilers) -> None:
+    assert profile(model, sdk=compiler(BY_PART), chip="SA8797").steps == ()
 
 
 # The Hexagon compiler

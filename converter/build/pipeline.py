@@ -67,6 +67,8 @@ _OURS = {
     "calibration_eval_task_names": "--prompts",
     "overwrite": "the work folder",
 }
+_DEFAULTS = {"disable_aux_compilation": True}
+"""Where ours differ from litert-torch's. Of the auxiliary model it compiles the masks, which LiteRT-LM makes itself."""
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
@@ -88,7 +90,7 @@ def check_versions() -> dict[str, str]:
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
-    """Resolve the settings: the vendor's defaults, a file's, then those of the command line; and what each stage takes.
+    """Resolve the settings: defaults, a file's, then those of the command line; and what each stage takes.
 
     Raises:
         UsageError: a setting does not exist or has the wrong type, the prefill is longer than the cache, or no exporter
@@ -108,7 +110,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     for told, where in ((job.options["file"], "--config"), (job.options["settings"], "--set")):
         settings |= _checked(told, where, known, defaults)
     fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"]}
-    merged = {**vendor, **settings, **fixed, "model_id": job.inputs["model"]}
+    merged = {**_DEFAULTS, **vendor, **settings, **fixed, "model_id": job.inputs["model"]}
     merged.pop("default_soc", None)
     config = manager.NpuPipelineConfig.from_dict(merged)
     shape = job.options["cache_shape"]

@@ -11,7 +11,7 @@ stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=do
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION, Sections
 from edge_opt.npu.chips import CHIPS, estimate_note
-from edge_opt.npu.figures import Profile, SpillFigures
+from edge_opt.npu.figures import Profile, SpillFigures, Step
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.profiling import profile
@@ -32,7 +32,7 @@ from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.targets import Target, load_target
 
 Kept = Literal["converted", "exported"]
-_Compiler = Callable[[str | os.PathLike[str]], Profile]
+_Compiler = Callable[..., Profile]
 
 TARGETS = {
     "qualcomm": "qualcomm-htp",
@@ -84,13 +84,15 @@ class Optimized:
     """What `npu_optimize` did.
 
     `signatures` has the entry points of the prefill/decode model. `compile_configs` is what `npu_compile` takes, with
-    the flags that were judged. `notes` are sentences: why nothing was measured, or of which chip the time is.
+    the flags that were judged. `notes` are sentences: why nothing was measured, or of which chip the time is. `steps`
+    say what one prefill and one token take, by part, with the decoder that was kept.
     """
 
     conversion: ConversionResult
     signatures: tuple[Gain, ...]
     compile_configs: dict[str, Any]
     notes: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def summary(self) -> str:
         """What became of each entry point, in sentences."""
@@ -103,6 +105,7 @@ class Optimized:
             "signatures": [entry.to_dict() for entry in self.signatures],
             "compile_configs": self.compile_configs,
             "notes": list(self.notes),
+            "steps": [step.to_dict() for step in self.steps],
         }
 
 
@@ -122,8 +125,8 @@ def npu_optimize(
     """Convert a quantized bundle for the NPU of `cfg`, prove it, and keep what its compiler finds better.
 
     Where the vendor's compiler can be run here, the prefill/decode model is compiled as exported and as converted, with
-    the flags that `npu_compile` will give it. Each signature stays as exported unless it gained. Other models are not
-    measured.
+    the flags that `npu_compile` will give it. Each signature stays as exported unless it gained. Embedder and auxiliary
+    model are measured as they are.
 
     Args:
         cfg: litert-torch's `NpuPipelineConfig`: `backend` and `soc_model` are read, and where they are there
@@ -150,18 +153,25 @@ def npu_optimize(
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
     tell("compiling as exported", 0, 1)
-    before = _measured(compiler, input_litertlm)
+    before = _measured(compiler, input_litertlm, parts=False)
     how = {"target": facts, "sections": sections, "verify": verify, "progress": progress}
     run = partial(convert, input_litertlm, output_litertlm, **how)
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)
-    after = _measured(compiler, output_litertlm) if result.converted else before
+    after = _measured(compiler, output_litertlm, parts=True)
     gains = tuple(_gains(result, before, after))
     lost = {entry.signature for entry in gains if entry.kept == "exported"}
     if any(site.signature in lost for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in lost]
         result = run(overwrite=True, signatures=kept)
-    return Optimized(result, gains, configs, (*filter(None, [note]), *before.notes))
+    steps = tuple(_kept(step, gains) for step in after.steps)
+    return Optimized(result, gains, configs, (*filter(None, [note]), *before.notes), steps)
+
+
+def _kept(step: Step, gains: Sequence[Gain]) -> Step:
+    """The step with the decoder that was kept."""
+    gain = next(entry for entry in gains if entry.signature.removeprefix(f"{MAIN_SECTION}/") == step.name)
+    return step.with_decoder(gain.before if gain.kept == "exported" else gain.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,7 @@ class _Measured:
     figures: Mapping[str, SpillFigures] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failure: str = ""
+    steps: tuple[Step, ...] = ()
 
 
 def _compiler(
@@ -198,16 +209,16 @@ def _compiler(
     return partial(profile, target=facts, sdk=sdk, chip=chip, flags=flags, seconds=seconds), note
 
 
-def _measured(compiler: _Compiler | None, path: str | os.PathLike[str]) -> _Measured:
-    """Of the bundle's prefill/decode model; a compiler that fails is an outcome."""
+def _measured(compiler: _Compiler | None, path: str | os.PathLike[str], *, parts: bool) -> _Measured:
+    """Of the bundle's prefill/decode model, with `parts` of the others, too; a compiler that fails is an outcome."""
     if compiler is None:
         return _Measured()
     try:
-        told = compiler(path)
+        told = compiler(path, parts=parts)
     except CompilerFailedError as error:
         return _Measured(failure=str(error))
     figures = {entry.signature: entry for entry in told.signatures if isinstance(entry, SpillFigures)}
-    return _Measured(figures, told.notes)
+    return _Measured(figures, told.notes, steps=told.steps)
 
 
 def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Iterator[Gain]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edge_opt.ir import DType, Subgraph, Tensor
@@ -101,11 +101,73 @@ class Compilation:
     notes: tuple[str, ...] = ()
 
 
+ITSELF_SINCE = "0.11"
+"""The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""
+
+_BY_RUNTIME = f"LiteRT-LM itself (before {ITSELF_SINCE}: the model)"
+RUNS = {
+    "embedder": "CPU",
+    "rope": "CPU",
+    "masks": _BY_RUNTIME,
+    "decoder": "NPU",
+    "cache update": _BY_RUNTIME,
+}
+"""The parts of a step in their order, and where each runs on a phone."""
+NOTE = (
+    "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
+    f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
+    "use_hw_cache_update_for_npu)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a step: the compiler's figures for it, or why there are none, and where it runs on a phone."""
+
+    name: str
+    signature: str
+    figures: SpillFigures | None = None
+    failure: str = ""
+
+    @property
+    def runs(self) -> str:
+        """Where it runs, and who runs it, with a bundle that `build` made."""
+        return RUNS[self.name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "name": self.name,
+            "signature": self.signature,
+            "runs": self.runs,
+            "figures": None if self.figures is None else self.figures.to_dict(),
+            "failure": self.failure or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One prefill or one token, under the name of the decoder's entry point, with its parts in their order."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def with_decoder(self, figures: SpillFigures | None) -> Step:
+        """The same step with another decoder."""
+        parts = (replace(part, figures=figures) if part.name == "decoder" else part for part in self.parts)
+        return Step(self.name, tuple(parts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"name": self.name, "parts": [part.to_dict() for part in self.parts]}
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A model as one target's compiler makes it: figures of every entry point, and what they were measured with.
 
-    `notes` are sentences: of which chip the estimated time is, or why there is none.
+    `notes` are sentences: of which chip the estimated time is, or why there is none. `steps`: of a bundle, what one
+    prefill and one token take, by part.
     """
 
     model: str
@@ -116,11 +178,12 @@ class Profile:
     seconds: float
     signatures: tuple[Figures, ...]
     notes: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
-        signatures = [figures.to_dict() for figures in self.signatures]
-        return strict({**asdict(self), "seconds": round(self.seconds, 2), "signatures": signatures})
+        lists = {name: [one.to_dict() for one in getattr(self, name)] for name in ("signatures", "steps")}
+        return strict({**asdict(self), "seconds": round(self.seconds, 2), **lists})
 
 
 def read_floor(subgraph: Subgraph) -> int:
