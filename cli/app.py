@@ -300,6 +300,26 @@ class Build(Command):
                 raise typer.BadParameter(f"--set '{value}' is no setting, write key=value")
 
 
+@command(app, "evaluate:run")
+class Evaluate(Command):
+    """Score held-out text with a model and with the bundles made from it: perplexity and agreement."""
+
+    reference: Path = argument(
+        "What the bundles were made from: a Hugging Face folder, or a float .litertlm.", "REFERENCE"
+    )
+    bundles: list[Path] = argument("Bundles for an NPU, before its compiler.", "BUNDLE...")
+    prompts: Path = option(
+        "Text that no bundle was calibrated on: one prompt a line, as JSON.",
+        "HELD_OUT.jsonl",
+        default=REQUIRED,
+    )
+    max_perplexity_ratio: float | None = option(
+        "Exit 1 if a bundle's perplexity is more than R times the reference's.", "R", min=0
+    )
+    as_json: bool = json_flag()
+    quiet: bool = quiet_flag()
+
+
 @command(app, "listing:passes")
 class Passes(Command):
     """List the rewrites, in the order in which they run."""

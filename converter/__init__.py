@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_opt import build, ir, npu, passes, shapes, testing
+    from edge_opt.build.evaluating import evaluate
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
@@ -28,6 +29,7 @@ __all__ = [
     "build",
     "compare",
     "convert",
+    "evaluate",
     "explain",
     "infer_shapes",
     "inspect",
@@ -47,6 +49,7 @@ _HOMES = {
     "UsageError": "edge_opt.schema.errors",
     "compare": "edge_opt.comparison.compare",
     "convert": "edge_opt.conversion",
+    "evaluate": "edge_opt.build.evaluating",
     "explain": "edge_opt.inspection",
     "infer_shapes": "edge_opt.shapes",
     "inspect": "edge_opt.inspection",

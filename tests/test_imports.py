@@ -30,10 +30,11 @@ ALLOWED = {
     "inspection": _DONE | {"inspection"},
     "npu": _DONE | {"npu"},
     "integrations": _DONE | {"inspection", "npu", "integrations"},
-    "build": _DONE | {"inspection", "npu", "integrations", "build"},
+    "evaluation": {"schema", "evaluation"},
+    "build": _DONE | {"inspection", "npu", "integrations", "evaluation", "build"},
     "top": _DONE | {"inspection", "npu", "build", "top", "testing"},
     "testing": _DONE | {"npu"},
-    "cli": _DONE | {"inspection", "npu", "integrations", "build", "top", "cli"},
+    "cli": _DONE | {"inspection", "npu", "integrations", "evaluation", "build", "top", "cli"},
     "main": {"cli"},
 }
 # package -> where it may be imported from
@@ -42,6 +43,9 @@ THIRD_PARTY = {
     "tensorflow": ("converter/proof/", "converter/integrations/"),
     "torch": ("converter/integrations/",),
     "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/tokens.py"),
+    "torch": ("converter/integrations/", "converter/evaluation/checkpoint.py"),
+    "litert_lm": ("converter/evaluation/runtime.py",),
+    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),

@@ -23,6 +23,7 @@ from typing import Any
 
 from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.pipeline import STAGES, check_versions
+from edge_opt.build.scoring import check_runtimes, score
 from edge_opt.conversion.choices import Progress
 from edge_opt.npu.sdk import search_path
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
@@ -48,6 +49,10 @@ class Processes:
     def versions(self) -> dict[str, str]:
         """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
         return check_versions()
+
+    def check_runtimes(self, *, checkpoint: bool) -> None:
+        """UsageError where a package is missing that runs bundles, or a checkpoint."""
+        check_runtimes(checkpoint=checkpoint)
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
         """Run one stage in a process; an interrupt ends it and all that it started.
@@ -137,7 +142,7 @@ def main() -> int:
 
 def _answer(job: Job) -> dict[str, Any]:
     try:
-        return {"told": STAGES[job.stage](job, _progress)}
+        return {"told": {**STAGES, "score": score}[job.stage](job, _progress)}
     except EdgeOptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:

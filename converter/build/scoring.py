@@ -1,0 +1,49 @@
+"""The job that scores held-out text with one model, and what it needs."""
+
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edge_opt.build.jobs import Job
+from edge_opt.conversion.choices import Progress
+from edge_opt.evaluation import checkpoint, runtime
+from edge_opt.evaluation.findings import Said
+from edge_opt.schema.errors import UsageError
+
+
+def score(job: Job, progress: Progress) -> dict[str, Any]:
+    """What a bundle or a checkpoint says of the text, and with how many generated tokens it agrees."""
+    model, options = job.inputs["model"], job.options
+    judged = options.get("judged", {})
+
+    def step(done: int, total: int) -> None:
+        progress(job.stage, done, total)
+
+    if Path(model).is_dir():
+        told = [Said(**one) for one in options["said"]]
+        said, agreed = checkpoint.score(model, told, judged=judged, step=step)
+    else:
+        said, agreed = runtime.score(
+            model,
+            options["parts"],
+            checkpoint=options.get("tokenizer"),
+            skip_long=options["skip_long"],
+            judged=judged,
+            step=step,
+        )
+    return {"said": [asdict(one) for one in said], "agreed": agreed}
+
+
+def check_runtimes(*, checkpoint: bool) -> None:
+    """UsageError where a package is missing that runs bundles, or a checkpoint."""
+    if find_spec("litert_lm") is None:
+        raise UsageError(
+            "bundles are evaluated in LiteRT-LM, which is not installed: pip install 'edge-opt[lm]'"
+        )
+    missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
+            f"'edge-opt[build]', or give a float bundle as the reference"
+        )
