@@ -41,11 +41,9 @@ ALLOWED = {
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/proof/", "converter/integrations/"),
     "tensorflow": ("converter/proof/", "converter/integrations/"),
-    "torch": ("converter/integrations/",),
     "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/tokens.py"),
     "torch": ("converter/integrations/", "converter/evaluation/checkpoint.py"),
     "litert_lm": ("converter/evaluation/runtime.py",),
-    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),
