@@ -48,8 +48,8 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "int8": {
         "query": "q(0.025, 3)", "scale": "q(0.003, 0)", "scaled": "q(0.01, -5)", "key": "q(0.025, 1)",
-        "value": "q(0.027, -2)", "logits": "q(0.08, 4)", "mask": "q(0.4, 127)", "masked": "q(0.42, 120)",
-        "probability": "q(0.00390625, -128)", "part": "q(0.03, 2)", "rest": "q(0.032, -1)", "sum": "q(0.04, 6)",
+        "value": "q(0.027, -2)", "logits": "q(0.05, 4)", "mask": "q(0.1, 127)", "masked": "q(0.18, 72)",
+        "probability": "q(0.00390625, -128)", "part": "q(0.03, 2)", "rest": "q(0.032, -1)", "sum": "q(0.025, 6)",
     },
 }  # fmt: skip
 _SCALES = {"float32": ("0.35", "0.25"), "int16": ("17500", "12500"), "int8": ("117", "83")}
@@ -172,6 +172,8 @@ def number(values: Any, dtype: DType = DType.INT32, q: Quantization | None = Non
 
 def options_of(name: str) -> Table:
     """The options of an operator, all as by default."""
+    if name in {"MINIMUM", "MAXIMUM"}:
+        return new_table("MaximumMinimumOptions")
     return new_table("".join(word.title() for word in name.split("_")) + "Options")
 
 
@@ -284,6 +286,17 @@ class Edit:
         at = self.new.index(operator)
         self.change(operator, outputs=[between])
         self.insert(at + 1, name, [between, *others], result)
+
+    def over(self, name: str, kind: str, *others: Tensor, at: int | None = None, first: int = 0) -> None:
+        """Let the readers of a tensor read what one more operator makes of it, as its operand number `first`."""
+        tensor = self.tensor(name)
+        changed = like(tensor, f"{tensor.name}/changed")
+        made = [place for place, op in enumerate(self.new) if any(given is tensor for given in op.outputs)]
+        at = 1 + max(made, default=-1) if at is None else at
+        readers = [op for op in self.new[at:] if any(read is tensor for read in op.inputs)]
+        self.insert(at, kind, [*others[:first], tensor, *others[first:]], changed)
+        for reader in readers:
+            self.change(reader, inputs=[changed if read is tensor else read for read in reader.inputs])
 
     def retyped(self, which: Operator | str, **changes: Any) -> None:
         """Let an operator define a tensor of another type, shape or quantization."""

@@ -20,6 +20,7 @@ CHECKS = {
     GRAPH: "after a pass, everything outside its rewrites must be what it was before; a difference ends the conversion",
 }
 FOUND, HOSTILE, EQUAL = "found", "found on hostile inputs", "no number changes"
+ANY = "not asked"
 _ATTENTION = tuple(f"attention {dtype}" for dtype in PARAMETERS)
 _FLOAT, _INT16, _INT8 = (_ATTENTION[i : i + 1] for i in range(3))
 _QUANTIZED = _ATTENTION[1:]
@@ -284,6 +285,54 @@ def _(e: Edit) -> None:
     wrong = np.asarray(right.array()).astype(np.float64) * 1.01
     e.read(scale, 1, number(wrong, right.dtype, right.quantization))
 
+
+# What only extreme inputs show
+
+
+def _limited(
+    what: str, name: str, *, low: float | None = None, high: float | None = None, dtype: str = "float32"
+) -> None:
+    """One tensor (of one head) that keeps within limits: numbers, or codes of its own quantization."""
+    (graph,) = (each for each in _ATTENTION if each.endswith(dtype))
+
+    @fault(what, graphs=(graph,), compare=ANY)
+    def _(e: Edit) -> None:
+        kind, limit = ("MINIMUM", high) if low is None else ("MAXIMUM", low)
+        tensor = e.tensor(name)
+        e.over(name, kind, number(limit, tensor.dtype, tensor.quantization))
+
+
+def _replaced(what: str, name: str, test: str, than: float | None, value: float, of: str = "") -> None:
+    """Numbers of one tensor of one head that are another one where they (or their sizes) pass a test."""
+
+    @fault(what, graphs=_FLOAT, compare=ANY)
+    def _(e: Edit) -> None:
+        tested = tensor = e.tensor(name)
+        at = 1 + e.new.index(e.find(name))
+        if of:
+            tested = e.insert(at, of, [tensor], like(tensor, "tested"))
+            at += 1
+        other = tested if than is None else number(than, DType.FLOAT32)
+        where = e.insert(at, test, [tested, other], like(tensor, "where", dtype=DType.BOOL))
+        e.over(name, "SELECT_V2", where, number(value, DType.FLOAT32), at=at + 1, first=2)
+
+
+_limited("logits of one head clamped at 100", "logits1/head_1", high=100)
+_limited("logits of one head clamped at -60", "logits1/head_2", low=-60)
+_limited("values of one head clamped at 100", "sum1/head_0", high=100)
+_limited("the mask clamped at -10", "mask_global", low=-10)
+_replaced("NaN of the logits of one head made 0", "masked1/head_3", "NOT_EQUAL", None, 0.0)
+_replaced("NaN of the result of one head made 0", "sum1/head_1", "NOT_EQUAL", None, 0.0)
+_replaced("numbers of one head under 1e-30 flushed to 0", "sum1/head_2", "LESS", 1e-30, 0.0, of="ABS")
+_replaced("a logit of exactly 0 changed", "logits1/head_0", "EQUAL", 0.0, 1.0)
+for _role, _name in {
+    "logits": "logits1/head_1", "mask": "mask_global", "queries": "turned1/unscaled/head_2",
+    "cached values": "v_cache1", "result": "sum1/head_3",
+}.items():  # fmt: skip
+    _limited(f"one code less at the upper end of the {_role}", _name, high=126, dtype="int8")
+    _limited(f"one code less at the lower end of the {_role}", _name, low=-127, dtype="int8")
+_limited("one code less at the upper end of the 16 bit values", "v_cache1", high=32766, dtype="int16")
+_limited("one code less at the lower end of the 16 bit values", "v_cache1", low=-32767, dtype="int16")
 
 # Types
 

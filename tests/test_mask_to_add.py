@@ -342,6 +342,40 @@ def test_rows_that_two_masks_close_together_are_told_of(other: str, prover: Regi
     assert not report.note.startswith(converted(block(RESHAPED, OPEN))[1].note)
 
 
+def test_a_float_input_that_is_added_may_be_another_mask(prover: RegionProver) -> None:
+    """As Hugging Face exports it: a causal mask by SELECT, and padding that the caller gives."""
+    given = f"{BOOL}, %padding: float32[1,1,{T},{S}]"
+    other = f"%other: float32[1,{N},{T},{S}] = ADD(%x, %padding)"
+    _, report = converted(
+        block(other, given=given, select="SELECT_V2(%open, %other, float32(-1e+09))"), prover
+    )
+    assert report.note.startswith(
+        "rows that only this mask and another one (input 'padding') close together change; "
+    )
+    assert report.proof is not None
+    assert report.proof.demand.kind == "relative"
+    assert "close together" not in converted(block(RESHAPED, OPEN), prover)[1].note
+
+
+@pytest.mark.parametrize(("constant", "bound"), [("-2000.0", "-1896"), ("-3.4028235e+38", "")])
+def test_a_constant_above_the_lowest_logits_is_equal_under_a_condition_that_the_note_names(
+    constant: str, bound: str, prover: RegionProver
+) -> None:
+    model, report = converted(
+        block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, float32({constant}))"), prover
+    )
+    assert (f"equal where the largest open logit of a row is above {bound}" in report.note) is bool(bound)
+    mask = np.tile(np.arange(S) == 0, (1, 1, T, 1)).reshape(
+        parse(block(RESHAPED, OPEN)).subgraphs[0].inputs[0].shape
+    )
+    logits = np.full((1, N, T, S), -2100, np.float32)
+    values = {"mask": mask.astype("f4"), "x": logits}
+    text = block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, float32({constant}))")
+    with Worker() as worker:
+        before, after = (worker.run(to_bytes(one), None, values)["p"] for one in (parse(text), model))
+    assert np.array_equal(before, after) is not bool(bound)
+
+
 def test_what_is_added_overflows_with_no_other_mask() -> None:
     """Logits that another mask has closed may lie at the lowest number: their sum must stay one."""
     lowest = np.finfo(np.float32).min
@@ -368,7 +402,8 @@ def test_a_target_that_computes_in_float16_gets_what_float16_holds(
     text = block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, float32({constant}))")
     model, report = converted(text, prover, HALF)
     assert added(model) == expected
-    told = "" if expected == float(constant) else f"the mask constant {float(constant):g} becomes -65472"
+    bound = "equal where the largest open logit of a row is above -9896"
+    told = bound if expected == float(constant) else f"the mask constant {float(constant):g} becomes -65472"
     assert report.note.split(";")[0] == told
     assert report.proof is not None
     assert str(report.proof.demand) == "relative 1e-06"

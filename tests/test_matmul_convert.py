@@ -315,13 +315,11 @@ def test_a_wrong_result_is_found_though_most_is_clipped(
     assert to_text(model) == to_text(parse(square))
 
 
-@pytest.mark.parametrize(
-    ("turn", "found"), [(400, "steps short of where the old one was clipped"), (16000, "")]
-)
+@pytest.mark.parametrize("turn", [400, 16000])
 def test_values_that_turn_back_only_beyond_the_clipped_range_are_found(
-    turn: int, found: str, prover: RegionProver
+    turn: int, prover: RegionProver
 ) -> None:
-    """Inputs that stay inside cannot show it: it takes a second run that goes beyond."""
+    """Inputs that stay inside cannot show it: it takes a second run that goes beyond, to the ends of the type."""
     model = parse(f"""\
 subgraph main (%x: int16[1,512] q(0.001, 0)) {{
   %c: int16[1,512] q(1e-05, 0) = QUANTIZE(%x)
@@ -341,8 +339,8 @@ subgraph main (%x: int16[1,512] q(0.001, 0)) {{
         graph, tuple(old), new, old[-1], saturation=limits, spreads=({graph.inputs[0]: 0.01}, {})
     )
     proof = prover.prove(rewrite, Demand("steps", 1))
-    assert proof.holds is not bool(found)
-    assert found in proof.reason
+    assert not proof.holds
+    assert "steps short of where the old one was clipped" in proof.reason
 
 
 def test_where_everything_is_clipped_nothing_is_claimed(prover: RegionProver) -> None:

@@ -163,6 +163,7 @@ def test_reports_say_everything_as_plain_data() -> None:
             "note": None,
             "repeated": False,
             "ran": [],
+            "extremes": False,
         },
     }
 

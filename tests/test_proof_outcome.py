@@ -31,7 +31,11 @@ def compared(
     versions = {"before": before, "after": after}
     signature = SignatureInfo("region", inputs, (output,))
     told = ProofRequest(**{"kernels": ("xnnpack",), **request})
-    return prove((signature, signature), told, lambda name, _, given: [versions[name](*given.values())])
+    return prove(
+        (signature, signature),
+        told,
+        lambda name, _, given: [[versions[name](*each.values())] for each in given],
+    )
 
 
 def only(outcome: Outcome) -> OutputProof:

@@ -39,11 +39,14 @@ class Demand:
     """How equal the new region must be to the old one, on random inputs and both kernel sets.
 
     `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere.
-    `steps`: integers at most `tolerance` quantization steps apart.
+    `steps`: integers at most `tolerance` quantization steps apart. The same holds on every kind of extreme inputs
+    (`edge_opt.proof.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
+    of any, because a softmax makes a large difference of a small one between large logits.
     """
 
     kind: str = "bitwise"
     tolerance: float = 0.0
+    spared: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.kind if self.kind == "bitwise" else f"{self.kind} {self.tolerance:g}"
@@ -68,8 +71,9 @@ class Proof:
     """What running both versions of a region gave; `None` where a figure does not apply.
 
     `note` says where the demand was met in another way than stated; `repeated` that an equal region was run before.
-    `ran` says on which kernels, and how much. `open` is true where nothing was shown either way: there was no time, or
-    no inputs tell right from wrong. Then `holds` is false, and `reason` says what is missing.
+    `ran` says on which kernels, and how much; `extremes` whether extreme inputs were run too. `open` is true where
+    nothing was shown either way: there was no time, or no inputs tell right from wrong. Then `holds` is false, and
+    `reason` says what is missing.
     """
 
     demand: Demand
@@ -83,6 +87,7 @@ class Proof:
     repeated: bool = False
     ran: tuple[Ran, ...] = ()
     open: bool = False
+    extremes: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -95,6 +100,7 @@ class Proof:
             "note": self.note or None,
             "repeated": self.repeated,
             "ran": [ran.to_dict() for ran in self.ran],
+            "extremes": self.extremes,
         }
 
 

@@ -12,11 +12,11 @@ from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import moved_from, still_needed
-from edge_opt.ir.words import name_below
+from edge_opt.ir.words import name_below, shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite
-from edge_opt.passes.spreads import code_limits, is_integer
+from edge_opt.passes.spreads import code_limits, is_integer, real_range
 
 UNDERFLOW = 104.0
 """exp(-104) = 6.8e-46 rounds to 0 in float32, whose smallest denormal is 1.4e-45."""
@@ -52,7 +52,7 @@ class MaskedSoftmax:
     """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
 
     `masked_when` is the value of `condition` at which an entry is masked; `path` are the rearrangements between the
-    two. `closed` is the lowest number that another mask may have put into the logits.
+    two. `other` names another mask that may have closed some of the logits: its lowest number, or the input that it is.
     """
 
     select: Operator
@@ -62,14 +62,15 @@ class MaskedSoftmax:
     logits: Tensor
     constant: float
     masked_when: bool
-    closed: float = 0.0
+    other: str = ""
 
 
 class MaskToAdd(Pass):
     """`softmax(select(m, x, k)) = softmax(x + c*(1-m))`, bit for bit where `x + c == c` for every logit.
 
-    In a row with an open entry, a masked one has probability 0 with `k` and with `c`: `exp` underflows below -104. In a
-    row that is masked everywhere all entries are `c`, and softmax gives the uniform distribution, as with `k`.
+    In a row with an open entry, a masked one has probability 0 with `k` and with `c`: `exp` underflows below -104. With
+    `k` that takes an open entry above `k + 104`: where the type holds lower logits, the site's note has that bound.
+    In a row that is masked everywhere all entries are `c`, and softmax gives the uniform distribution, as with `k`.
 
     Such a row changes in two cases, which are measured and reported. With an infinite `k` it was NaN, and becomes
     uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. And where a target wants a constant
@@ -78,8 +79,9 @@ class MaskToAdd(Pass):
     Quantized logits get a mask whose masked entries lie below zero by the whole range of the logits, so that the sum is
     always clipped to the lowest code. Adding 0 keeps every code, because the mask's step is twice the logits' step.
 
-    Logits must be finite: SELECT hides a masked infinity, ADD does not. Where another mask has closed some of them
-    already, rows that both close together change too; no proof of this region alone can see that, so it is told.
+    Logits must be finite: SELECT hides a masked infinity, ADD does not. Where another mask (a constant, or a float
+    input that is added) has closed some of them already, rows that both close together change too. No proof of this
+    region alone can see that, so the note says it.
     """
 
     name: ClassVar[str] = "mask_to_add"
@@ -94,9 +96,10 @@ class MaskToAdd(Pass):
             found = match_masked_softmax(context.subgraph, softmax)
             if isinstance(found, MaskedSoftmax):
                 build = _build_quantized if found.logits.dtype in _QUANTIZED else _build
-                demand = None if _is_exact(context, found) else Demand("relative", 1e-6)
                 note = _note(context, found)
-                yield Site(found.select, partial(build, context, found), demand=demand, note=note)
+                yield Site(
+                    found.select, partial(build, context, found), demand=_demand(context, found), note=note
+                )
             elif found is not None:
                 yield SkippedSite(softmax, str(found))
 
@@ -132,11 +135,14 @@ def _match_operands(
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
         return Refusal(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
-    closed = _lowest_number(logits)
+    closed, given = _added_before(logits)
     if closed == -np.inf:
         text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"
         return Refusal(text, select, logits)
-    return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, closed)
+    other = (
+        f"{closed:g}" if closed < LOWEST_ROW_MAXIMUM else f"input '{shortened(given.name)}'" if given else ""
+    )
+    return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, other)
 
 
 def _wrong_types(select: Operator) -> Refusal | None:
@@ -159,19 +165,24 @@ def _wrong_types(select: Operator) -> Refusal | None:
     return None
 
 
-def _lowest_number(logits: Tensor) -> float:
-    """The lowest constant that may get into the logits, as those of another mask do; at most 0."""
-    pending, seen, lowest = [logits], set[int](), 0.0
+def _added_before(logits: Tensor) -> tuple[float, Tensor | None]:
+    """What another mask may have put into the logits: the lowest constant (or 0), and a float input that is added."""
+    pending, seen, lowest = [(logits, False)], set[int](), 0.0
+    given: list[Tensor] = []
     while pending:
-        tensor = pending.pop()
+        tensor, added = pending.pop()
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
+        maker = tensor.producer
         if tensor.has_numbers and tensor.dtype.is_float and 0 < tensor.elements <= _SMALL_CONSTANT:
             lowest = min(lowest, float(np.min(tensor.array())))
-        elif tensor.producer is not None and tensor.producer.name in _MASKING:
-            pending += (source for source in tensor.producer.inputs if source is not None)
-    return lowest
+        elif maker is not None and maker.name in _MASKING:
+            added |= maker.name in {"ADD", "SUB"}
+            pending += ((source, added) for source in maker.inputs if source is not None)
+        elif maker is None and added and tensor.dtype.is_float and not tensor.is_constant:
+            given.append(tensor)
+    return lowest, min(given, key=lambda tensor: tensor.elements, default=None)
 
 
 def _addable(tensor: Tensor) -> bool:
@@ -213,21 +224,35 @@ def _is_exact(context: Context, site: MaskedSoftmax) -> bool:
     """Whether rows that are masked everywhere stay as they are, too."""
     if site.logits.dtype in _QUANTIZED:
         return True
-    return _added(context, site) == ABSORBING and site.constant != -np.inf and not _joint(site)
+    return _added(context, site) == ABSORBING and site.constant != -np.inf and not site.other
 
 
-def _joint(site: MaskedSoftmax) -> bool:
-    """Whether a row may be closed by this mask and another one together."""
-    return site.closed < LOWEST_ROW_MAXIMUM
+def _lower_logits(site: MaskedSoftmax) -> bool:
+    """Whether logits may lie below the mask constant, so that SELECT lifts masked entries above them."""
+    if site.logits.dtype in _QUANTIZED:
+        return site.constant > real_range(site.logits)[0]
+    return site.constant > ABSORBING
+
+
+def _demand(context: Context, site: MaskedSoftmax) -> Demand:
+    """Which extreme logits it holds for: infinite ones never, large negative ones if none lies below the constant."""
+    if not _is_exact(context, site):
+        return Demand("relative", 1e-6)
+    if site.logits.dtype in _QUANTIZED:
+        return Demand(spared=("masks", "highest", "lowest") if _lower_logits(site) else ())
+    return Demand(spared=("masks", "nan added"))
 
 
 def _note(context: Context, site: MaskedSoftmax) -> str:
+    condition = ""
+    if _lower_logits(site):
+        condition = f"equal where the largest open logit of a row is above {site.constant + UNDERFLOW:g}"
     if site.logits.dtype in _QUANTIZED:
-        return ""
+        return condition
     notes = []
     added = _added(context, site)
-    if _joint(site):
-        notes.append(f"rows that only this mask and another one ({site.closed:g}) close together change")
+    if site.other:
+        notes.append(f"rows that only this mask and another one ({site.other}) close together change")
     if added != site.constant:
         notes.append(f"the mask constant {site.constant:g} becomes {added:g}")
         if added == ABSORBING:
@@ -237,7 +262,7 @@ def _note(context: Context, site: MaskedSoftmax) -> str:
         notes.append(
             "in a model that is yet to be quantized, a constant that low takes most of the range of the masked logits"
         )
-    return "; ".join(notes)
+    return "; ".join(filter(None, [*notes, condition]))
 
 
 def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:

@@ -78,6 +78,10 @@ class Question:
             yield replace(self, request=replace(self.request, hints=whole))
         yield replace(self, request=replace(self.request, hints=whole, kind="large"))
 
+    def without_extremes(self) -> Question:
+        """The same on realistic inputs alone."""
+        return replace(self, request=replace(self.request, extremes=()))
+
     def on(self, part: Rows) -> Question:
         """The same on some rows."""
         region = Region(part.before, part.after, self.region.name, part.rows, part.length)
@@ -96,6 +100,10 @@ class Settings:
     def samples(self, question: Question) -> bool:
         """Whether the region is large enough, and such, that rows may stand for all of it."""
         return not self.exhaustive and question.region.cost > _IN_FULL and question.can_be_sampled
+
+    def relies(self, question: Question) -> bool:
+        """Whether the proof of another region of the same structure may stand for a part of it."""
+        return self.samples(question) or (not self.exhaustive and bool(question.request.extremes))
 
     def limit(self, kernels: tuple[Kernels, ...], operations: int) -> float:
         """Seconds that a run may take."""
@@ -122,6 +130,8 @@ class Examiner:
     def examine(self, question: Question) -> Proof:
         """The first answer that decides; where no inputs make the results tell right from wrong, an open one."""
         untold = ""
+        if self._covered:
+            question = question.without_extremes()
         for other in question.others():
             try:
                 return self._run(other)
@@ -147,11 +157,15 @@ class Examiner:
             return failed(question.demand, f"the proof could not be run: {error}")
 
     def _at_size(self, question: Question) -> Proof:
-        """On rows first, which is quick; then in full, unless the structure was proved in full already."""
+        """On rows first, which is quick; then in full, unless the structure was proved in full already.
+
+        Extreme inputs are run on rows only.
+        """
         part = sample(question.region.before, question.region.after, self._settings.seed)
-        if part is None:
+        on_rows = None if part is None else self._on_rows(question.on(part))
+        question = question.without_extremes()
+        if on_rows is None:
             return self._where_possible(question)
-        on_rows = self._on_rows(question.on(part))
         if not on_rows.holds or self._covered:
             return on_rows
         first = on_rows.ran[0].kernels
@@ -201,7 +215,7 @@ class Examiner:
 
     def _ask_once(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
         region = question.region
-        operations = region.cost * len(kernels)
+        operations = region.cost * len(kernels) * (1 + len(question.request.extremes))
         limit = self._settings.limit(kernels, operations)
         try:
             outcome = self._worker.prove(

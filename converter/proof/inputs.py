@@ -15,11 +15,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.proof import noise
+from edge_opt.proof import extremes, noise
+from edge_opt.proof.extremes import Extreme, Side
 from edge_opt.proof.roles import Role, cache_length, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
-Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan"]
+Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan", Extreme]
+"""How inputs are made: of a whole model the first five, of a region realistic and extreme ones."""
+
 HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
 
 _MASKED = -100.0  # what the exporter's own masks add
@@ -36,7 +39,7 @@ class InputHint:
 
     `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
     exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
-    scales plain data: a quarter stays that much closer to zero.
+    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes.
     """
 
     role: Role = "data"
@@ -44,6 +47,7 @@ class InputHint:
     opened: float | None = None
     masked_rows: tuple[int, ...] = ()
     spread: float = 1.0
+    side: Side = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class InputPlan:
     masked_rows: tuple[int, ...] = ()
     source: TensorInfo | None = None
     spread: float = 1.0
+    side: Side = "other"
     stored: Stored | None = None
 
 
@@ -324,6 +329,10 @@ def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
     """
     if made.kind in {"realistic", "masked_rows"} or array.size == 0:
         return array
+    if made.kind in extremes.KINDS:
+        return extremes.extreme(
+            array, made.kind, made.side, noise.seed_of(_seed(made), made.kind), made.info.zero_point
+        )
     if array.dtype.kind != "f":
         return _extreme_codes(array, made)
     if made.kind == "large":

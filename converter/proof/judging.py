@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_opt.passes.contract import Demand, Proof, Ran
+from edge_opt.proof.extremes import KINDS
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.pair import Outcome
 
@@ -37,6 +38,7 @@ def all_of(proofs: Sequence[Proof]) -> Proof:
         fully_masked_rows_max_abs=max(masked, default=None),
         note=next((proof.note for proof in reversed(proofs) if proof.note), ""),
         repeated=all(proof.repeated for proof in proofs),
+        extremes=any(proof.extremes for proof in proofs),
     )
 
 
@@ -65,6 +67,11 @@ def judge(
     if holds and clipped:
         holds, words = _turns_back(outcome, demand)
         note, reason = (words, "") if holds else ("", words)
+    extreme = next(
+        (text for kind in outcome.extremes if (text := _on_extreme(outcome, kind, demand, clipped))), ""
+    )
+    if holds and extreme:
+        holds, reason = False, extreme
     if holds and outcome.untold and must_compare:
         raise UntoldError(outcome.untold)
     return Proof(
@@ -77,7 +84,17 @@ def judge(
         reason=reason,
         note=note,
         ran=ran,
+        extremes=bool(outcome.extremes),
     )
+
+
+def _on_extreme(outcome: Outcome, kind: str, demand: Demand, clipped: bool) -> str:
+    """What is wrong on extreme inputs of this kind; empty where nothing is."""
+    found = replace(outcome, outputs=outcome.extremes[kind], extremes={})
+    if not _holds(found, demand)[0]:
+        return f"the new region differs on {KINDS[kind]}: {_figures(found)}, demanded {demand}"
+    holds, words = _turns_back(found, demand) if clipped else (True, "")
+    return "" if holds else f"on {KINDS[kind]} {words}"
 
 
 def _holds(outcome: Outcome, demand: Demand) -> tuple[bool, str]:

@@ -5,7 +5,7 @@ Whatever the runtime raises becomes `RefusedError` with its own words, so that t
 
 import importlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -216,9 +216,10 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
         with _within(version):
             described += describe(model)
 
-    def run(version: str, kernels: Kernels, inputs: Arrays) -> list[Array]:
+    def run(version: str, kernels: Kernels, inputs: Iterable[Arrays]) -> list[list[Array]]:
         with _within(version):
-            return list(Session(models[version], kernels).run(None, inputs).values())
+            session = Session(models[version], kernels)
+            return [list(session.run(None, given).values()) for given in inputs]
 
     first, second = described
     found = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)

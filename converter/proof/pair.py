@@ -4,7 +4,7 @@ Works on inputs and outputs by position, because a rewrite may rename tensors. N
 that fails is a value.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -19,8 +19,8 @@ from edge_opt.proof.protocol import Array, Arrays
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
 VERSIONS = ("before", "after")
-Runner = Callable[[str, Kernels, Arrays], list[Array]]
-"""Runs one version on named inputs, and gives its outputs in order."""
+Runner = Callable[[str, Kernels, Iterable[Arrays]], list[list[Array]]]
+"""Loads one version and runs it on each of these named inputs; gives the outputs of each run in order."""
 
 _KEPT = 8 << 20  # bytes of inputs that are held in memory, not made again for each version and kernel set
 
@@ -56,12 +56,14 @@ class Outcome:
 
     `mismatch` says why the two could not be compared at all (numbers, shapes, dtypes or quantization of inputs or
     outputs differ); then `outputs` is empty. `untold` says why many a wrong version would give the same results, and is
-    empty where there is no such reason. `seconds` is how long all of it took.
+    empty where there is no such reason. `extremes` has by kind what extreme inputs gave. `seconds` is how long all of
+    it took.
     """
 
     outputs: Mapping[str, tuple[OutputProof, ...]]
     mismatch: str | None = None
     untold: str = ""
+    extremes: Mapping[str, Mapping[str, tuple[OutputProof, ...]]] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -109,6 +111,7 @@ class ProofRequest:
         at_once: run both models at the same time, which takes the memory of both.
         parts: how many heads or tiles the results must tell apart.
         kind: realistic inputs or one of the hostile kinds.
+        extremes: kinds of extreme inputs on which both are run as well.
         seed: decides all inputs, together with their positions.
         kernels: the kernel sets to run on.
         cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
@@ -120,6 +123,7 @@ class ProofRequest:
     at_once: bool = False
     parts: int = 1
     kind: Kind = "realistic"
+    extremes: tuple[Kind, ...] = ()
     seed: int = 0
     kernels: tuple[Kernels, ...] = ("xnnpack", "reference")
     cut: Cut | None = None
@@ -135,32 +139,34 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     mismatch = _mismatch(first, second)
     if mismatch is not None:
         return Outcome({}, mismatch=mismatch)
-    hints = request.hints + (None,) * (len(first.inputs) - len(request.hints))
-    plans = plan(first, seed=request.seed, kind=request.kind, hints=hints)
-    make = _maker((first, second), plans, request.cut)
+    hints = (*request.hints, *[None] * len(first.inputs))[: len(first.inputs)]
+    kinds = (request.kind, *request.extremes)
+    plans = [plan(first, seed=request.seed, kind=kind, hints=hints) for kind in kinds]
+    makers = [_maker((first, second), made, request.cut) for made in plans]
 
-    def ran(version: int, kernels: Kernels) -> list[Array]:
-        return run(VERSIONS[version], kernels, make(version))
+    def ran(version: int, kernels: Kernels) -> list[list[Array]]:
+        return run(VERSIONS[version], kernels, (make(version) for make in makers))
 
-    masked = _masked_rows(plans)
+    masked = _masked_rows(plans[0])
     reason = ""
-    outputs: dict[str, tuple[OutputProof, ...]] = {}
+    found: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
             # The runtime lets other threads work while it computes.
             started = beside.submit(ran, 1, kernels) if request.at_once else None
             reference = ran(0, kernels)
-            reason = reason if outputs else untold(reference, request.parts)
+            reason = reason if found[request.kind] else untold(reference[0], request.parts)
             rewritten = started.result() if started else ran(1, kernels)
-            for place, (a, b) in enumerate(zip(reference, rewritten, strict=True)):
-                if a.shape != b.shape:
-                    where = f"output {place} ('{first.outputs[place].tensor}')"
-                    return Outcome({}, mismatch=f"{where}: shape {a.shape} before, {b.shape} after")
-            outputs[kernels] = tuple(
-                _compare(place, a, b, first.outputs[place], masked, request)
-                for place, (a, b) in enumerate(zip(reference, rewritten, strict=True))
-            )
-    return Outcome(outputs, untold=reason)
+            for kind, before, after in zip(kinds, reference, rewritten, strict=True):
+                for place, (a, b) in enumerate(zip(before, after, strict=True)):
+                    if a.shape != b.shape:
+                        where = f"output {place} ('{first.outputs[place].tensor}')"
+                        return Outcome({}, mismatch=f"{where}: shape {a.shape} before, {b.shape} after")
+                found[kind][kernels] = tuple(
+                    _compare(place, a, b, first.outputs[place], masked, request)
+                    for place, (a, b) in enumerate(zip(before, after, strict=True))
+                )
+    return Outcome(found.pop(request.kind), untold=reason, extremes=found)
 
 
 def untold(results: Sequence[Array], parts: int) -> str:

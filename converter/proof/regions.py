@@ -10,12 +10,14 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Self
 
-from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.attention.rules import PRODUCTS
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import is_pure
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
+from edge_opt.proof.extremes import Side, chosen
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.judging import all_of
 from edge_opt.proof.pair import ProofRequest
@@ -112,6 +114,8 @@ class RegionProver:
         region = Region(before, after, self._name(rewrite))
         for place, (hints, axes) in enumerate(_runs(rewrite, inputs)):
             request = ProofRequest(hints, axes, limits, at_once, rewrite.parts)
+            if not place:
+                request = _with_extremes(request, before.subgraphs[0], demand)
             yield Question(region, demand, request, must_compare=not place)
 
     def _name(self, rewrite: Rewrite) -> str:
@@ -130,10 +134,10 @@ class RegionProver:
         kind = begun.kind
         if kind is not None and proof.holds:
             known = self._covering(kind)
-            if all(ran.rows for ran in proof.ran) and known is None:
+            if not self._stands_alone(question, proof) and known is None:
                 # What it relied on failed, or was not asked for in the end.
                 proof = self._submit(question).result()
-            if proof.holds and not all(ran.rows for ran in proof.ran):
+            if proof.holds and self._stands_alone(question, proof):
                 self._proved.append((kind, proof))
             elif proof.holds and known is not None:
                 proof = replace(proof, note=proof.note or known.note)
@@ -155,13 +159,19 @@ class RegionProver:
                 self._begun[key] = self._begin(question)
 
     def _begin(self, question: Question) -> _Begun:
-        """Have it examined; on rows, if a region of its structure was proved in full or will be by then."""
-        if not self._settings.samples(question):
+        """Have it examined; less of it, if a region of its structure was proved in full or will be by then."""
+        if not self._settings.relies(question):
             return _Begun(self._submit(question))
         kind = structure(question.region.before, question.region.after, question.demand)
         earlier = (begun.kind for begun in (self._current, *self._begun.values()) if begun and begun.kind)
         covered = self._covering(kind) is not None or any(known.covers(kind) for known in earlier)
         return _Begun(self._submit(question, covered=covered), kind)
+
+    def _stands_alone(self, question: Question, proof: Proof) -> bool:
+        """Whether the proof left nothing to that of another region of its structure."""
+        if self._settings.samples(question):
+            return not all(ran.rows for ran in proof.ran)
+        return proof.extremes
 
     def _covering(self, kind: Structure) -> Proof | None:
         """The proof in full of a region that stands for those of this kind."""
@@ -172,6 +182,42 @@ class RegionProver:
             return Examiner(worker, self._settings, covered=covered).examine(question)
 
         return self._pool.submit(examine, alone=question.region.cost > _LARGE)
+
+
+def _with_extremes(request: ProofRequest, graph: Subgraph, demand: Demand) -> ProofRequest:
+    """The request with the extreme inputs on which the demand must hold too."""
+    if demand.kind == "relative":
+        return request
+    hints = [hint or InputHint() for hint in request.hints or (None,) * len(graph.inputs)]
+    found = _sides(graph)
+    hints = [
+        replace(hint, side=found.get(tensor, "other"))
+        for hint, tensor in zip(hints, graph.inputs, strict=True)
+    ]
+    dtypes = [
+        tensor.dtype.numpy.name if tensor.dtype.numpy is not None else "object" for tensor in graph.inputs
+    ]
+    kinds = chosen(dtypes, [hint.side for hint in hints], demand.spared)
+    return replace(request, hints=tuple(hints), extremes=kinds)
+
+
+def _sides(graph: Subgraph) -> dict[Tensor, Side]:
+    """Where the inputs of a region go that reach a SOFTMAX; both operands of a product lead to others."""
+    found: dict[Tensor, Side] = {}
+    pending: list[tuple[Tensor, Side]] = [
+        (operator.input(0), "added") for operator in graph.operators if operator.name == "SOFTMAX"
+    ]
+    while pending:
+        tensor, side = pending.pop()
+        if tensor in found or tensor.is_constant:
+            continue
+        found[tensor] = side
+        maker = tensor.producer
+        sources = [] if maker is None else [source for source in maker.inputs if source is not None]
+        product = maker is not None and side == "added" and maker.name in PRODUCTS
+        sides: tuple[Side, ...] = ("left", "right", "added") if product else (side,) * len(sources)
+        pending += zip(sources, sides, strict=False)
+    return found
 
 
 def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
