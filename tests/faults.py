@@ -11,12 +11,13 @@ from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.schema.table import new_table
 
 FRAME, SHAPES, PROOF = "frame rule", "shape check", "region proof"
-GRAPH, VERSION = "graph check", "version check"
+GRAPH, VERSION, PARAMETERS_OF = "graph check", "version check", "parameter check"
 CHECKS = {
     FRAME: "reads only what the old region read, defines exactly what it defined, in order, in its place",
     SHAPES: "every shape of the new region is derived again and compared with the recorded one",
+    PARAMETERS_OF: "a new quantized tensor has the scale and zero point of one in the old region",
     VERSION: "a new operator carries the version that its types need",
-    PROOF: "both regions are cut out and run on the same random inputs, on XNNPACK and on the reference kernels",
+    PROOF: "both regions are cut out and run on equal random and extreme inputs, on XNNPACK and the reference kernels",
     GRAPH: "after a pass, everything outside its rewrites must be what it was before; a difference ends the conversion",
 }
 FOUND, HOSTILE, EQUAL = "found", "found on hostile inputs", "no number changes"
@@ -335,6 +336,15 @@ _limited("one code less at the upper end of the 16 bit values", "v_cache1", high
 _limited("one code less at the lower end of the 16 bit values", "v_cache1", low=-32767, dtype="int16")
 
 # Types
+
+
+@fault("a scale that is one unit in the last place off", PARAMETERS_OF, _QUANTIZED, compare=ANY)
+def _(e: Edit) -> None:
+    own = e.tensor("part1/head_1").quantization
+    assert own is not None
+    scale = np.nextafter(np.float32(own.scale[0]), np.float32(1))
+    e.retyped("part1/head_1", quantization=Quantization.affine(float(scale), int(own.zero_point[0])))
+
 
 fault("the quantization parameters of a neighbour", graphs=_QUANTIZED)(
     lambda e: e.retyped("part1/head_0", quantization=e.tensor("rest1/head_0").quantization)

@@ -17,6 +17,7 @@ from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.rewrite import (
     Rewrite,
     commit,
+    parameter_violation,
     remove_dead,
     shape_violation,
     share_equal,
@@ -357,4 +358,9 @@ def _accepted(chosen: Pass, site: Site, context: Context, report: SiteReport) ->
             report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
             report.reason = report.proof.reason
             return None
+    # After the proof, which says by how much results differ where they do.
+    violation = parameter_violation(rewrite)
+    if violation is not None:
+        report.status, report.reason = Status.ROLLED_BACK, violation
+        return None
     return rewrite

@@ -281,7 +281,8 @@ def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
 
 def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
     builder = _MaskBuilder(context, site)
-    new = builder.softmax_of(builder.quantized())
+    mask = builder.quantized()
+    new = builder.softmax_of(mask)
     old = (site.select, *site.path, site.softmax)
     masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True)
     parameters = site.select.outputs[0].quantization
@@ -292,7 +293,9 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
     spreads = tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted)
-    return Rewrite(context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads)
+    return Rewrite(
+        context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads, chosen=frozenset({mask})
+    )
 
 
 def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:

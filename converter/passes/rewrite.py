@@ -48,7 +48,7 @@ class Rewrite:
     proof runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they are
     not named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so,
     with the one that each is a copy of. `parts` counts the heads or tiles that the new region makes apart: results
-    that do not tell them apart prove nothing.
+    that do not tell them apart prove nothing. `chosen`: new tensors whose quantization parameters the pass chose.
     """
 
     subgraph: Subgraph
@@ -61,6 +61,7 @@ class Rewrite:
     spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
     moved: Mapping[Operator, Operator] = field(default_factory=dict)
     parts: int = 1
+    chosen: frozenset[Tensor] = frozenset()
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, without constants; what is read first comes first."""
@@ -193,6 +194,33 @@ def version_violation(rewrite: Rewrite) -> str | None:
                 f"{operator.name} '{name}': its types need version {needed}, it has {operator.code.version}"
             )
     return None
+
+
+def parameter_violation(rewrite: Rewrite) -> str | None:
+    """Where a new operator gives a quantized tensor parameters that the old region does not have; None where none does.
+
+    A scale that is off by one unit in the last place changes one code in millions, which no run may show.
+    """
+    known = {_parameters(tensor) for tensor in _tensors(rewrite.old, rewrite.calls)}
+    known |= {_parameters(tensor) for tensor in _tensors(rewrite.moved.values(), rewrite.calls)}
+    for operator in rewrite.added():
+        for tensor in operator.outputs:
+            if tensor.is_quantized and tensor not in rewrite.chosen and _parameters(tensor) not in known:
+                return f"{operator.name} '{tensor.name}' has parameters that no tensor of the old region has"
+    return None
+
+
+def _parameters(tensor: Tensor) -> Hashable:
+    return None if tensor.quantization is None else (tensor.dtype, tensor.quantization.key())
+
+
+def _tensors(operators: Iterable[Operator], calls: Model | None) -> Iterator[Tensor]:
+    """What the operators read and define, and those in the subgraphs that they call."""
+    for operator in operators:
+        yield from (tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None)
+        if calls is not None:
+            for index in subgraph_indices(operator.options):
+                yield from _tensors(calls.subgraphs[index].operators, calls)
 
 
 def _codes(operators: Iterable[Operator], calls: Model | None) -> Iterator[OperatorCode]:
