@@ -6,7 +6,7 @@ of extreme values is one run in which some inputs are extreme, so that NaN in on
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ Side = Literal["added", "left", "right", "other"]
 Extreme = Literal[
     "masks", "high", "low", "highest", "lowest", "tiny", "nan added", "nan left", "nan right", "nan other"
 ]  # fmt: skip
-KINDS: dict[Extreme, str] = {
+KINDS: dict[str, str] = {
     "masks": "masks as exporters write them",
     "high": "large positive logits",
     "low": "large negative logits",
@@ -50,7 +50,7 @@ def chosen(dtypes: Iterable[str], sides: Iterable[Side], spared: Iterable[str]) 
     for kind in KINDS:
         if kind.startswith("nan") and ("f", kind.removeprefix("nan ")) not in given:
             useless.add(kind)
-    return tuple(kind for kind in KINDS if kind not in useless) if given else ()
+    return tuple(kind for kind in get_args(Extreme) if kind not in useless) if given else ()
 
 
 def extreme(
@@ -100,7 +100,7 @@ def _tiny(
 def _codes(
     array: NDArray[np.generic], kind: str, side: Side, seed: int, zero_point: int
 ) -> NDArray[np.generic]:
-    limits = np.iinfo(array.dtype)
+    limits = np.iinfo(array.dtype.name)
     codes = array.astype(np.int64)
     draw = noise.integers(seed, array.size, 0, _NEAR_END).reshape(array.shape)
     if kind in {"masks", "tiny"} and side in {"added", "left"}:
