@@ -63,7 +63,7 @@ class Outcome:
     outputs: Mapping[str, tuple[OutputProof, ...]]
     mismatch: str | None = None
     untold: str = ""
-    extremes: Mapping[Kind, Mapping[str, tuple[OutputProof, ...]]] = field(default_factory=dict)
+    extremes: Mapping[str, Mapping[str, tuple[OutputProof, ...]]] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -149,7 +149,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
 
     masked = _masked_rows(plans[0])
     reason = ""
-    found: dict[Kind, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
+    found: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
             # The runtime lets other threads work while it computes.
