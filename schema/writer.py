@@ -26,6 +26,7 @@ ALIGNMENT: Final = 16
 # Neighbours at most this far apart are copied with what lies between them: padding and a length. Exporters
 # leave old tables in the larger gaps.
 _MAX_GAP: Final = 64
+_LENGTH: Final = 4  # bytes of a vector's length, in front of it
 
 # A stretch of at least this size keeps its place within a page, so that a filesystem may share the blocks.
 _PAGED_SIZE: Final = 1 << 20
@@ -227,7 +228,15 @@ def _neighbours(weights: list[Data]) -> list[_Run]:
 def _joins(run: _Run, data: Data) -> bool:
     kept_apart = (data.offset - run.start) % ALIGNMENT == 0
     same_kind = run.weights[-1].external == data.external
-    return same_kind and kept_apart and 0 <= data.offset - run.stop <= _MAX_GAP
+    near = same_kind and kept_apart and 0 <= data.offset - run.stop <= _MAX_GAP
+    return near and (data.external or _has_length(run, data))
+
+
+def _has_length(run: _Run, data: Data) -> bool:
+    """Whether the bytes between hold the vector's length: not in front of what was after the flatbuffer until now."""
+    assert data.source is not None
+    length = data.offset - run.stop >= _LENGTH and bytes(data.source.view(data.offset - _LENGTH, _LENGTH))
+    return length == data.length.to_bytes(_LENGTH, "little")
 
 
 def _aligned(end: int, run: _Run) -> int:

@@ -68,6 +68,18 @@ def test_openvino_reads_an_extracted_signature_and_agrees(
         np.testing.assert_allclose(found[info.tensor], reference, atol=1e-4 * np.abs(reference).max())
 
 
+def test_openvino_reads_a_quantized_model_only_as_its_target_writes_it(tmp_path: Path) -> None:
+    """ai-edge-quantizer stores weights after the flatbuffer, and leaves the deprecated field of a QUANTIZE at 0."""
+    openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
+    generic, ours = tmp_path / "generic.tflite", tmp_path / "ours.tflite"
+    options = {"extract_signature": "prefill_8", "inline_composites": True, "verify": "none"}
+    convert(QUANTIZED, generic, **options)
+    with pytest.raises(RuntimeError, match="FrontEnd API failed"):
+        openvino.Core().read_model(generic)
+    convert(QUANTIZED, ours, target="intel-npu", **options)
+    assert len(openvino.Core().read_model(ours).get_ops()) > 100
+
+
 @pytest.mark.slow
 def test_vela_takes_every_operator_of_a_split_int8_attention(tmp_path: Path) -> None:
     need_vela()

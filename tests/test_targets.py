@@ -9,10 +9,13 @@ import pytest
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.found import logits_bytes
 from edge_opt.conversion import convert
-from edge_opt.ir import load, to_bytes
+from edge_opt.ir import load, save, to_bytes
+from edge_opt.ir.layout import external_weights, new_codes, take_weights_inside
 from edge_opt.ir.text import parse, to_text
 from edge_opt.proof.runner import Worker
+from edge_opt.schema.data import Data
 from edge_opt.schema.errors import UsageError
+from edge_opt.schema.table import new_table
 from edge_opt.targets import lint, load_target, target_names
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -328,3 +331,76 @@ def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
     messages = {finding.rule: finding.message for finding in lint(model, target)}
     assert "--inline-composites" in messages["composite"]
     assert "--extract-signature" in messages["signatures"]
+
+
+# --- what a target reads of a file, and what it gains nothing from ---
+
+
+def external(text: str, folder: Path) -> Path:
+    """A model with its weights after the flatbuffer and without deprecated codes, as ai-edge-quantizer writes it."""
+    model = parse(text)
+    for buffer in model.buffers:
+        if buffer.data is not None:
+            buffer.data = Data(buffer.data.view().copy(), external=True)
+    for code in model.operator_codes:
+        code.table = new_table("OperatorCode", builtin_code=code.builtin, version=code.version)
+    path = folder / "external.tflite"
+    save(model, path)
+    return path
+
+
+WEIGHTS = """
+subgraph main (%x: float32[1,4]) {
+  %a: float32[1,4] = MUL(%x, float32{1, 2, 3, 4})
+  %b: float32[1,4] = ADD(%a, float32{5, 6, 7, 8})
+  return %b
+}"""
+
+
+def test_weights_and_codes_are_written_where_the_target_reads_them(tmp_path: Path) -> None:
+    source, output = external(WEIGHTS, tmp_path), tmp_path / "out.tflite"
+    told = [finding.rule for finding in lint(load(source), load_target("intel-npu"))]
+    assert told == ["external-weights", "operator-codes"]
+    convert(source, output, target="intel-npu")
+    made = load(output)
+    assert (external_weights(made), new_codes(made)) == (0, [])
+    assert to_text(made) == to_text(load(source))
+    assert lint(made, load_target("intel-npu")) == []
+    convert(source, output, target="generic", overwrite=True)
+    assert external_weights(load(output)) == 2
+
+
+def test_weights_from_a_file_are_taken_inside_with_their_lengths(tmp_path: Path) -> None:
+    """Bytes between neighbours go over with them: after the flatbuffer no vector's length is among those."""
+    source, again = external(WEIGHTS, tmp_path), tmp_path / "again.tflite"
+    model = load(source)
+    assert take_weights_inside(model)
+    save(model, again)
+    kept = [buffer.data.view().tobytes() for buffer in load(again).buffers if buffer.data is not None]
+    assert kept == [buffer.data.view().tobytes() for buffer in model.buffers if buffer.data is not None]
+
+
+@pytest.mark.parametrize(
+    ("facts", "kept"),
+    [
+        ({"unsplit_types": ("FLOAT32",)}, "attention in FLOAT32"),
+        ({"split_from_head_size": 5}, "heads of size 4"),
+        ({"split_signatures": ("prefill*",)}, "this signature"),
+        ({"unsplit_types": ("INT8",), "split_from_head_size": 4}, ""),
+    ],
+)
+def test_attention_that_a_target_gains_nothing_from_splitting_stays(
+    facts: dict[str, object], kept: str
+) -> None:
+    target = replace(load_target("generic"), **facts)  # type: ignore[arg-type]
+    result = convert(parse(attention()), target=target)
+    reasons = [site.reason for site in result.sites if site.settled and site.heads == 2]
+    assert bool(result.converted) is not bool(kept)
+    assert reasons == ([f"target 'generic' gains nothing from splitting {kept}"] if kept else [])
+
+
+def test_a_type_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\nsummary = ""\nunsplit_types = ["INT9"]\n')
+    with pytest.raises(UsageError, match="'INT9' in 'unsplit_types' is no type of TFLite, did you mean"):
+        load_target(str(file))

@@ -46,6 +46,7 @@ from edge_opt.conversion.result import (
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime_version, remove_unused
 from edge_opt.ir.compiled import check_not_compiled
+from edge_opt.ir.layout import fill_old_codes, take_weights_inside
 from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
@@ -166,6 +167,9 @@ def convert(
         result.compiler_flags = facts.flags()
         name = "MODEL" if destination is None else str(destination)
         result.compile_with = facts.compile_command(name, result.compiler_flags)
+        for part in container.parts:
+            part.changed |= facts.external_weights is False and take_weights_inside(part.model)
+            part.changed |= facts.new_operator_codes is False and fill_old_codes(part.model)
         check_requirements(result, require_match=require_match, require_all=require_all)
         kept = None if extract_signature is None else [extract_signature]
         check = partial(_compare_whole, container, result, kept, progress) if verify == "full" else None

@@ -300,10 +300,15 @@ class _ModelWriter:
         return table
 
 
+def deprecated_code(code: OperatorCode) -> int:
+    """An operator's kind in the field of older files, which has one byte for it."""
+    return min(code.builtin, _PLACEHOLDER)
+
+
 def _operator_code(code: OperatorCode) -> Table:
     return code.table or new_table(
         "OperatorCode",
-        deprecated_builtin_code=min(code.builtin, _PLACEHOLDER),
+        deprecated_builtin_code=deprecated_code(code),
         version=code.version,
         builtin_code=code.builtin,
         custom_code=code.custom_code,

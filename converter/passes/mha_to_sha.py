@@ -34,12 +34,14 @@ class MhaToSha(Pass):
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
                 yield SkippedSite(match.softmax, str(match.reason), settled=not match.is_attention)
-            elif match.heads > 1 and context.target.splits(context.signature):
+                continue
+            kept = context.target.no_gain(context.signature, match)
+            if match.heads > 1 and not kept:
                 yield _site(context, match)
             else:
                 reason = "already single-head"
                 if match.heads > 1:
-                    reason = f"target '{context.target.name}' gains nothing from splitting this signature"
+                    reason = f"target '{context.target.name}' gains nothing from splitting {kept}"
                 heads, kv_heads = match.heads, match.kv_heads
                 yield SkippedSite(match.softmax, reason, settled=True, heads=heads, kv_heads=kv_heads)
 

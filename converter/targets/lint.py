@@ -10,6 +10,7 @@ import numpy as np
 from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.layout import external_weights, new_codes
 from edge_opt.ir.words import many
 from edge_opt.targets.target import Target, composite_name
 
@@ -59,6 +60,15 @@ def lint(model: Model, target: Target) -> list[Finding]:
         findings.append(
             Finding("warning", "signatures", f"only subgraph 0 is read, of the signatures {names}: {remedy}")
         )
+    after = external_weights(model) if target.external_weights is False else 0
+    if after:
+        message = f"{many(after, 'weight')} after the flatbuffer are not read: convert writes them inside"
+        findings.append(Finding("error", "external-weights", message))
+    codes = new_codes(model) if target.new_operator_codes is False else []
+    if codes:
+        names = ", ".join(code.name for code in codes)
+        message = f"{names}: the kind is read from deprecated_builtin_code, which is not set: convert sets it"
+        findings.append(Finding("error", "operator-codes", message))
     return findings
 
 

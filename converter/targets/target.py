@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -16,7 +16,7 @@ from edge_opt.attention.block import Block
 from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.found import logits_bytes
-from edge_opt.ir import Operator
+from edge_opt.ir import DType, Operator
 from edge_opt.schema.atomic import write_whole
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
@@ -29,6 +29,8 @@ class Target:
     How to rewrite:
         form: how heads are cut (`as-found`, `split`, `unpack`, `split-above`).
         split_signatures: patterns of the entry points that are worth splitting.
+        unsplit_types: types of logits for which splitting gains nothing: their attention stays.
+        split_from_head_size: least head size from which splitting gains something; attention with smaller heads stays.
         norm_per_head_from: least head size from which the queries' norm is computed head by head, where the form cuts
             above it; smaller heads are cut below.
         rows_per_tile: most query rows of a head in one piece.
@@ -45,6 +47,8 @@ class Target:
         largest_joined_rows_bytes: of rows that a CONCATENATION joins and an ADD takes; it gets larger ones wrong.
         int64, floats, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
+        external_weights: False where it reads weights inside the flatbuffer only; they are written there, under 2 GB.
+        new_operator_codes: False where it reads an operator's kind from `deprecated_builtin_code`; it is written there.
 
     And:
         compile_with: the compiler and a whole command, with `{model}` and `{flags}` for a model's own.
@@ -57,6 +61,8 @@ class Target:
     summary: str
     form: str = AS_FOUND
     split_signatures: tuple[str, ...] = ("*",)
+    unsplit_types: tuple[str, ...] = ()
+    split_from_head_size: int | None = None
     norm_per_head_from: int | None = None
     rows_per_tile: int | None = None
     mask_constant: float | None = None
@@ -73,6 +79,8 @@ class Target:
     dynamic_shapes: bool | None = None
     composites: bool | None = None
     signatures: bool | None = None
+    external_weights: bool | None = None
+    new_operator_codes: bool | None = None
     compile_with: str = "{flags}"
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -82,6 +90,16 @@ class Target:
         """True where the target gains from splitting this entry point."""
         name = signature.rsplit("/", 1)[-1]
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
+
+    def no_gain(self, signature: str, match: Block) -> str:
+        """What of this attention the target gains nothing from splitting; empty where it does."""
+        logits = match.softmax.outputs[0].dtype.name
+        if not self.splits(signature):
+            return "this signature"
+        if logits in self.unsplit_types:
+            return f"attention in {logits}"
+        small = match.head_size < (self.split_from_head_size or 0)
+        return f"heads of size {match.head_size}" if small else ""
 
     def overflows(self, match: Block) -> bool:
         """True where the logits of one head need more memory than is on the chip."""
@@ -202,7 +220,12 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """Of a field of that type: what a file must say, in words, and whether it does."""
 
 _TYPES: dict[str, Any] = {entry.name: entry.type for entry in fields(Target)}
-_OPERATOR_LISTS = ("refused_operators", "taken_operators")
+_LISTS: dict[str, tuple[str, Collection[str]]] = {
+    "refused_operators": ("operator", ENUMS["BuiltinOperator"]),
+    "taken_operators": ("operator", ENUMS["BuiltinOperator"]),
+    "unsplit_types": ("type", DType.__members__),
+}
+"""What the names in a list are, and which there are."""
 _LONG = ("form", "rows_per_tile")
 
 
@@ -225,11 +248,10 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"'{key}' is unknown, {did_you_mean(key, _TYPES)}"
         elif (expected := _misfit(key, value)) is not None:
             yield f"'{key}' must be {expected}, found {value!r}"
-    operators = ENUMS["BuiltinOperator"]
-    for key in _OPERATOR_LISTS:
+    for key, (what, known) in _LISTS.items():
         for name in data.get(key, ()):
-            if name not in operators:
-                yield f"'{name}' in '{key}' is no operator of TFLite, {did_you_mean(name, operators)}"
+            if name not in known:
+                yield f"'{name}' in '{key}' is no {what} of TFLite, {did_you_mean(name, known)}"
     for key in ("name", "summary"):
         if key not in data:
             yield f"'{key}' must be there, as text"
