@@ -32,6 +32,7 @@ PROGRAMS = ("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "m
 _FENCE = re.compile(r"^( *)```(\w*)(.*)$")
 _RUN = re.compile(r"^( *)(?:- )?run: *(.*)$")
 _NEEDS = re.compile(r"\s# needs (.+)$")
+_GENERATED = re.compile(r"^<!-- edge-opt: (?!end).+?^<!-- edge-opt: end -->$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:edge-opt|python -m edge_opt) [^`]+)`")
 
 
@@ -105,9 +106,14 @@ def _program(word: str) -> str:
     return word.removeprefix(".venv/bin/")
 
 
+def own_text(page: Path) -> str:
+    """A page without its generated parts; every line keeps its number."""
+    return _GENERATED.sub(lambda part: "\n" * part[0].count("\n"), page.read_text(encoding="utf-8"))
+
+
 def blocks(page: Path) -> list[Block]:
-    """Every block of code: between fences, or indented by four behind an empty line."""
-    text = page.read_text(encoding="utf-8")
+    """Every block of code that we wrote: between fences, or indented by four behind an empty line."""
+    text = own_text(page)
     return [Block(page, 1, "yaml", "", text)] if page.suffix == ".yml" else list(_blocks(page, text))
 
 

@@ -12,7 +12,18 @@ from unittest.mock import patch
 
 import pytest
 from cli_runs import DEMO, run
-from doc_pages import PAGES, PROGRAMS, ROOT, Block, Command, blocks, inline_commands, supplies, supply
+from doc_pages import (
+    PAGES,
+    PROGRAMS,
+    ROOT,
+    Block,
+    Command,
+    blocks,
+    inline_commands,
+    own_text,
+    supplies,
+    supply,
+)
 
 from edge_opt.cli.entry import app
 from edge_opt.ir import load, save
@@ -157,7 +168,7 @@ def test_every_option_that_is_mentioned_exists(capsys: Captured) -> None:
     commands = [("golden", "record"), ("golden", "check"), *((name,) for name in sorted(_names()))]
     known = "".join(run(capsys, *command, "--help").out for command in [(), *commands])
     for page in PAGES:
-        mentioned = re.findall(r"`(--[a-z][a-z_-]+)", page.read_text(encoding="utf-8"))
+        mentioned = re.findall(r"`(--[a-z][a-z_-]+)", own_text(page))
         for option in (option for option in mentioned if "_" not in option):  # those are a compiler's
             assert re.search(rf"{option}\b", known), f"{page.name}: {option}"
 

@@ -38,7 +38,7 @@ def sections() -> str:
 
 def _section(name: str, command: Any) -> str:
     usage = " ".join([name, *(_usage(parameter) for parameter in command.params)])
-    parts = [f"## {name} {{ #{_anchor(name)} }}", _text(command.help), f"```text\n{usage}\n```"]
+    parts = [f"## {name}", _text(command.help), f"```text\n{usage}\n```"]
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     if arguments:
@@ -92,4 +92,4 @@ def _text(words: str | None) -> str:
 
 
 def _anchor(name: str) -> str:
-    return name.removeprefix(f"{PROGRAM} ").replace(" ", "-")
+    return name.replace(" ", "-")

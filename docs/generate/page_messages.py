@@ -87,7 +87,7 @@ def listed() -> str:
     sections = []
     for name, kind in classes.items():
         if by_kind[name]:
-            title = f"`{name}`, exit code {kind.exit_code} ({len(by_kind[name])} messages)"
+            title = f"<code>{name}</code>, exit code {kind.exit_code} ({len(by_kind[name])} messages)"
             sections.append(_collapsed(title, _about(kind), by_kind[name]))
     return "\n\n".join(sections)
 
@@ -110,9 +110,8 @@ def _about(kind: type[EdgeOptError]) -> str:
 
 
 def _collapsed(title: str, about: str, said: list[Message]) -> str:
-    lines = [about, "", "| message | said by |", "|---|---|", *(_row(message) for message in said)]
-    inside = "\n".join(f"    {line}" if line else "" for line in lines)
-    return f'??? quote "{title}"\n\n{inside}'
+    rows = "\n".join(["| message | said by |", "|---|---|", *(_row(message) for message in said)])
+    return f"<details markdown><summary>{title}</summary>\n\n{about}\n\n{rows}\n\n</details>"
 
 
 def _row(message: Message) -> str:

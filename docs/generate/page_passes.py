@@ -34,12 +34,12 @@ def page(name: str) -> str:
     return "\n\n".join(
         [
             f"`{name}` {chosen.summary}.",
-            f'!!! abstract "Identity"\n\n{_indented(docstring(type(chosen)))}',
+            _quoted(docstring(type(chosen))),
             f"**Proved to be** {demand_words(chosen.demand)}, on XNNPACK and on the reference kernels, at every site.",
             f"**Sites:** {_lowered(docstring(type(chosen).sites))}",
             "## Before and after",
-            drawn.to_html(name),
-            '??? note "The same as text"\n\n' + _indented(drawn.to_text()),
+            drawn.to_markdown(name, "../assets"),
+            f"<details markdown><summary>The same as text</summary>\n\n{drawn.to_text()}\n\n</details>",
         ]
     )
 
@@ -49,8 +49,8 @@ def docstring(documented: object) -> str:
     return re.sub(r"(?<![`\w])<(?=\w)", "&lt;", inspect.getdoc(documented) or "")
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}" if line else ">" for line in text.splitlines())
 
 
 def _lowered(text: str) -> str:

@@ -1,6 +1,5 @@
 """What each pass does, drawn: the real pass runs on a small model, and the report's own code lays out both versions."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,40 +17,56 @@ from edge_opt.targets import Target, load_target
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
 _MOST_LINES = 40
 _ON_SINGLE_HEADS = ("tile_rows",)
+# Colours that can be read on a light and on a dark page.
+_STYLE = (
+    "text{fill:#1c1f23;font:600 11px system-ui,sans-serif;text-anchor:middle}text.detail{fill:#4d545c;font-weight:400}"
+    "rect{fill:#eef3fb;stroke:#9db6dc}.input rect{fill:#f4f1ea;stroke:#cbbf9f}"
+    ".edge{fill:none;stroke:#8a929c;stroke-width:1.2}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A region before and after a pass, what the model is, and what the proof showed."""
 
+    name: str
     example: Example
     source: str
     proof: str
 
-    def to_html(self, name: str) -> str:
-        """Two figures side by side where there is room, and both versions as text."""
-        parts = [
-            self._figure(operators, f"{name}, {word}: {_counted(operators)}")
-            for word, operators in (("before", self.example.before), ("after", self.example.after))
+    @property
+    def versions(self) -> dict[str, Sequence[Operator]]:
+        """The operators of both versions."""
+        return {"before": self.example.before, "after": self.example.after}
+
+    def to_markdown(self, title: str, folder: str) -> str:
+        """Both pictures side by side, which lie in `folder`; then what the model is."""
+        heads = [f"{word}: {_counted(operators)}" for word, operators in self.versions.items()]
+        images = [
+            f"![{title}, {head}]({folder}/{self.name}-{word}.svg)"
+            for word, head in zip(self.versions, heads, strict=True)
         ]
-        caption = f"<p class=eo-source>{html.escape(self.source)} {html.escape(self.proof)}</p>"
-        return f"<div class=eo-pictures>{''.join(parts)}</div>{caption}"
+        rows = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * 2, images)]
+        return "\n".join([*rows, "", f"{self.source} {self.proof}"])
 
     def to_text(self) -> str:
         """Both versions in the text form."""
         blocks = []
-        for word, operators in (("before", self.example.before), ("after", self.example.after)):
+        for word, operators in self.versions.items():
             lines = [operator_text(operator, self.example.name) for operator in operators]
             if len(lines) > _MOST_LINES:
                 lines = [*lines[:_MOST_LINES], f"... {len(lines) - _MOST_LINES} more ..."]
-            text = "\n    ".join(lines)
-            blocks.append(f'=== "{word}"\n\n    ```text\n    {text}\n    ```\n')
-        return "\n".join(blocks)
+            blocks.append("\n".join([f"{word.capitalize()}:", "", "```text", *lines, "```"]))
+        return "\n\n".join(blocks)
 
-    def _figure(self, operators: Sequence[Operator], label: str) -> str:
-        svg = draw(operators, self.example.name, label)
-        caption = f"<figcaption>{html.escape(label)}</figcaption>"
-        return f"<figure class=eo-picture><div class=eo-scroll>{svg}</div>{caption}</figure>"
+    def write(self, folder: Path) -> None:
+        """The pictures as SVG files; they follow the reader's colour scheme."""
+        for word, operators in self.versions.items():
+            svg = draw(operators, self.example.name, f"{self.name}, {word}")
+            head, tag, rest = svg.partition(">")
+            namespace = ' xmlns="http://www.w3.org/2000/svg"'
+            text = f"{head}{namespace}{tag}<style>{_STYLE}</style>{rest}\n"
+            (folder / f"{self.name}-{word}.svg").write_text(text, encoding="utf-8")
 
 
 def _counted(operators: Sequence[Operator]) -> str:
@@ -68,7 +83,7 @@ def picture(name: str) -> Picture:
         source = _SOURCES[name]
     rows = 2 if name == "tile_rows" else None
     target = replace(load_target("generic"), rows_per_tile=rows)
-    return Picture(_example(path, name, target), source.replace("`", ""), _proved(path, name, target))
+    return Picture(name, _example(path, name, target), source, _proved(path, name, target))
 
 
 _SOURCES = {
