@@ -50,9 +50,10 @@ def _too_narrow(operator: Operator, name: _Namer) -> _Told:
     (left, right), reached = map(_reach, operator.inputs[:2]), _reach(operator.outputs[0])
     if left is None or right is None or reached is None or reached >= _SMALLEST_SHARE * left * right:
         return None
-    operands = f"numbers up to {left:.2g} and {right:.2g}"
-    lost = f"what {name(operator.inputs[1])} holds has no effect"
-    return f"ends at {reached:.2g}, and is the product of {operands}: {lost}", _AGAIN
+    return (
+        f"ends at {reached:.2g}, and is the product of numbers up to {left:.2g} and {right:.2g}: what "
+        f"{name(operator.inputs[1])} holds has no effect"
+    ), _AGAIN
 
 
 def _cut_off(operator: Operator, name: _Namer) -> _Told:
@@ -63,11 +64,10 @@ def _cut_off(operator: Operator, name: _Namer) -> _Told:
     if reached is None or not steps or any(step is None or step <= reached for step in steps):
         return None
     step = min(step for step in steps if step is not None)
-    lost = "whatever is not 0 becomes one of its ends"
     return (
-        f"ends at {reached:.2g}, and {name(operator.inputs[0])} comes in steps of {step:.2g}: {lost}",
-        _AGAIN,
-    )
+        f"ends at {reached:.2g}, and {name(operator.inputs[0])} comes in steps of {step:.2g}: whatever is not 0 "
+        f"becomes one of its ends"
+    ), _AGAIN
 
 
 def _too_wide(operator: Operator, _: _Namer) -> _Told:
@@ -101,8 +101,10 @@ def _only_the_mask(operator: Operator, _: _Namer) -> _Told:
         reached = _reach(tensor)
         above = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
         if above and reached is not None and _MATTERS < reached < max(steps):
-            told = f"logits in steps of {max(steps):.3g}, and without the mask they end at {reached:.2g}"
-            return f"takes {told}: they become equal, and attention is uniform", _UNMASKED
+            return (
+                f"takes logits in steps of {max(steps):.3g}, and without the mask they end at {reached:.2g}: they "
+                f"become equal, and attention is uniform"
+            ), _UNMASKED
     return None
 
 
