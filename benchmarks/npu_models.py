@@ -28,7 +28,7 @@ from edge_opt.ir import save
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 8192, 512
-CALIBRATION_PROMPTS, CALIBRATION_WORDS, CALIBRATION_STEPS = 3, 60, 4
+CALIBRATION_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,15 @@ def checkpoint(shape: Shape, folder: Path) -> None:
     families.save_checkpoint(own.family, sizes, folder, **config)
 
 
-def prompts(folder: Path) -> None:
-    """Calibration prompts where the pipeline looks for them: a JSON string a line, in the file of the task `ALL`."""
+def prompts(folder: Path, shape: Shape) -> None:
+    """Calibration prompts where the pipeline looks for them: a JSON string a line, in the file of the task `ALL`.
+
+    One is shorter than a prefill, one goes on beyond it, one nearly fills the cache: a word is a token.
+    """
     folder.mkdir(exist_ok=True)
     lines = (
-        " ".join(f"w{(7 * line + 13 * word) % 400 + 4}" for word in range(CALIBRATION_WORDS))
-        for line in range(CALIBRATION_PROMPTS)
+        " ".join(f"w{(7 * line + 13 * word) % 400 + 4}" for word in range(words))
+        for line, words in enumerate((shape.prefill // 2, 3 * shape.prefill // 2, 7 * shape.cache // 8))
     )
     (folder / "ALL.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -140,13 +143,13 @@ def make(name: str, folder: Path) -> None:
         save(open_container(bundle).parts[0].model, made)
     else:
         stage(exported, lambda to: stages.npu_export(config, str(to)))
+        prompts(scratch / "prompts", shape)
         calibrate_and_quantize(stages, config, bundle, scratch).replace(made)
     shutil.rmtree(scratch)
 
 
 def calibrate_and_quantize(stages: Any, config: Any, bundle: str, scratch: Path) -> Path:
     """The quantized model that holds prefill and decode."""
-    prompts(scratch / "prompts")
     ranges, quantized = scratch / "calibrated", scratch / "quantized.litertlm"
     stage(ranges, lambda to: stages.npu_calibrate(config, bundle, str(scratch / "prompts"), str(to)))
     stages.npu_quantize(config, bundle, str(quantized), str(ranges))

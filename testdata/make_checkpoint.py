@@ -3,9 +3,9 @@
     make_checkpoint.py FOLDER [--layers 3] [--hidden 640] [--ffn 2048] [--heads 4] [--kv-heads 1] [--head-size 256]
                        [--vocab 8192] [--window 512] [--longest 8192] [--architecture gemma3]
 
-Writes the folder and, beside it, FOLDER.jsonl with prompts to calibrate with. The sizes are Gemma3-270M's but for
-layers and vocabulary (18 and 262144 there); of three layers one attends to everything. The tokenizer knows words "w4",
-"w5", ... Needs the extra `build`.
+Writes the folder and, beside it, FOLDER.jsonl with prompts to calibrate with, short and long. The sizes are
+Gemma3-270M's but for layers and vocabulary (18 and 262144 there); of three layers one attends to everything. The
+tokenizer knows words "w4", "w5", ... Needs the extra `build`.
 """
 
 import argparse
@@ -24,7 +24,9 @@ SIZES = {
     "vocab": 8192,
     "window": 512,
 }
-PROMPTS, WORDS, FIRST, KNOWN = 3, 60, 4, 400
+FIRST, KNOWN = 4, 400
+WORDS = (60, 250, 900, 1150, 2000)
+"""Of each prompt. Long ones go on well beyond a prefill and nearly fill a cache: no shorter ones reach every range."""
 
 
 def make(folder: Path, architecture: str = "gemma3", longest: int = 8192, **sizes: int) -> Path:
@@ -38,8 +40,8 @@ def make(folder: Path, architecture: str = "gemma3", longest: int = 8192, **size
     prompts = folder.with_suffix(".jsonl")
     most = min(KNOWN, told.vocab - FIRST)
     lines = (
-        " ".join(f"w{(7 * line + 13 * word) % most + FIRST}" for word in range(WORDS))
-        for line in range(PROMPTS)
+        " ".join(f"w{(7 * line + 13 * word) % most + FIRST}" for word in range(words))
+        for line, words in enumerate(WORDS)
     )
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return prompts
