@@ -239,7 +239,7 @@ def _demand(context: Context, site: MaskedSoftmax) -> Demand:
     if not _is_exact(context, site):
         return Demand("relative", 1e-6)
     if site.logits.dtype in _QUANTIZED:
-        return Demand(spared=("masks", "highest", "lowest") if _lower_logits(site) else ())
+        return Demand(spared=("masks", "high", "low") if _lower_logits(site) else ())
     return Demand(spared=("masks", "nan added"))
 
 

@@ -16,16 +16,12 @@ from edge_opt.proof import noise
 Side = Literal["added", "left", "right", "other"]
 """Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""
 
-Extreme = Literal[
-    "masks", "high", "low", "highest", "lowest", "tiny", "nan added", "nan left", "nan right", "nan other"
-]  # fmt: skip
+Extreme = Literal["masks", "high", "low", "tiny", "nan added", "nan left", "nan right", "nan other"]
 KINDS: dict[str, str] = {
-    "masks": "masks as exporters write them",
+    "masks": "masks as exporters write them, the highest codes",
     "high": "large positive logits",
     "low": "large negative logits",
-    "highest": "values of the highest code",
-    "lowest": "values of the lowest code",
-    "tiny": "tiny numbers, 0 and -0",
+    "tiny": "tiny numbers, 0 and -0, the lowest codes",
     "nan added": "NaN and infinity in the mask",
     "nan left": "NaN and infinity in the queries",
     "nan right": "NaN and infinity in the keys",
@@ -38,15 +34,12 @@ _CLOSED_ROW = 4  # of so many rows of a mask one is closed everywhere, which the
 _LARGE = 30.0  # an operand of the logits; the product of two of them is over a hundred
 _LARGE_VALUE = 1000.0
 _TINY = {"float16": 2.0**-18}
-_NEAR_END = 8
 
 
 def chosen(dtypes: Iterable[str], sides: Iterable[Side], spared: Iterable[str]) -> tuple[Extreme, ...]:
     """The kinds that differ from realistic inputs of these types and sides, without the spared ones."""
     given = list(zip((np.dtype(name).kind for name in dtypes), sides, strict=True))
     useless = set(spared)
-    if not any(kind in "iu" for kind, _ in given):
-        useless |= {"highest", "lowest"}
     for kind in KINDS:
         if kind.startswith("nan") and ("f", kind.removeprefix("nan ")) not in given:
             useless.add(kind)
@@ -64,7 +57,7 @@ def extreme(
 
 def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
     values = array.astype(np.float64)
-    draw = noise.integers(seed, array.size, 0, 16).reshape(array.shape)
+    draw = noise.octets(seed, array.size).reshape(array.shape) % 16
     if kind == "masks" and side == "added":
         values = np.array(_MASKS)[draw % len(_MASKS)]
         rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
@@ -84,7 +77,7 @@ def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDA
 
 
 def _tiny(
-    values: NDArray[np.float64], side: Side, draw: NDArray[np.int64], factor: float
+    values: NDArray[np.float64], side: Side, draw: NDArray[np.uint8], factor: float
 ) -> NDArray[np.float64]:
     if side == "added":
         return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), values)
@@ -101,22 +94,35 @@ def _codes(
     array: NDArray[np.generic], kind: str, side: Side, seed: int, zero_point: int
 ) -> NDArray[np.generic]:
     limits = np.iinfo(array.dtype.name)
-    codes = array.astype(np.int64)
-    draw = noise.integers(seed, array.size, 0, _NEAR_END).reshape(array.shape)
-    if kind in {"masks", "tiny"} and side in {"added", "left"}:
-        # A mask near one end of its type, and queries at the other one.
-        low = (kind == "masks") is (side == "added")
-        near = draw // 2 if side == "added" else 0
-        codes = np.full(array.shape, limits.min + near if low else limits.max - near)
-    elif kind in {"high", "low"} and side in {"left", "right"}:
-        end = limits.min if (kind, side) == ("low", "left") else limits.max
-        weights = (_NEAR_END + draw) / 15 * _sizes(array.shape, kind, side)
-        codes = zero_point + np.rint((end - zero_point) * weights).astype(np.int64)
-    elif kind in {"highest", "lowest"} and side == "other":
-        codes = np.where(draw == 0, codes, limits.max if kind == "highest" else limits.min)
-    elif (kind in {"highest", "lowest"} and side == "added") or (kind in {"high", "low"} and side == "other"):
-        codes = np.select([draw % 4 == 0, draw % 4 == 1], [limits.min, limits.max], codes)
-    return np.clip(codes, limits.min, limits.max).astype(array.dtype)
+    draw = noise.octets(seed, array.size).reshape(array.shape) % 8
+    if kind in {"high", "low"}:
+        if side in {"left", "right"}:
+            end = limits.min if (kind, side) == ("low", "left") else limits.max
+            sizes = (8 + draw) / 15 * _sizes(array.shape, kind, side)
+            codes = zero_point + np.rint((end - zero_point) * sizes)
+        else:
+            codes = np.select([draw < 2, (draw < 4) & (side == "other")], [limits.min, limits.max], array)
+    elif kind in {"masks", "tiny"}:
+        # A mask near one end of its type; queries, and most values, at the other one.
+        least = (kind == "masks") is (side == "added")
+        near = draw // 2 if side == "added" else np.uint8(0)
+        codes = limits.min + near.astype(np.int64) if least else limits.max - near.astype(np.int64)
+        if side == "right":
+            codes = array
+        elif side == "other":
+            codes = np.where(_upper_half(array.shape), codes, array)
+    else:
+        codes = array
+    return np.broadcast_to(np.clip(codes, limits.min, limits.max).astype(array.dtype), array.shape)
+
+
+def _upper_half(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Where the place along one of the last two axes, of which one is the keys', is in its upper half."""
+    upper = [2 * place >= size for place, size in zip(np.indices(shape, sparse=True), shape, strict=True)]
+    found = np.zeros(shape, np.bool_)
+    for half in upper[-2:]:
+        found |= half
+    return found
 
 
 def _sizes(shape: tuple[int, ...], kind: str, side: Side) -> NDArray[np.float64]:

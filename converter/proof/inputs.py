@@ -139,8 +139,19 @@ def pair(made: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
     return replace(made, source=source), replace(made, source=source, info=other)
 
 
+def extreme_of(made: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
+    """The array of a plan of extreme inputs, made of the realistic one of the same tensor."""
+    plain = np.dtype(made.info.dtype).kind in "iu" and not made.info.quantized
+    if made.role not in {"data", "cache", "rotary", "embedding"} or plain or not realistic.size:
+        return realistic
+    seed = noise.seed_of(_seed(made), made.kind)
+    return extremes.extreme(realistic, made.kind, made.side, seed, made.info.zero_point)
+
+
 def array_of(made: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor."""
+    if made.kind in extremes.KINDS:
+        return extreme_of(made, array_of(replace(made, kind="realistic")))
     if made.stored is not None:
         return converted(made.stored.array(), made.stored.info, made.info)
     source = made.source or made.info
@@ -329,10 +340,6 @@ def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
     """
     if made.kind in {"realistic", "masked_rows"} or array.size == 0:
         return array
-    if made.kind in extremes.KINDS:
-        return extremes.extreme(
-            array, made.kind, made.side, noise.seed_of(_seed(made), made.kind), made.info.zero_point
-        )
     if array.dtype.kind != "f":
         return _extreme_codes(array, made)
     if made.kind == "large":

@@ -32,6 +32,11 @@ def bits(seed: int, count: int) -> NDArray[np.uint64]:
     return np.asarray(np.random.PCG64(seed).random_raw(count), np.uint64).reshape(count)
 
 
+def octets(seed: int, count: int) -> NDArray[np.uint8]:
+    """`count` raw bytes."""
+    return bits(seed, -(-count // 8)).astype("<u8").view(np.uint8)[:count]
+
+
 def sums(seed: int, count: int) -> NDArray[np.uint32]:
     """`count` sums of four uniform 16-bit integers each (Irwin-Hall): about normal, but for `normal_of`."""
     stream = np.random.PCG64(seed)
