@@ -106,7 +106,9 @@ def _codes(
         # A mask near one end of its type; queries, and most values, at the other one.
         least = (kind == "masks") is (side == "added")
         near = draw // 2 if side == "added" else np.uint8(0)
-        codes = np.asarray(limits.min + near.astype(np.int64) if least else limits.max - near.astype(np.int64))
+        codes = np.asarray(
+            limits.min + near.astype(np.int64) if least else limits.max - near.astype(np.int64)
+        )
         if side == "right":
             codes = array
         elif side == "other":
