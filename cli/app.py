@@ -273,6 +273,9 @@ class Build(Command):
     )
     prefill: list[int] | None = several("Length of the prefill, once for each. Default: 128.", "T", min=1)
     cache: int | None = option("Length of the cache. Default: 1280.", "S", min=1)
+    whole_caches: bool = flag(
+        "Keep whole caches for layers that see a window of positions only, where rings would do."
+    )
     work: Path | None = option("Where the stages leave their results. Default: OUT.work.", "DIR")
     settings: list[str] | None = several("Another setting of litert-torch's pipeline.", "KEY=VALUE", "--set")
     config: Path | None = option("Such settings, as litert-torch writes them.", "FILE.json")

@@ -80,6 +80,7 @@ def _show(result: BuildResult) -> None:
     output.say("", *kept, *result.optimized["notes"], *steps_told(result.optimized["steps"]), "")
     if result.vendor == QUALCOMM.title and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
+    output.say(*result.caches["notes"])
     if result.sections_put_back:
         names = ", ".join(result.sections_put_back)
         output.say(f"Sections that litert-torch's packing left out are back: {names}")

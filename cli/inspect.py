@@ -63,6 +63,8 @@ def _show(found: Inspection) -> None:
         blocks = Counter(_describe(block) for block in found.attention if block.signature == signature.name)
         listed = (f"  {count} x {text}" for text, count in blocks.items())
         output.say("", f"{signature.name}: {_operators(signature)}", *listed)
+    if found.caches.caches:
+        output.say("", *found.caches.lines())
     if found.soundness:
         output.say("", "Not sound:", *(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None:

@@ -1,6 +1,6 @@
 """LiteRT-LM bundles (.litertlm): several models and their metadata in one file, as sections aligned to 16 KiB.
 
-Reads where the sections lie, and writes a bundle in which some models are replaced. Everything else goes over byte for
+Reads where the sections lie, and writes a bundle in which some sections are replaced. Everything else goes over byte for
 byte: of the header, only the sections' positions change. `stamp_by_content` is for bundles that must come out the same
 whenever they are made.
 
@@ -18,10 +18,8 @@ from typing import Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
-from edge_opt.schema.sections import Bundle, Place
-from edge_opt.schema.table import Table
+from edge_opt.schema.sections import Bundle, Content, Place, place_content
 from edge_opt.schema.transfer import write_bytes
-from edge_opt.schema.writer import place_model
 
 MAGIC: Final = b"LITERTLM"
 ALIGNMENT: Final = 16 << 10
@@ -82,13 +80,13 @@ class LiteRTLMBundle(Bundle):
         section = self.sections[index]
         return self.source.section(section.begin, section.end - section.begin)
 
-    def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
+    def _lay_out(self, contents: Mapping[int, Content]) -> tuple[list[Place], Callable[[int], None]]:
         """Sections keep the order in which they lie in the file; those that are the same bytes stay the same."""
         end = len(self.header)
         placed: dict[tuple[int, int], Place] = {}
         for index, section in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
             if section[:2] not in placed:
-                placement = place_model(models[index]) if index in models else None
+                placement = place_content(contents[index]) if index in contents else None
                 size = section.end - section.begin if placement is None else placement.size
                 begin = -(-end // ALIGNMENT) * ALIGNMENT
                 placed[section[:2]] = Place(begin, size, section.begin, placement)

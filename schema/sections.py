@@ -10,7 +10,10 @@ from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source
 from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import copy_range
-from edge_opt.schema.writer import Placement, Progress, counter, write_placed
+from edge_opt.schema.writer import Placement, Progress, counter, place_model, write_placed
+
+Content = Table | bytes
+"""What a section is replaced with: a model's root table, or the bytes of any other section."""
 
 
 class Section(Protocol):
@@ -25,8 +28,15 @@ class Section(Protocol):
         """What a model is for, e.g. `prefill_decode`; empty for other sections."""
 
 
+def place_content(content: Content) -> Placement:
+    """A model with its weights, or bytes as they are."""
+    if isinstance(content, bytes):
+        return Placement(bytearray(content), [], len(content))
+    return place_model(content)
+
+
 class Place(NamedTuple):
-    """Where `size` bytes go: a model that is written anew, or those from `start` of the bundle on."""
+    """Where `size` bytes go: a section that is written anew, or those from `start` of the bundle on."""
 
     begin: int
     size: int
@@ -62,19 +72,19 @@ class Bundle(ABC):
         """
 
     @abstractmethod
-    def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
+    def _lay_out(self, contents: Mapping[int, Content]) -> tuple[list[Place], Callable[[int], None]]:
         """Where each section goes, and what writes the rest of the file once they are written."""
 
     def write(
         self,
-        models: Mapping[int, Table],
+        contents: Mapping[int, Content],
         path: str | os.PathLike[str],
         *,
         overwrite: bool = False,
         progress: Progress | None = None,
         check: Callable[[Path], None] | None = None,
     ) -> None:
-        """Write the bundle with the models of some sections (by index) replaced; weights go from file to file.
+        """Write the bundle with some sections (by index) replaced; weights go from file to file.
 
         Raises:
             UsageError: the output is the input, or exists and `overwrite` is false.
@@ -83,7 +93,7 @@ class Bundle(ABC):
         """
         inputs = (self.source.identity,)
         resolve_target(path, overwrite=overwrite, inputs=inputs)
-        places, complete = self._lay_out(models)
+        places, complete = self._lay_out(contents)
         distinct = list({place.begin: place for place in places}.values())
         advance = counter(sum(place.size for place in distinct), progress)
         with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:

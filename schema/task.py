@@ -18,11 +18,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
-from edge_opt.schema.sections import Bundle, Place
-from edge_opt.schema.table import Table
+from edge_opt.schema.sections import Bundle, Content, Place, place_content
 from edge_opt.schema.tables import IDENTIFIER
 from edge_opt.schema.transfer import write_bytes
-from edge_opt.schema.writer import place_model
 
 _LOCAL, _END = b"PK\x03\x04", b"PK\x05\x06"
 _LOCAL_SIZE: Final = 30
@@ -93,7 +91,7 @@ class TaskBundle(Bundle):
             )
             raise self.source.refusal(f"{sums}: the file is damaged, export or download it again")
 
-    def _lay_out(self, models: Mapping[int, Table]) -> tuple[list[Place], Callable[[int], None]]:
+    def _lay_out(self, contents: Mapping[int, Content]) -> tuple[list[Place], Callable[[int], None]]:
         """Members keep their order in the file, and move by whole pages."""
         order = sorted(range(len(self.sections)), key=lambda index: self.sections[index].begin)
         followers = [self.sections[index].begin for index in order[1:]] + [self._directory]
@@ -101,8 +99,8 @@ class TaskBundle(Bundle):
         places: dict[int, Place] = {}
         for index, follower in zip(order, followers, strict=True):
             member = self.sections[index]
-            if index in models:
-                placement = place_model(models[index])
+            if index in contents:
+                placement = place_content(contents[index])
                 header = len(_anew(member, placement.size).FileHeader())
                 data = member.data + _up(stop + header - member.data)
                 places[index] = Place(data, placement.size, 0, placement)

@@ -93,7 +93,11 @@ class Stages(Processes):
             "quantize": {},
             "compile": {"soc_model": job.options["chip"]},
         }
-        return {"config": {"soc_model": job.options["chip"], **told}, "settings": taken}
+        return {
+            "config": {"soc_model": job.options["chip"], **told},
+            "settings": taken,
+            "caches": job.options["caches"],
+        }
 
     def export(self, job: Job) -> dict[str, Any]:
         """The float bundle."""

@@ -13,7 +13,7 @@ from edge_opt.build.next_steps import NextSteps, next_steps
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
-from edge_opt.build.source import Given, Kind, look_at, read_json
+from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
 from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
 from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of, taken
 from edge_opt.conversion import Verify
@@ -61,6 +61,7 @@ class BuildResult:
     """What was built, from what, and how: `optimized` is what our own stage says, `settings` what each other one took.
 
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
+    `caches` has the window of sliding layers, the length of their rings (None for whole caches), and `notes` on both.
     `next` says how to try it, and what goes to the phone.
     """
 
@@ -74,6 +75,7 @@ class BuildResult:
     stages: list[StageReport] = field(default_factory=list)
     optimized: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    caches: dict[str, Any] = field(default_factory=dict)
     sections_put_back: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     next: NextSteps | None = None
@@ -92,6 +94,7 @@ def build(
     sdk: StagePath | None = None,
     prefill: Sequence[int] | None = None,
     cache: int | None = None,
+    whole_caches: bool = False,
     work: StagePath | None = None,
     settings: Mapping[str, Any] | None = None,
     config: StagePath | None = None,
@@ -114,6 +117,7 @@ def build(
         sdk: folder with the vendor's libraries; where None, as `edge_opt.npu.profile`, or LiteRT's package of them.
         prefill: lengths of the prefill; 128 where None.
         cache: length of the cache; 1280 where None.
+        whole_caches: no rings for layers that see a window of positions only.
         work: where the stages leave their results; `<output's stem>.work` beside the output where None.
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
         config: a JSON file with such fields.
@@ -142,13 +146,15 @@ def build(
     chosen = TARGETS[vendor.name] if target is None else target
     facts = load_target(chosen)
     given = look_at(Path(source))
-    _check_together(given, prompts, prefill, cache)
+    _check_together(given, prompts, prefill, cache, whole_caches=whole_caches)
     lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
     options = {
         "vendor": vendor.name,
         "chip": chip,
         "model_type": given.model_type,
         "cache_shape": given.cache_shape,
+        "caches": {"window": given.caches.window, "ring": None, "notes": given.caches.lines()},
+        "whole_caches": whole_caches,
         "file": _read_config(config),
         "settings": {
             **(settings or {}),
@@ -206,10 +212,17 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
 
 
 def _check_together(
-    given: Given, prompts: StagePath | None, prefill: Sequence[int] | None, cache: int | None
+    given: Given,
+    prompts: StagePath | None,
+    prefill: Sequence[int] | None,
+    cache: int | None,
+    *,
+    whole_caches: bool,
 ) -> None:
-    if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None):
-        raise UsageError(f"{given.path} has its lengths already: leave --prefill and --cache out")
+    if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None or whole_caches):
+        raise UsageError(
+            f"{given.path} has its lengths already: leave --prefill, --cache and --whole-caches out"
+        )
     if given.kind is Kind.QUANTIZED:
         if prompts is not None:
             raise UsageError(f"{given.path} is quantized already: leave --prompts out")
@@ -319,15 +332,18 @@ def _quantized(run: _Run, given: Given, options: Mapping[str, Any], prompts: Sta
     """The quantized bundle: the input itself, or what the first stages make of it."""
     root = given.path if given.path.is_dir() else given.path.parent
     model = _Input(given.path, digest_of(given.files, root))
-    # Not of the content: the settings do not follow from it.
+    # Of the content the configuration alone: nothing else decides on settings.
+    configured = digest_of([root / CONFIG], root) if given.kind is Kind.CHECKPOINT else ""
     depends = [str(given.path.resolve()), options]
     text = None if prompts is None else Path(prompts)
     given_text = {} if text is None else {"prompts": _Input(text, digest_of([text], text.parent))}
-    told = run.stage("configure", depends, options, model=_Input(given.path, ""), **given_text).told
-    run.config, run.result.settings = told["config"], told["settings"]
+    source = _Input(given.path, configured)
+    told = run.stage("configure", depends, options, model=source, **given_text).told
+    run.config, run.result.settings, run.result.caches = told["config"], told["settings"], told["caches"]
     settings = told["settings"]
     if given.kind is Kind.CHECKPOINT:
-        model = _bundle(run.stage("export", settings["export"], model=model))
+        window = {"window": told["caches"]["window"]}
+        model = _bundle(run.stage("export", [settings["export"], window], window, model=model))
     if given.kind is not Kind.QUANTIZED:
         ranges = run.stage("calibrate", settings["calibrate"], None, model=model, **given_text)
         found = _Input(ranges.folder, ranges.digest)

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edge_opt.build.caches import SETTING, Layers, notes, ring_of
 from edge_opt.build.jobs import REPORT, Job
 from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts
 from edge_opt.build.sections import keep_sections
@@ -30,6 +31,7 @@ from edge_opt.npu.process import CompilerFailedError
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
+from edge_opt.schema.executor_metadata import section_of
 from edge_opt.schema.litertlm import read_bundle
 
 SUPPORTED = "0.10"
@@ -93,8 +95,8 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     """Resolve the settings: defaults, a file's, then those of the command line; and what each stage takes.
 
     Raises:
-        UsageError: a setting does not exist or has the wrong type, the prefill is longer than the cache, or no exporter
-            knows the model type.
+        UsageError: a setting does not exist or has the wrong type, the prefill is longer than the cache, rings of a
+            length that cannot work are asked for, or no exporter knows the model type.
     """
     manager, stages = _lib("config_manager"), _lib("stages")
     _check_model_type(job.options["model_type"])
@@ -113,16 +115,32 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     merged = {**_DEFAULTS, **vendor, **settings, **fixed, "model_id": job.inputs["model"]}
     merged.pop("default_soc", None)
     config = manager.NpuPipelineConfig.from_dict(merged)
-    shape = job.options["cache_shape"]
+    shape, caches = job.options["cache_shape"], job.options["caches"]
     if shape:
         config.cache_length = shape[config.k_ts_idx]
+        if SETTING in job.options["settings"]:
+            raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
     else:
         check_lengths(config.prefill_lengths, config.cache_length)
+        caches = _caches(config, job.inputs["model"], whole=job.options["whole_caches"])
         if "prompts" in job.inputs:
             # Now, not after the export: the tokenizer of the bundle will count the same, to a token or two.
             _planned(job, tokenizer_of(Path(job.inputs["model"])), config, config.prefill_lengths)
     config.print_summary()
-    return {"config": config.to_dict(), "settings": _taken(config, stages)}
+    return {"config": config.to_dict(), "settings": _taken(config, stages), "caches": caches}
+
+
+def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
+    """Settles the length of the rings in `config`, and tells of the caches."""
+    told = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
+    layers = Layers.of(told.get_text_config().to_dict())
+    asked, prefill = getattr(config, SETTING, None), config.prefill_lengths
+    if asked is not None and type(asked) is not int:
+        raise UsageError(f"{SETTING}: {json.dumps(asked)} is no int, as 512 is")
+    shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+    ring = ring_of(layers, prefill, shortest, asked, whole=whole)
+    setattr(config, SETTING, ring)
+    return {"window": layers.window or None, "ring": ring, "notes": notes(layers, ring, prefill)}
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
@@ -132,7 +150,27 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
     _lib("stages").npu_export(config, job.output)
+    if job.options["window"]:
+        _write_window(job.model, job.options["window"])
     return {}
+
+
+def _write_window(path: Path, window: int) -> None:
+    """Put the window of sliding layers into the executor metadata, which litert-torch 0.10 does for rings only."""
+    metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
+    bundle = read_bundle(path)
+    index = section_of(bundle)
+    if index is None:
+        raise UsageError(
+            f"litert-torch wrote no executor metadata, without which LiteRT-LM takes another window than the "
+            f"checkpoint's {window} positions: {_INSTALL}"
+        )
+    content = bundle.content(index)
+    told = metadata.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
+    told.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
+    made = path.with_name(f"{path.stem}_window{path.suffix}")
+    bundle.write({index: told.SerializeToString(deterministic=True)}, made)
+    made.replace(path)
 
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:

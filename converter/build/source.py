@@ -12,11 +12,14 @@ from typing import Any
 
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.container import MAIN_SECTION
+from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Model
 from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle
 
+CONFIG = "config.json"
+"""What a checkpoint says of its architecture."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 _WEIGHTS = (".safetensors", ".bin")
 _INDEX = "model.safetensors.index.json"
@@ -37,7 +40,8 @@ class Kind(StrEnum):
 class Given:
     """The input: `files` are those that a result depends on.
 
-    `model_type`: a checkpoint's, as transformers calls it. `cache_shape`: a bundle's, of the first key cache.
+    `model_type`: a checkpoint's, as transformers calls it. `cache_shape`: a bundle's, the largest sizes of its key
+    caches. `caches`: what is known of a bundle's.
     """
 
     path: Path
@@ -45,6 +49,7 @@ class Given:
     files: tuple[Path, ...]
     model_type: str = ""
     cache_shape: tuple[int, ...] = ()
+    caches: Caches = Caches()
 
 
 def look_at(path: Path) -> Given:
@@ -61,9 +66,9 @@ def look_at(path: Path) -> Given:
 
 def _checkpoint(path: Path) -> tuple[str, tuple[Path, ...]]:
     """The model type, as transformers calls it, and the files that a result depends on, after a look at them."""
-    config = path / "config.json"
+    config = path / CONFIG
     if not config.is_file():
-        raise UsageError(f"{path} is no Hugging Face checkpoint: it has no config.json")
+        raise UsageError(f"{path} is no Hugging Face checkpoint: it has no {CONFIG}")
     told = read_json(config)
     model_type = told.get("model_type") if isinstance(told, dict) else None
     if not isinstance(model_type, str):
@@ -141,8 +146,9 @@ def _bundle(path: Path) -> Given:
             f"{path} is not exported for an NPU: its {MAIN_SECTION} model takes no kv_cache_k_0 beside the new keys; "
             f"export it with split_cache, or give the checkpoint"
         )
+    longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
     kind = Kind.QUANTIZED if _is_quantized(model) else Kind.FLOAT
-    return Given(path, kind, (path,), cache_shape=tuple(int(size) for size in shapes[0]))
+    return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, bundle))
 
 
 def _is_quantized(model: Model) -> bool:

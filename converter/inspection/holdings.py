@@ -11,6 +11,7 @@ from typing import Any, Literal
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.conversion.container import find_unsound, open_container
+from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
 from edge_opt.passes import PASSES, Context, SiteReport
@@ -95,6 +96,7 @@ class Inspection:
     compiled: bool = False
     made_from: str | None = None
     soundness: list[Unsound] = field(default_factory=list)
+    caches: Caches = Caches()
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
@@ -134,6 +136,7 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
         soundness=find_unsound(container),
+        caches=find_caches(model, container.bundle),
     )
     if is_compiled(model):
         whole = made_from(found.file)

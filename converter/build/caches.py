@@ -1,0 +1,110 @@
+"""How long the caches of a build's layers are: whole, or a ring for layers that see a window of positions only.
+
+Knows no framework: what a checkpoint says of its layers comes in as plain values.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_opt.schema.errors import UsageError
+
+SETTING = "sliding_window_ring_buffer_size"
+"""litert-torch's name for the length of a ring."""
+RUNTIME = "0.18"
+"""The first release of LiteRT-LM that reads the window and the lengths of rings from a bundle's executor metadata."""
+
+_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Of a checkpoint's language model: how many layers slide, of how many, and how many positions those see.
+
+    `window` is 0 where none slides.
+    """
+
+    window: int = 0
+    sliding: int = 0
+    count: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Layers":
+        """Of a configuration as transformers completes it."""
+        kinds = config.get("layer_types") or ()
+        sliding = sum(kind == "sliding_attention" for kind in kinds)
+        window = config.get("sliding_window") or 0
+        return cls(window, sliding, len(kinds)) if sliding and window else cls(0, 0, len(kinds))
+
+
+def shortest_ring(window: int, prefill: Sequence[int]) -> int:
+    """The shortest ring that keeps what sliding layers see: `max(window, longest prefill)`, in steps of 64.
+
+    A row at position p sees the keys of p - window + 1 to p. A prefill reads its caches before they are updated, and has
+    the keys of its own T tokens beside them: its first row needs window - 1 keys of the ring, later ones fewer. LiteRT-LM
+    may take one token back, which needs one more, and litert-torch refuses less than the window, too. Afterwards the T
+    new keys go into the ring, which must hold them: LiteRT-LM refuses a slice longer than the cache. (A runtime that
+    writes keys before it reads them, as gemma.cpp does, needs window - 1 + T.) Steps of 64, because litert-torch rounds
+    to 32, and older releases of LiteRT-LM guess lengths as multiples of 64.
+    """
+    return -(-max(window, *prefill) // _STEP) * _STEP
+
+
+def ring_of(
+    layers: Layers, prefill: Sequence[int], cache: int, asked: int | None, *, whole: bool
+) -> int | None:
+    """The length of the rings to export; None for whole caches.
+
+    Args:
+        layers: the checkpoint's.
+        prefill: lengths of the prefill.
+        cache: length of the shortest cache that is exported.
+        asked: a length that the user set.
+        whole: the user wants whole caches.
+
+    Raises:
+        UsageError: rings of the length that was asked for cannot work.
+    """
+    if asked is None:
+        ring = shortest_ring(layers.window, prefill)
+        return ring if 0 < layers.sliding < layers.count and ring < cache and not whole else None
+    where = f"{SETTING} {asked}"
+    if whole:
+        raise UsageError(f"{where} asks for rings, and --whole-caches for none: leave one of them out")
+    if not layers.sliding:
+        raise UsageError(f"{where}: the checkpoint has no sliding layers, so leave it out")
+    least = shortest_ring(layers.window, prefill)
+    if asked < layers.window:
+        raise UsageError(
+            f"{where} is shorter than the window, {layers.window} positions: set {least} or more"
+        )
+    if asked < max(prefill):
+        raise UsageError(
+            f"{where} is shorter than the longest prefill, {max(prefill)} tokens, which LiteRT-LM refuses: set "
+            f"{least} or more, or give a shorter --prefill"
+        )
+    if asked % _STEP:
+        raise UsageError(f"{where} is no multiple of {_STEP}: set {-(-asked // _STEP) * _STEP}")
+    if asked >= cache:
+        raise UsageError(
+            f"{where} is not shorter than the cache, {cache} positions: give a longer --cache, or --whole-caches"
+        )
+    return asked
+
+
+def notes(layers: Layers, ring: int | None, prefill: Sequence[int]) -> list[str]:
+    """What a user has to know of the caches, in sentences."""
+    found = []
+    if ring is not None:
+        found.append(
+            f"{layers.sliding} of {layers.count} layers see {layers.window} positions back and keep a ring of {ring}; "
+            f"this needs LiteRT-LM {RUNTIME} or newer, an older one says other things without a word "
+            f"(--whole-caches builds without rings)"
+        )
+    if layers.window and max(prefill) > layers.window:
+        found.append(
+            f"a prefill of {max(prefill)} tokens is longer than the window of {layers.window}: LiteRT-LM 0.18 masks no "
+            f"window within one chunk, so its rows see up to {max(prefill)} positions back; give --prefill "
+            f"{layers.window} or less to keep what the checkpoint says"
+        )
+    return found

@@ -1,0 +1,95 @@
+"""The caches of a language model: how many positions each holds, which are rings, and how far sliding layers see."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edge_opt.ir import Model, Tensor
+from edge_opt.schema.executor_metadata import ASSUMED_WINDOW, ExecutorMetadata, read_executor_metadata
+from edge_opt.schema.litertlm import LiteRTLMBundle
+from edge_opt.schema.sections import Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One cache: the input that it is, the axis that counts positions, how many it holds, and whether it is a ring.
+
+    A ring is shorter than the longest cache: what it holds is overwritten by later positions.
+    """
+
+    name: str
+    axis: int
+    positions: int
+    ring: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """All caches of a model; `window` is what its bundle says that sliding layers see, None where it does not.
+
+    `notes` are sentences on what LiteRT-LM will assume.
+    """
+
+    caches: tuple[Cache, ...] = ()
+    window: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        if not self.caches:
+            return []
+        lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
+        told = ", ".join(f"{n} {'rings ' if ring else ''}of {size}" for (size, ring), n in lengths.items())
+        seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
+        return [f"caches: {told}{seen}", *self.notes]
+
+
+def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
+    """The caches that grow by a part of their own, as a split export has them; `bundle` is what holds the model.
+
+    Raises:
+        ModelFormatError: the bundle's executor metadata is damaged.
+    """
+    told = read_executor_metadata(bundle) if isinstance(bundle, LiteRTLMBundle) else None
+    # In an entry point whose part is as long as the ring the axis does not show; in another one it does.
+    found = {name: (axis, size) for name, axis, size in _growing(model)}
+    longest = max((size for _, size in found.values()), default=0)
+    caches = tuple(Cache(name, axis, size, size < longest) for name, (axis, size) in found.items())
+    slides = any(
+        "mask" in name and "local" in name for signature in model.signatures for name in signature.inputs
+    )
+    window = told and told.window
+    unsaid = slides and bool(caches) and isinstance(bundle, LiteRTLMBundle) and window is None
+    return Caches(caches, window, (_assumed(caches, told),) if unsaid else ())
+
+
+def _growing(model: Model) -> Iterator[tuple[str, int, int]]:
+    for signature in model.signatures:
+        for name, cache in signature.inputs.items():
+            part = signature.outputs.get(name.replace("cache", "slice"))
+            axis = None if part is None or part is cache or "cache" not in name else _axis(cache, part)
+            if axis is not None:
+                yield name, axis, int(cache.shape[axis])
+
+
+def _axis(cache: Tensor, part: Tensor) -> int | None:
+    if len(cache.shape) != len(part.shape):
+        return None
+    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=True)) if len({*sizes}) > 1]
+    return places[0] if len(places) == 1 else None
+
+
+def _assumed(caches: tuple[Cache, ...], told: ExecutorMetadata | None) -> str:
+    """What LiteRT-LM 0.18 takes where nothing names the window."""
+    rings = [cache.positions for cache in caches if cache.ring]
+    window = min(rings) if rings and told is not None and told.buffers else ASSUMED_WINDOW
+    axes = ", and takes the longer axis of a cache for its positions" if told is None else ""
+    return (
+        f"The bundle does not say how far its sliding layers see: LiteRT-LM assumes {window} positions{axes}. If "
+        f"sliding_window in the checkpoint's config.json is another number, build from the checkpoint."
+    )
