@@ -23,7 +23,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class StateBuffer(NamedTuple):
-    """A cache: the decode input that it is, the axis that counts positions, and whether it is a sliding layer's ring."""
+    """A cache: the decode input that it is, the axis that counts positions, and whether a sliding layer's ring."""
 
     name: str
     axis: int | None

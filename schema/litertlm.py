@@ -1,8 +1,8 @@
 """LiteRT-LM bundles (.litertlm): several models and their metadata in one file, as sections aligned to 16 KiB.
 
-Reads where the sections lie, and writes a bundle in which some sections are replaced. Everything else goes over byte for
-byte: of the header, only the sections' positions change. `stamp_by_content` is for bundles that must come out the same
-whenever they are made.
+Reads where the sections lie, and writes a bundle in which some sections are replaced. Everything else goes over byte
+for byte: of the header, only the sections' positions change. `stamp_by_content` is for bundles that must come out the
+same whenever they are made.
 
 Source of the format: the PyPI package litert-lm-builder (litertlm_core, litertlm_header_schema_py_generated).
 """

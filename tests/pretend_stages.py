@@ -31,7 +31,7 @@ subgraph prefill_4 (%e: int16[1,1,4,8] q(0.1, 0), %k: int16[1,1,8,16] q(0.1, 0))
 COMPILED = QUANTIZED.replace("BATCH_MATMUL", "CUSTOM 'DISPATCH_OP' ")
 TOKENIZER = (GENERIC, {"name": "tokenizer"}, b"words")
 WEIGHTS = (2).to_bytes(8, "little") + b"{}"
-METADATA = (9, {}, b"caches")
+METADATA = (9, {}, bytes([0x0A, 2, 0x08, 16]))  # executor metadata: a history of 16 tokens
 
 
 def bundle_of(text: str, *others: Any, padding: int = 0) -> bytes:

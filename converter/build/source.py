@@ -5,7 +5,7 @@ Looks at files only, so that what cannot work is said before anything heavy is l
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Given:
     files: tuple[Path, ...]
     model_type: str = ""
     cache_shape: tuple[int, ...] = ()
-    caches: Caches = Caches()
+    caches: Caches = field(default_factory=Caches)
 
 
 def look_at(path: Path) -> Given:

@@ -96,7 +96,7 @@ class Inspection:
     compiled: bool = False
     made_from: str | None = None
     soundness: list[Unsound] = field(default_factory=list)
-    caches: Caches = Caches()
+    caches: Caches = field(default_factory=Caches)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
