@@ -43,9 +43,10 @@ def shortest_ring(window: int, prefill: Sequence[int]) -> int:
     A row at position p sees the keys of p - window + 1 to p. A prefill of T tokens reads its caches before they are
     updated, and has its own keys beside them: its first row needs window - 1 keys of the ring, later rows fewer.
     LiteRT-LM may take one token back, which needs one more, and litert-torch refuses less than the window. Then the T
-    new keys go into the ring, which must hold them all: LiteRT-LM refuses a slice that is longer than the cache. (A runtime
-    that writes keys before it reads them, as gemma.cpp does, needs window - 1 + T.) Steps of 64, because litert-torch
-    rounds to 32, and older releases of LiteRT-LM guess lengths as multiples of 64.
+    new keys go into the ring, which must hold them all: LiteRT-LM refuses a slice that is longer than the cache. Steps
+    of 64, because litert-torch rounds to 32, and older releases of LiteRT-LM guess lengths as multiples of 64.
+
+    A runtime that writes keys before it reads them, as gemma.cpp does, needs window - 1 + T.
     """
     return -(-max(window, *prefill) // _STEP) * _STEP
 
