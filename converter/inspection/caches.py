@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edge_opt.ir import Model, Tensor
+from edge_opt.ir.words import many
 from edge_opt.schema.executor_metadata import ASSUMED_WINDOW, ExecutorMetadata, read_executor_metadata
 from edge_opt.schema.litertlm import LiteRTLMBundle
 from edge_opt.schema.sections import Bundle
@@ -44,7 +45,7 @@ class Caches:
         if not self.caches:
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
-        told = ", ".join(f"{n} {'rings ' if ring else ''}of {size}" for (size, ring), n in lengths.items())
+        told = ", ".join(f"{many(n, 'ring') if ring else n} of {size}" for (size, ring), n in lengths.items())
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
         return [f"caches: {told}{seen}", *self.notes]
 

@@ -1,0 +1,177 @@
+"""Caches of a build: how long the rings of sliding layers are, what is refused, and what a bundle says of them."""
+
+from pathlib import Path
+
+import pytest
+from bundles import bundle, model_part
+from cli_runs import run
+from pretend_stages import QUANTIZED, TOKENIZER, Place, write
+
+from edge_opt.build.caches import Layers, notes, ring_of, shortest_ring
+from edge_opt.inspection import inspect
+from edge_opt.ir import to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.schema.errors import ModelFormatError, UsageError
+from edge_opt.schema.executor_metadata import read_executor_metadata
+from edge_opt.schema.litertlm import read_bundle
+
+GEMMA = Layers(window=512, sliding=5, count=6)
+
+
+@pytest.mark.parametrize(
+    ("window", "prefill", "ring"),
+    [
+        (512, [128], 512),
+        (512, [512], 512),
+        (512, [1024], 1024),
+        (512, [128, 1024], 1024),
+        (1024, [512], 1024),
+        (500, [128], 512),
+        (64, [32], 64),
+        (64, [65], 128),
+    ],
+)
+def test_a_ring_holds_the_window_and_the_longest_prefill(window: int, prefill: list[int], ring: int) -> None:
+    assert shortest_ring(window, prefill) == ring
+
+
+@pytest.mark.parametrize(
+    ("layers", "cache", "whole", "ring"),
+    [
+        (GEMMA, 4096, False, 512),
+        (GEMMA, 4096, True, None),
+        (GEMMA, 512, False, None),  # no longer than the ring
+        (Layers(count=6), 4096, False, None),
+        (Layers(window=512, sliding=6, count=6), 4096, False, None),  # no whole cache tells the length
+    ],
+)
+def test_there_are_rings_where_they_are_shorter_than_the_cache(
+    layers: Layers, cache: int, whole: bool, ring: int | None
+) -> None:
+    assert ring_of(layers, [128], cache, None, whole=whole) == ring
+
+
+def test_a_longer_ring_may_be_asked_for() -> None:
+    assert ring_of(GEMMA, [128], 4096, 640, whole=False) == 640
+
+
+@pytest.mark.parametrize(
+    ("layers", "asked", "whole", "message"),
+    [
+        (GEMMA, 256, False, r"shorter than the window, 512 positions: set 1024 or more"),
+        (GEMMA, 768, False, r"shorter than the longest prefill, 1024 tokens.*: set 1024 or more"),
+        (GEMMA, 1100, False, r"no multiple of 64: set 1152"),
+        (GEMMA, 4096, False, r"not shorter than the cache, 4096 positions"),
+        (GEMMA, 1024, True, r"--whole-caches for none"),
+        (Layers(count=6), 1024, False, r"no sliding layers"),
+    ],
+)
+def test_a_ring_that_cannot_work_is_refused(layers: Layers, asked: int, whole: bool, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ring_of(layers, [128, 1024], 4096, asked, whole=whole)
+
+
+def test_layers_are_counted_by_kind_and_a_window_without_sliding_layers_is_none() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert Layers.of({"sliding_window": 512, "layer_types": kinds}) == Layers(512, 2, 3)
+    assert Layers.of({"sliding_window": 512, "layer_types": ["full_attention"]}) == Layers(0, 0, 1)
+    assert Layers.of({"sliding_window": 4096}) == Layers()
+
+
+def test_a_prefill_longer_than_the_window_is_told_of() -> None:
+    assert len(notes(GEMMA, 512, [512])) == 1
+    assert "masks no window within one chunk" in notes(GEMMA, 1024, [1024])[1]
+    assert notes(Layers(count=2), None, [1024]) == []
+
+
+def test_a_bundle_keeps_the_caches_that_it_has(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with pytest.raises(UsageError, match="leave --prefill, --cache and --whole-caches out"):
+        place.build(write(place.folder / "quantized.litertlm", QUANTIZED), prompts=None, whole_caches=True)
+
+
+# --- what a bundle says ---
+
+_INPUTS = "%m: float32[1,1,1,9], %k0: float32[1,1,4,8], %k1: float32[1,1,4,16]"
+_NAMED = "mask_local=%m, kv_cache_k_0=%k0, kv_cache_k_1=%k1, e0=%e0, e1=%e1"
+RINGS = f"""
+signature decode = #0 ({_NAMED}) -> (kv_slice_k_0=%s0, kv_slice_k_1=%s1)
+subgraph decode ({_INPUTS}, %e0: float32[1,1,8,1], %e1: float32[1,1,16,1]) {{
+  %s0: float32[1,1,4,1] = BATCH_MATMUL(%k0, %e0)
+  %s1: float32[1,1,4,1] = BATCH_MATMUL(%k1, %e1)
+  return %s0, %s1
+}}
+"""
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """A field of a protocol buffer; numbers and lengths below 16384."""
+    size = value if isinstance(value, int) else len(value)
+    count = bytes([size]) if size < 128 else bytes([size % 128 + 128, size // 128])
+    return (
+        bytes([8 * number + 2 * isinstance(value, bytes)])
+        + count
+        + (b"" if isinstance(value, int) else value)
+    )
+
+
+def metadata(*, window: int | None = None) -> bytes:
+    """Executor metadata of two key caches, the first a ring."""
+    buffers = [
+        field(2, field(3, f"kv_cache_k_{layer}".encode()) + field(6, kind) + field(7, 3))
+        for layer, kind in enumerate((3, 1))
+    ]
+    masks = b"" if window is None else field(3, field(1, 1) + field(3, window))
+    return field(1, field(1, 16) + b"".join(buffers) + masks)
+
+
+def ringed(folder: Path, told: bytes | None) -> Path:
+    """A bundle with a ring of 8 and a cache of 16 positions."""
+    path = folder / "rings.litertlm"
+    model = model_part("prefill_decode", to_bytes(parse(RINGS)))
+    path.write_bytes(bundle([*([] if told is None else [(9, {}, told)]), model, TOKENIZER]))
+    return path
+
+
+def test_window_and_caches_are_read_from_the_executor_metadata(tmp_path: Path) -> None:
+    told = read_executor_metadata(read_bundle(ringed(tmp_path, metadata(window=300))))
+    assert told is not None
+    assert told.window == 300
+    assert told.buffers == (("kv_cache_k_0", 3, True), ("kv_cache_k_1", 3, False))
+    assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
+
+
+@pytest.mark.parametrize("told", [b"\x0a", b"\x0a\x7f", b"\x80" * 11, b"\x0b"])
+def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
+    with pytest.raises(ModelFormatError, match="executor metadata is damaged at byte"):
+        read_executor_metadata(read_bundle(ringed(tmp_path, told)))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (metadata(window=300), "caches: 1 ring of 8, 1 of 16; sliding layers see 300 positions"),
+        (metadata(), "LiteRT-LM assumes 8 positions. "),
+        (None, "LiteRT-LM assumes 512 positions, and takes the longer axis of a cache for its positions"),
+    ],
+)
+def test_inspect_says_which_caches_are_rings_and_what_litert_lm_assumes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, told: bytes | None, said: str
+) -> None:
+    path = ringed(tmp_path, told)
+    assert said in run(capsys, "inspect", path).out
+    caches = inspect(path).to_dict()["caches"]
+    assert [(cache["name"], cache["axis"], cache["ring"]) for cache in caches["caches"]] == [
+        ("kv_cache_k_0", 3, True),
+        ("kv_cache_k_1", 3, False),
+    ]
+
+
+def test_a_section_that_is_no_model_can_be_replaced(tmp_path: Path) -> None:
+    old, made = read_bundle(ringed(tmp_path, metadata())), tmp_path / "made.litertlm"
+    old.write({0: metadata(window=300)}, made)
+    new = read_bundle(made)
+    told = read_executor_metadata(new)
+    assert told is not None
+    assert told.window == 300
+    assert [new.content(i).size for i in (1, 2)] == [old.content(i).size for i in (1, 2)]
