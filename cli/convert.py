@@ -6,7 +6,7 @@ from typing import cast
 
 from edge_opt.cli import declare, output, streams
 from edge_opt.cli.app import Convert
-from edge_opt.conversion import ConversionResult
+from edge_opt.conversion import ConversionResult, DifferenceFoundError, RequirementError
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion.container import Sections
 from edge_opt.conversion.result import entry_points
@@ -25,19 +25,27 @@ def run(asked: Convert) -> int:
         check_report_path(path, overwrite=asked.overwrite, others=others)
     written = streams.written(asked.output, asked.source, as_json=asked.as_json)
     with nullcontext(None) if asked.dry_run else written as destination:
-        with output.bar(wanted=not asked.quiet) as progress:
-            given = {**asked.options(*_OURS), "shapes": declare.sizes(asked.shape)}
-            result = convert_model(asked.source, destination, **given, progress=progress)
-        if reports:
-            report = conversion_report(result, target=asked.target, sections=cast("Sections", asked.sections))
-        for path in reports:
-            write_report(report, path, overwrite=asked.overwrite)
+        given = {**asked.options(*_OURS), "shapes": declare.sizes(asked.shape)}
+        try:
+            with output.bar(wanted=not asked.quiet) as progress:
+                result = convert_model(asked.source, destination, **given, progress=progress)
+        except (RequirementError, DifferenceFoundError) as error:
+            _write_reports(asked, error.result)
+            raise
+        _write_reports(asked, result)
         if asked.as_json:
             output.say_json(result.to_dict())
         elif not asked.quiet:
             show(result)
             output.say(*(f"Report: {path}" for path in reports))
     return 0
+
+
+def _write_reports(asked: Convert, result: ConversionResult) -> None:
+    if asked.report:
+        report = conversion_report(result, target=asked.target, sections=cast("Sections", asked.sections))
+    for path in asked.report or ():
+        write_report(report, path, overwrite=asked.overwrite)
 
 
 def show(result: ConversionResult, *, folders: bool = True) -> None:

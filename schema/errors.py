@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _MOST_NAMED = 40
 
 
 class EdgeOptError(Exception):
-    """Base of every error that input, options or the machine can cause; `exit_code` is the command line's."""
+    """Base of every error that input, options or the machine can cause; `exit_code` is the command line's.
+
+    `result` is what was done until then, as the function would have returned it; None where that was nothing.
+    """
 
     exit_code: ClassVar[int] = 3
+    result: Any = None
 
 
 class UsageError(EdgeOptError):

@@ -1,5 +1,6 @@
 """`edge-opt convert` on real exports: what is written, what is printed, what the options do."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -140,6 +141,19 @@ def test_require_all_exits_1_and_writes_nothing(demo: Path, capsys: Captured) ->
     assert ran.json["error"]["type"] == "SitesLeftError"
     assert ran.json["output"] is None
     assert [site["status"] for site in ran.json["sites"]] == ["rolled-back"] * 5
+
+
+def test_a_refusal_is_in_the_report_too(demo: Path, capsys: Captured) -> None:
+    target = demo.with_name("picky.toml")
+    target.write_text(REFUSES_SPLIT)
+    reports = [demo.with_name("r.json"), demo.with_name("r.html")]
+    options = [word for path in reports for word in ("--report", path)]
+    ran = run(capsys, "convert", demo, "--target", target, "--require-all", *options)
+    sentence = ran.failed_in_one_sentence(1)
+    told = json.loads(reports[0].read_text())
+    assert told["failure"] in sentence
+    assert len(told["sites"]) == 5
+    assert "Refused: 5 of 5 sites were not converted" in reports[1].read_text()
 
 
 # --- models without attention ---

@@ -250,7 +250,15 @@ def test_the_result_says_everything_as_plain_data(done: Done) -> None:
     path, result = done
     data = result.to_dict()
     assert [*data][:6] == ["input", "output", "target", "seconds", "signatures", "sites"]
-    assert [*data][6:] == ["verified", "masked_rows", "compiler_flags", "compile_with", "whole", "soundness"]
+    assert [*data][6:] == [
+        "verified",
+        "masked_rows",
+        "compiler_flags",
+        "compile_with",
+        "whole",
+        "soundness",
+        "failure",
+    ]
     assert (data["input"], data["target"], data["verified"]) == (str(path), "generic", "full")
     assert [len(data[name]) for name in ("signatures", "sites")] == [2, 5]
 
@@ -320,6 +328,31 @@ def test_require_all_where_a_site_is_left_writes_nothing(tmp_path: Path) -> None
     assert convert(path, dry_run=True).sites[0].status is Status.SKIPPED
 
 
+def test_a_model_is_what_it_was_where_it_is_refused() -> None:
+    model = load(DEMO)
+    before = to_text(model)
+    with pytest.raises(NothingMatchedError):
+        convert(model, passes="mask_to_add", extract_signature="decode", require_match=True)
+    assert to_text(model) == before
+    assert len(model.signatures) == 2
+
+
+def test_a_model_is_what_it_was_after_an_interrupt_which_carries_what_was_done() -> None:
+    model = load(DEMO)
+    before = to_text(model)
+
+    def interrupt(_: str, done: int, __: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        convert(model, verify="none", progress=interrupt)
+    assert to_text(model) == before
+    result: ConversionResult = caught.value.result  # type: ignore[attr-defined]
+    assert [site.status for site in result.sites] == [Status.CONVERTED] * 2
+    assert result.failure == "interrupted"
+
+
 # What cannot be rewritten
 
 
@@ -387,6 +420,10 @@ def test_full_verification_finds_what_a_broken_proof_let_through(
         convert(DEMOS[0], tmp_path / "out.tflite", signatures=["decode"], verify="full")
     assert caught.value.exit_code == 1
     assert list(tmp_path.iterdir()) == []
+    told = caught.value.result.to_dict()
+    assert (told["output"], told["failure"]) == (None, str(caught.value))
+    assert len(told["sites"]) == 3
+    assert [each["holds"] for each in told["whole"]] == [True, False]
 
 
 def test_in_memory_and_on_disk_give_the_same_model(done: Done) -> None:

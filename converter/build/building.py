@@ -188,7 +188,7 @@ def build(
             _deliver(run, converted, Path(output), overwrite=overwrite)
             result.next = after(str(output))
         except EdgeOptError as error:
-            error.result = result  # type: ignore[attr-defined]  # for `--json`: what was done until then
+            error.result = result
             raise
         except KeyboardInterrupt as error:
             error.add_note(f"what is done so far is in {folder}: run it again to go on")

@@ -25,9 +25,7 @@ _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 class RequirementError(EdgeOptError):
     """The model does not fulfil what was asked for; `result` says what was found, nothing was written."""
 
-    def __init__(self, message: str, result: ConversionResult) -> None:
-        super().__init__(message)
-        self.result = result
+    result: ConversionResult
 
 
 class NothingMatchedError(RequirementError):
@@ -49,8 +47,9 @@ class UnsoundError(RequirementError):
 
 
 class DifferenceFoundError(EdgeOptError):
-    """Comparing the whole models found a difference."""
+    """Comparing the whole models found a difference; `result` has the figures, nothing was written."""
 
+    result: ConversionResult
     exit_code = 1
 
 
@@ -74,6 +73,7 @@ class ConversionResult:
     `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`.
     `compile_with`: the target's compiler and the command with those `compiler_flags` that suit this model; None where
     its own defaults do. `soundness`: what was ruined in the model before it came here, and is as it was.
+    `failure`: why nothing was written, of a result that an error carries.
     """
 
     input: str | None
@@ -88,6 +88,7 @@ class ConversionResult:
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
     soundness: list[Unsound] = field(default_factory=list)
+    failure: str | None = None
 
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
@@ -134,6 +135,7 @@ class ConversionResult:
             "compile_with": self.compile_with,
             "whole": [signature.to_dict() for signature in self.whole],
             "soundness": [found.to_dict() for found in self.soundness],
+            "failure": self.failure,
         }
         return strict(values)
 
@@ -143,8 +145,7 @@ def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
     found = unsound(result)
     if require_sound and found:
         raise UnsoundError(
-            f"the model is not sound and --require-sound asks for that: nothing was written; {found[0]}",
-            result,
+            f"the model is not sound and --require-sound asks for that: nothing was written; {found[0]}"
         )
 
 
@@ -153,16 +154,14 @@ def check_requirements(result: ConversionResult, *, require_match: bool, require
     if require_match and not result.converted:
         raise NothingMatchedError(
             "no attention block was converted and --require-match asks for one: nothing was written; "
-            "run `edge-opt explain` to see why each block was left",
-            result,
+            "run `edge-opt explain` to see why each block was left"
         )
     left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
     if require_all and left:
         first = left[0]
         raise SitesLeftError(
             f"{len(left)} of {len(result.sites)} sites were not converted and --require-all asks for all: nothing "
-            f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}",
-            result,
+            f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}"
         )
 
 

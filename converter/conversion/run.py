@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -47,13 +47,14 @@ from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime_version, remove_unused
 from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.ir.layout import fill_old_codes, take_weights_inside
+from edge_opt.ir.model import restored_on_failure
 from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
-from edge_opt.schema.errors import UsageError, unknown
+from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
 from edge_opt.targets import Target, load_target
 
 
@@ -96,7 +97,8 @@ def convert(
 
     Args:
         source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place,
-            unless `dry_run`), or what `litert_torch.convert` returns; then the result is of that kind too.
+            unless `dry_run`, and stays as it was where an error is raised), or what `litert_torch.convert` returns;
+            then the result is of that kind too.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
         target: a bundled target's name, the path of a target file, or a `Target`; "generic" where None.
         passes: what to run, all that are on for the target where None: names of `edge_opt.passes.PASSES`, which run in
@@ -142,6 +144,7 @@ def convert(
         source = deepcopy(source)
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
+        stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
         prover = None
         if verify != "none":
@@ -155,6 +158,7 @@ def convert(
         destination = None if dry_run else destination_of(source, output, overwrite=overwrite)
         model = container.parts[0].model
         result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
+        stack.enter_context(_carrying(result))
         result.soundness = find_unsound(container)
         check_soundness(result, require_sound=require_sound)
         if extract_signature is not None:
@@ -167,9 +171,7 @@ def convert(
         result.compiler_flags = facts.flags()
         name = "MODEL" if destination is None else str(destination)
         result.compile_with = facts.compile_command(name, result.compiler_flags)
-        for part in container.parts:
-            part.changed |= facts.external_weights is False and take_weights_inside(part.model)
-            part.changed |= facts.new_operator_codes is False and fill_old_codes(part.model)
+        _lay_out(container, facts)
         check_requirements(result, require_match=require_match, require_all=require_all)
         kept = None if extract_signature is None else [extract_signature]
         check = partial(_compare_whole, container, result, kept, progress) if verify == "full" else None
@@ -181,6 +183,24 @@ def convert(
             check(None)
     result.seconds = time.perf_counter() - started
     return result if exported is None else remade(exported, model)
+
+
+@contextmanager
+def _carrying(result: ConversionResult) -> Iterator[None]:
+    """Within the block, what ends the conversion carries the result as far as it is known."""
+    try:
+        yield
+    except (EdgeOptError, KeyboardInterrupt) as error:
+        result.failure = str(error) or "interrupted"
+        error.result = result  # type: ignore[union-attr]
+        raise
+
+
+def _lay_out(container: Container, facts: Target) -> None:
+    """Weights and the kinds of operators where the target reads them."""
+    for part in container.parts:
+        part.changed |= facts.external_weights is False and take_weights_inside(part.model)
+        part.changed |= facts.new_operator_codes is False and fill_old_codes(part.model)
 
 
 def _extract(container: Container, key: str) -> None:

@@ -4,8 +4,10 @@ What nobody changed keeps its table as it was read; indices are given out anew.
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
@@ -298,6 +300,21 @@ class _ModelWriter:
             if not _same_arguments(table.get(listed), entries):
                 _put(table, listed, entries)
         return table
+
+
+@contextmanager
+def restored_on_failure(source: object) -> Iterator[None]:
+    """Within the block a model may be edited; where an exception leaves the block, the model is what it was before.
+
+    Its subgraphs are then other objects: look them up again. Sources that are no `Model` are not looked at.
+    """
+    kept = deepcopy(source) if isinstance(source, Model) else None
+    try:
+        yield
+    except BaseException:
+        for entry in fields(Model) if isinstance(source, Model) else ():
+            setattr(source, entry.name, getattr(kept, entry.name))
+        raise
 
 
 def deprecated_code(code: OperatorCode) -> int:

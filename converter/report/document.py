@@ -70,8 +70,10 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What was done, and what to tell the vendor's compiler."""
-        return " ".join([headline(self.result), *compiler(self.result)])
+        """What was done, and what to tell the vendor's compiler; or why nothing was written."""
+        failure = self.result.failure
+        last = compiler(self.result) if failure is None else [f"Refused: {failure}."]
+        return " ".join([headline(self.result), *last])
 
     def whole(self) -> Table:
         """How equal the whole models had to be, and how equal they are."""
