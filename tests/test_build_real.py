@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from sdk import require_qnn
 
@@ -17,6 +18,8 @@ from edge_opt import compare
 from edge_opt.build import Job, build, pipeline
 from edge_opt.build.prompts import Plan
 from edge_opt.inspection import inspect
+from edge_opt.ir import load, to_bytes
+from edge_opt.ir.text import parse
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
@@ -214,6 +217,37 @@ def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order
     assert configured(vendor="mediatek", chip="MT6993")["config"]["k_ts_idx"] == 2
     assert configured(vendor="google_tensor", chip="Tensor_G5")["config"]["v_ts_idx"] == 2
     assert configured(cache_shape=(1, 1, 256, 96))["config"]["cache_length"] == 96
+
+
+def test_our_recipe_gives_the_logits_weights_of_4_bits_and_all_else_8(tmp_path: Path) -> None:
+    from ai_edge_quantizer import quantizer
+
+    rng = np.random.default_rng(0)
+    weights = ", ".join(map(str, rng.normal(size=32 * 32).round(2)))
+    model, out = tmp_path / "float.tflite", tmp_path / "quantized.tflite"
+    model.write_bytes(
+        to_bytes(
+            parse(f"""
+signature decode = #0 (x=%x) -> (logits=%decode_logits_output)
+subgraph decode (%x: float32[1,32]) {{
+  %hidden: float32[1,32] = FULLY_CONNECTED(%x, float32[32,32]{{{weights}}}, none)
+  %decode_logits_output: float32[1,32] = FULLY_CONNECTED(%hidden, float32[32,32]{{{weights}}}, none)
+  return %decode_logits_output
+}}
+""")
+        )
+    )
+    config = SimpleNamespace(weight_quantization_recipe=pipeline.HEAD_AT_4)
+    (recipe,) = pipeline.own_recipe(config, tmp_path).values()
+    tool = quantizer.Quantizer(str(model))
+    tool.load_quantization_recipe(recipe)
+    tool.quantize().export_model(str(out))
+    ((_, graph),) = load(out).entry_points()
+    products = [op for op in graph.operators if op.name == "FULLY_CONNECTED"]
+    kinds = [str(product.inputs[1].dtype.name) for product in products if product.inputs[1] is not None]
+    assert kinds == ["INT8", "INT4"]
+    config.weight_quantization_recipe = "dynamic_wi8_afp32"
+    assert pipeline.own_recipe(config, tmp_path) == {}
 
 
 def test_the_auxiliary_model_is_compiled_only_on_request() -> None:

@@ -71,6 +71,8 @@ _OURS = {
 }
 _DEFAULTS = {"disable_aux_compilation": True}
 """Where ours differ from litert-torch's. Of the auxiliary model it compiles the masks, which LiteRT-LM makes itself."""
+HEAD_AT_4 = "dynamic_wi8_head4_afp32"
+"""A recipe of ours: weights of 4 bits in the product that gives the logits, of 8 in all others."""
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
@@ -149,7 +151,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     logging.getLogger("transformers").addHandler(_WeightsThatFit())
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
-    _lib("stages").npu_export(config, job.output)
+    _lib("stages").npu_export(config, job.output, **own_recipe(config, Path(job.output)))
     if job.options["window"]:
         _write_window(job.model, job.options["window"])
     return {}
@@ -171,6 +173,18 @@ def _write_window(path: Path, window: int) -> None:
     made = path.with_name(f"{path.stem}_window{path.suffix}")
     bundle.write({index: told.SerializeToString(deterministic=True)}, made)
     made.replace(path)
+
+
+def own_recipe(config: Any, folder: Path) -> dict[str, str]:
+    """What the exporter is given instead of the name of a recipe of ours: the file, which is written to `folder`."""
+    if config.weight_quantization_recipe != HEAD_AT_4:
+        return {}
+    recipes = importlib.import_module("ai_edge_quantizer.recipe")
+    (four,) = recipes.dynamic_wi4_afp32()
+    head = {**four, "regex": ".*logits.*", "operation": "FULLY_CONNECTED"}
+    file = folder / "recipe.json"
+    file.write_text(json.dumps([*recipes.dynamic_wi8_afp32(), head]), encoding="utf-8")
+    return {"quantization_recipe": str(file)}
 
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
