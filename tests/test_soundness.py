@@ -64,6 +64,7 @@ def test_a_mask_in_the_range_of_the_logits_makes_attention_uniform() -> None:
 
 def test_a_mask_of_ten_thousand_leaves_the_logits_some_steps() -> None:
     assert found(MASK="0.305", MASKED="0.31") == []
+    assert found(MASK="3", MASKED="3") == [], "the scores end at 6.6"
 
 
 def test_logits_that_are_all_but_equal_are_uniform_by_themselves() -> None:
