@@ -268,6 +268,10 @@ class Build(Command):
         "The phone's chip: SM8750, MT6993, Tensor_G5, ...", "C", "--soc", "--chip", default=REQUIRED
     )
     prompts: Path | None = option("What to calibrate with: one prompt a line, as JSON.", "FILE.jsonl")
+    held_out: Path | None = option(
+        "Evaluate on this. Default: every fifth of ten prompts or more, which calibration then does not see.",
+        "FILE.jsonl",
+    )
     sdk: Path | None = option(
         "The vendor's libraries. Default for Qualcomm: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR"
     )
@@ -290,6 +294,9 @@ class Build(Command):
     sections: str = one_of(SECTIONS, "Rewrite the prefill/decode model or all models of the bundle.")
     verify: str = one_of(
         VERIFY[:3], "Prove each rewritten region, do so on every row, or compare the whole models too."
+    )
+    evaluate: bool = option(
+        "Compare perplexity on held-out text with that of IN.", None, "--evaluate/--no-evaluate", default=True
     )
     overwrite: bool = force_flag()
     as_json: bool = json_flag()

@@ -1,6 +1,7 @@
 """`edge-opt build`, carried out: a line for each stage as it is done, and what came of it."""
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from edge_opt.build.vendors import QUALCOMM
 from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.cli.app import Build
+from edge_opt.cli.evaluate import lines
 from edge_opt.cli.profile import steps_told
 from edge_opt.ir.words import size
 from edge_opt.npu.figures import ITSELF_SINCE
@@ -84,8 +86,31 @@ def _show(result: BuildResult) -> None:
     if result.sections_put_back:
         names = ", ".join(result.sections_put_back)
         output.say(f"Sections that litert-torch's packing left out are back: {names}")
+    if result.evaluation is not None:
+        output.say(*_evaluation(result), "")
     written = Path(str(result.output))
     made = f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor})"
     output.say(f"{made}: prefill and decode are one call of the NPU each.", "")
     if result.next is not None:
         output.say(*result.next.lines())
+
+
+def _evaluation(result: BuildResult) -> list[str]:
+    """The table of the models on the way, each with the estimated time of what it runs, then where the text is from."""
+    found = result.evaluation or {}
+    signatures = result.optimized["signatures"]
+    times = {
+        "": [f"{entry['signature']}, ms" for entry in signatures],
+        "quantized": [_milliseconds(entry.get("before")) for entry in signatures],
+        "converted": [
+            _milliseconds(entry.get("after" if entry["kept"] == "converted" else "before"))
+            for entry in signatures
+        ],
+    }
+    told = lines(found, times) if found["models"] else []
+    return [*told, *filter(None, [found["note"]])]
+
+
+def _milliseconds(figures: Mapping[str, Any] | None) -> str:
+    time = (figures or {}).get("time")
+    return "-" if time is None else f"{time['us'] / 1000:.3f}"

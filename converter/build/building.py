@@ -1,5 +1,6 @@
 """Builds a bundle: one stage after the other, each skipped where the work folder has its result."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Job, StageFailedError
+from edge_opt.build.evaluating import HeldOut, choose, evaluated
+from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Carried, Job, StageFailedError
 from edge_opt.build.next_steps import NextSteps, next_steps
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts
@@ -33,9 +35,10 @@ from edge_opt.soundness import broken_ranges, sentences
 from edge_opt.targets import load_target, target_names
 
 StagePath = str | os.PathLike[str]
+CarryOut = Callable[[Job, Path, Path, Progress], Carried]
 
 _SUFFIX = Path(MODEL).suffix
-_OURS = ("configure", "calibrate", "optimize")
+_OURS = ("configure", "calibrate", "optimize", "evaluate")
 """Stages whose results depend on our own version."""
 
 
@@ -62,7 +65,8 @@ class BuildResult:
 
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
     `caches` has the window of sliding layers, the length of their rings (None for whole caches), and `notes` on both.
-    `next` says how to try it, and what goes to the phone.
+    `next` says how to try it, and what goes to the phone. `evaluation` is an `Evaluation` of the source, the quantized
+    and the converted bundle as plain values, with a `note` on the text; None where none was wanted.
     """
 
     source: str
@@ -79,6 +83,7 @@ class BuildResult:
     sections_put_back: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     next: NextSteps | None = None
+    evaluation: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt build --json`."""
@@ -102,6 +107,8 @@ def build(
     verify: Verify = "regions",
     target: str | None = None,
     report: Sequence[StagePath] = (),
+    held_out: StagePath | None = None,
+    evaluate: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
     on_stage: Callable[[StageReport], None] | None = None,
@@ -125,6 +132,9 @@ def build(
         verify: as `edge_opt.convert` has it.
         target: a target's name or the path of its file, as `edge_opt.npu.tune` writes one; the vendor's where None.
         report: files for a report of the conversion, as `edge_opt.report.write_report` has them.
+        held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; every fifth prompt where None, which calibration
+            then does not see.
+        evaluate: whether to compare perplexity with the source's, in front of the compiler.
         overwrite: replace existing outputs.
         progress: called with (stage, done, total).
         on_stage: called when a stage is done.
@@ -163,6 +173,8 @@ def build(
     }
     libraries, missing = _compiler(vendor, sdk)
     tools = toolchain or Processes()
+    text = choose(held_out, prompts) if evaluate else HeldOut()
+    runtimes = tools.check_runtimes(checkpoint=given.kind is Kind.CHECKPOINT) if text.parts else {}
     result = BuildResult(
         str(source), str(given.kind), chip, vendor.title, str(folder), versions=tools.versions()
     )
@@ -174,7 +186,9 @@ def build(
         place = chosen if chosen in target_names() else str(Path(chosen).resolve())
         told = {**how, "target": place, "sdk": None if libraries is None else str(libraries)}
         try:
-            quantized = _quantized(run, given, options, prompts)
+            root = given.path if given.path.is_dir() else given.path.parent
+            origin = _Input(given.path, digest_of(given.files, root))
+            quantized = _quantized(run, given, origin, options, _rest(kept, text, prompts))
             made = run.stage("optimize", [*run.compiler, how, facts.to_dict()], told, model=quantized)
             result.optimized, converted = made.told, _bundle(made)
             result.converted = str(converted.path)
@@ -183,6 +197,11 @@ def build(
             for path in report:
                 written = made.folder / f"{REPORT}{Path(path).suffix.lower()}"
                 write_whole(path, written.read_bytes(), overwrite=overwrite)
+            if evaluate:
+                models = {str(given.kind): origin, "quantized": quantized, "converted": converted}
+                if given.kind is Kind.QUANTIZED:
+                    del models["quantized"]
+                result.evaluation = _evaluated(run, text, runtimes, models)
             if missing is not None:
                 raise CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}")
             _deliver(run, converted, Path(output), overwrite=overwrite)
@@ -277,15 +296,23 @@ class _Run:
     config: dict[str, Any] = field(default_factory=dict)
 
     def stage(
-        self, name: str, depends: object, options: Mapping[str, Any] | None = None, **inputs: _Input
+        self,
+        name: str,
+        depends: object,
+        options: Mapping[str, Any] | None = None,
+        carry_out: CarryOut | None = None,
+        **inputs: _Input,
     ) -> Kept:
-        """The result of a stage: an earlier run's where it was made from the same, else made now."""
+        """The result of a stage: an earlier run's where it was made from the same, else made now.
+
+        `carry_out` stands in for the toolchain's, for a stage of several jobs.
+        """
         ours = name in _OURS
         versions = {tool: text for tool, text in self.result.versions.items() if ours or tool != "edge-opt"}
         digests = {role: given.digest for role, given in inputs.items()}
         key = key_of([name, digests, depends, versions])
         kept = self.work.kept(name, key)
-        made = kept or self._make(name, key, inputs, options or {})
+        made = kept or self._make(name, key, inputs, options or {}, carry_out or self.tools.carry_out)
         log = str(self.work.log(name))
         notes = list(made.told.get("notes", ()))
         report = StageReport(name, made.seconds, made.peak_bytes, made.size, kept is None, log, notes)
@@ -293,7 +320,14 @@ class _Run:
         self.on_stage(report)
         return made
 
-    def _make(self, name: str, key: str, inputs: Mapping[str, _Input], options: Mapping[str, Any]) -> Kept:
+    def _make(
+        self,
+        name: str,
+        key: str,
+        inputs: Mapping[str, _Input],
+        options: Mapping[str, Any],
+        carry_out: CarryOut,
+    ) -> Kept:
         log, started = self.work.log(name), time.perf_counter()
         self.progress(name, 0, 1)
         try:
@@ -305,7 +339,7 @@ class _Run:
                 options,
                 None if self.libraries is None else str(self.libraries),
             )
-            done = self.tools.carry_out(job, log, self.work.scratch.resolve(), self.progress)
+            done = carry_out(job, log, self.work.scratch.resolve(), self.progress)
             if job.model.exists():
                 stamp_by_content(job.model)
             kept = self.work.keep(name, key, time.perf_counter() - started, done.peak_bytes, done.told)
@@ -328,10 +362,11 @@ class _Run:
         return [self.result.settings["compile"], libraries]
 
 
-def _quantized(run: _Run, given: Given, options: Mapping[str, Any], prompts: StagePath | None) -> _Input:
+def _quantized(
+    run: _Run, given: Given, source: _Input, options: Mapping[str, Any], prompts: StagePath | None
+) -> _Input:
     """The quantized bundle: the input itself, or what the first stages make of it."""
-    root = given.path if given.path.is_dir() else given.path.parent
-    model = _Input(given.path, digest_of(given.files, root))
+    model, root = source, given.path if given.path.is_dir() else given.path.parent
     # Of the content the configuration alone: nothing else decides on settings.
     configured = digest_of([root / CONFIG], root) if given.kind is Kind.CHECKPOINT else ""
     depends = [str(given.path.resolve()), options]
@@ -359,6 +394,26 @@ def _check_ranges(model: Path) -> None:
     ruined = sentences(find_unsound(open_container(model), [broken_ranges]))
     if ruined:
         raise BuildCheckError(f"{model} is ruined, so nothing is delivered: {ruined[0]}")
+
+
+def _rest(work: WorkFolder, text: HeldOut, prompts: StagePath | None) -> StagePath | None:
+    """The prompts to calibrate with: those given, or a file of those that are not held out."""
+    if text.rest is None:
+        return prompts
+    path = work.path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in text.rest), encoding="utf-8")
+    return path
+
+
+def _evaluated(
+    run: _Run, text: HeldOut, runtimes: Mapping[str, str], models: dict[str, _Input]
+) -> dict[str, Any]:
+    """An `Evaluation` of the models, the reference first, as plain values, with a note on the text."""
+    if not text.parts:
+        return {"models": [], "note": text.note}
+    depends = [text.parts, text.skip_long, runtimes]
+    made = run.stage("evaluate", depends, None, partial(evaluated, run.tools, text), **models)
+    return {**made.told, "note": text.note}
 
 
 def _deliver(run: _Run, converted: _Input, output: Path, *, overwrite: bool) -> None:

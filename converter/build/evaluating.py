@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ CarryOut = Callable[[Job, str, Progress], Carried]
 
 _TOKENIZERS = (4, 6)
 """Types of a bundle's sections: SentencePiece's, and Hugging Face's."""
+_FEWEST, _SHARE = 10, 5
+"""Prompts to hold one in so many out of."""
 _COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
 
 
@@ -64,6 +66,46 @@ def evaluate(
         return compare(
             run, (os.fspath(reference), Path(reference)), named, parts, progress or (lambda *_: None)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The text that a build is evaluated on: `rest` are the prompts that are left to calibrate with.
+
+    `parts` are empty where nothing is evaluated; `note` says where the text came from, or why there is none.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    rest: list[Any] | None = None
+    skip_long: bool = False
+    note: str = ""
+
+
+def choose(path: ModelPath | None, prompts: ModelPath | None) -> HeldOut:
+    """The text of a file, else every fifth prompt; the others are left to calibrate with.
+
+    Raises:
+        UsageError: a file cannot be read, or the text was calibrated on.
+    """
+    known = [] if prompts is None else read_prompts(Path(prompts))
+    if path is not None:
+        parts = held_out(Path(path), known)
+        return HeldOut(parts, note=f"Evaluated on {path}")
+    if len(known) < _FEWEST:
+        return HeldOut(
+            note=f"Nothing was evaluated, for there are fewer than {_FEWEST} prompts to hold some out: give "
+            f"--held-out FILE.jsonl"
+        )
+    rest = [prompt for at, prompt in enumerate(known) if at % _SHARE]
+    texts = {text_of(prompt).strip() for prompt in rest}
+    chosen = [text_of(prompt) for prompt in known[::_SHARE]]
+    parts = [
+        part for text in chosen for part in [cut(text)] if part is not None and text.strip() not in texts
+    ]
+    note = (
+        f"Held out of the calibration, to evaluate with: {len(chosen)} of {len(known)} prompts, every fifth"
+    )
+    return HeldOut(parts, rest, skip_long=True, note=note) if parts else HeldOut(note=note)
 
 
 def held_out(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
@@ -171,6 +213,31 @@ def check_same(said: Sequence[Said], first: Sequence[Said]) -> None:
         for ours, theirs in ((one.before, other.before), (one.scored, other.scored)):
             if ours != theirs:
                 raise other_tokens(at, len(ours), len(theirs))
+
+
+def evaluated(
+    tools: Processes, text: HeldOut, job: Job, log: Path, scratch: Path, progress: Progress
+) -> Carried:
+    """A whole evaluation as one stage of a build: its inputs are the reference, then the bundles, by name."""
+    peaks: list[int] = []
+
+    def carry_out(one: Job, name: str, report: Progress) -> Carried:
+        folder = scratch / name
+        folder.mkdir()
+        done = tools.carry_out(one, log, folder, report)
+        peaks.append(done.peak_bytes or 0)
+        return done
+
+    (name, reference), *bundles = ((name, Path(path)) for name, path in job.inputs.items())
+    found = compare(
+        carry_out,
+        (name, reference),
+        dict(bundles),
+        text.parts,
+        lambda _, done, total: progress(job.stage, done, total),
+        skip_long=text.skip_long,
+    )
+    return Carried(found.to_dict(), max(peaks))
 
 
 def _carry_out(tools: Processes, folder: Path, job: Job, name: str, progress: Progress) -> Carried:

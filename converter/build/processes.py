@@ -50,9 +50,9 @@ class Processes:
         """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
         return check_versions()
 
-    def check_runtimes(self, *, checkpoint: bool) -> None:
-        """UsageError where a package is missing that runs bundles, or a checkpoint."""
-        check_runtimes(checkpoint=checkpoint)
+    def check_runtimes(self, *, checkpoint: bool) -> dict[str, str]:
+        """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
+        return check_runtimes(checkpoint=checkpoint)
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
         """Run one stage in a process; an interrupt ends it and all that it started.

@@ -1,6 +1,7 @@
 """The job that scores held-out text with one model, and what it needs."""
 
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from edge_opt.conversion.choices import Progress
 from edge_opt.evaluation import checkpoint, runtime
 from edge_opt.evaluation.findings import Said
 from edge_opt.schema.errors import UsageError
+
+_RUNTIME = "litert-lm-api"
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:
@@ -35,15 +38,19 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
     return {"said": [asdict(one) for one in said], "agreed": agreed}
 
 
-def check_runtimes(*, checkpoint: bool) -> None:
-    """UsageError where a package is missing that runs bundles, or a checkpoint."""
-    if find_spec("litert_lm") is None:
+def check_runtimes(*, checkpoint: bool) -> dict[str, str]:
+    """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
+    try:
+        found = {_RUNTIME: version(_RUNTIME)}
+    except PackageNotFoundError:
         raise UsageError(
-            "bundles are evaluated in LiteRT-LM, which is not installed: pip install 'edge-opt[lm]'"
-        )
+            "bundles are evaluated in LiteRT-LM, which is not installed: pip install 'edge-opt[lm]' (a build goes on "
+            "without it with --no-evaluate)"
+        ) from None
     missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
     if missing:
         raise UsageError(
             f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
             f"'edge-opt[build]', or give a float bundle as the reference"
         )
+    return found
