@@ -301,6 +301,7 @@ class _Run:
         depends: object,
         options: Mapping[str, Any] | None = None,
         carry_out: CarryOut | None = None,
+        /,
         **inputs: _Input,
     ) -> Kept:
         """The result of a stage: an earlier run's where it was made from the same, else made now.
@@ -363,12 +364,11 @@ class _Run:
 
 
 def _quantized(
-    run: _Run, given: Given, source: _Input, options: Mapping[str, Any], prompts: StagePath | None
+    run: _Run, given: Given, model: _Input, options: Mapping[str, Any], prompts: StagePath | None
 ) -> _Input:
     """The quantized bundle: the input itself, or what the first stages make of it."""
-    model, root = source, given.path if given.path.is_dir() else given.path.parent
     # Of the content the configuration alone: nothing else decides on settings.
-    configured = digest_of([root / CONFIG], root) if given.kind is Kind.CHECKPOINT else ""
+    configured = digest_of([given.path / CONFIG], given.path) if given.kind is Kind.CHECKPOINT else ""
     depends = [str(given.path.resolve()), options]
     text = None if prompts is None else Path(prompts)
     given_text = {} if text is None else {"prompts": _Input(text, digest_of([text], text.parent))}
