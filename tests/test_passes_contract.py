@@ -390,6 +390,22 @@ def test_a_region_alone_is_a_model_whose_names_say_nothing() -> None:
     assert [tensor.name for tensor in t.values()] == ["x", "o", "a", "b", "other", "c", "y"]
 
 
+def test_a_region_is_the_same_wherever_what_it_calls_stands() -> None:
+    """Or every layer of a target that makes composites would be proved twice: as expected, and as it then is."""
+    body = "subgraph {} (%p: float32[4]) {{ %q: float32[4] = ABS(%p) return %q }}\n"
+    call = "%{1}: float32[4] = STABLEHLO_COMPOSITE(%{0}) {{name: 'n', decomposition_subgraph_index: {2}}}\n"
+    main = (
+        "subgraph main (%x: float32[4]) {\n"
+        + call.format("x", "y", 1)
+        + call.format("y", "z", 2)
+        + "return %z }\n"
+    )
+    model = parse(main + body.format("one") + body.format("two"))
+    first, second = model.subgraphs[0].operators
+    regions = [cut_out(model, [call], [call.input(0)], call.outputs) for call in (first, second)]
+    assert to_bytes(regions[0]) == to_bytes(regions[1])
+
+
 def test_inputs_and_outputs_of_a_region_are_what_crosses_its_border() -> None:
     model, t, o = graph_of(TWO_RESULTS)
     rewrite = replacing(model, [o["a"], o["b"]])

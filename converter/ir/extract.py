@@ -46,7 +46,7 @@ def cut_out(
             called = model.subgraphs[index]
             # Its place is taken before its own callees come, which stand behind it.
             moved[index] = len(made.subgraphs)
-            add(Subgraph(f"called_{index}"), called.operators, called.inputs, called.outputs)
+            add(Subgraph(f"called_{moved[index]}"), called.operators, called.inputs, called.outputs)
 
     add(Subgraph("region"), operators, inputs, outputs)
     return made
