@@ -83,7 +83,7 @@ def replacing(
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OutputError(
-            f"{path} could not be written: {_reason(error)}; nothing was left behind"
+            f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
         ) from error
     except BaseException:
         temporary.unlink(missing_ok=True)

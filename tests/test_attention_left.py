@@ -8,6 +8,7 @@ from cli_runs import run, written
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.surroundings import between_products
 from edge_opt.conversion import SitesLeftError, convert
+from edge_opt.conversion.result import entry_points
 from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
 from edge_opt.passes.left import attention_left
@@ -217,3 +218,74 @@ def test_the_products_of_one_softmax_are_not_those_of_another_behind_it() -> Non
     first, second = (op for op in parse(text).subgraphs[0].operators if op.name == "SOFTMAX")
     assert between_products(first)
     assert not between_products(second)
+
+
+SUMMED = """
+  %q5: float32[1,4,6,1,5] = RESHAPE(%q, int32{1, 4, 6, 1, 5})
+  %k5: float32[1,4,1,8,5] = RESHAPE(%k, int32{1, 4, 1, 8, 5})
+  %qk: float32[1,4,6,8,5] = MUL(%q5, %k5)
+  %l: float32[1,4,6,8] = SUM(%qk, int32{4})
+  %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %p5: float32[1,4,6,8,1] = RESHAPE(%p, int32{1, 4, 6, 8, 1})
+  %v5: float32[1,4,1,8,5] = RESHAPE(%v, int32{1, 4, 1, 8, 5})
+  %pv: float32[1,4,6,8,5] = MUL(%p5, %v5)
+  %r: float32[1,4,6,5] = SUM(%pv, int32{3})
+  return %r
+}"""
+SUM_RESULT = "%r: float32[1,4,6,5]"
+IN_A_COMPOSITE = (
+    "subgraph main (" + GIVEN + ") {\n"
+    f"  {SUM_RESULT} = STABLEHLO_COMPOSITE(%q, %k, %v) {{name: 'n', decomposition_subgraph_index: 1}}\n"
+    "  return %r\n}\n"
+    "subgraph body (" + GIVEN + ") {" + SUMMED
+)
+UNCALLED = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = ABS(%x)\n  return %y\n}\n" + PLAIN.replace(
+    "main", "other"
+)
+GATE = """
+subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
+  %l: float32[6,4] = FULLY_CONNECTED(%x, float32[4,16]{splat 0.5}, none)
+  %p: float32[6,4] = SOFTMAX(%l) {beta: 1.0}
+  %p3: float32[6,4,1] = RESHAPE(%p, int32{6, 4, 1})
+  %w: float32[6,4,16] = MUL(%p3, %e)
+  %r: float32[6,16] = SUM(%w, int32{1})
+  return %r
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("subgraph main (" + GIVEN + ") {" + SUMMED, "weigh values by MUL and a sum"),
+        (IN_A_COMPOSITE, "inside the composite 'n'"),
+        (UNCALLED, "in subgraph 1, which no signature and no operator calls"),
+    ],
+    ids=["sums", "sums in a composite", "uncalled"],
+)
+def test_attention_by_other_operators_and_where_nobody_calls_it_is_left_with_a_reason(
+    text: str, reason: str
+) -> None:
+    with pytest.raises(SitesLeftError, match=reason):
+        convert(parse(text), verify="none", require_all=True)
+
+
+def test_a_gate_that_weighs_experts_by_learned_scores_is_no_attention() -> None:
+    assert (
+        convert(parse(GATE), verify="none", require_all=True)
+        .summary()
+        .startswith("The model holds no attention")
+    )
+
+
+def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:
+    names = "(q=%q, k=%k, v=%v) -> (r=%r)"
+    text = f"signature first = #0 {names}\nsignature second = #0 {names}\n{PLAIN}"
+    result = convert(parse(text), verify="none", signatures="second")
+    assert [site.signature for site in result.sites] == ["second"]
+    found = [(each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures]
+    assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
+    assert [row[0] for row in entry_points(result)] == [
+        "signature",
+        "first (also second)",
+        "second (also first)",
+    ]

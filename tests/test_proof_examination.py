@@ -81,12 +81,12 @@ def test_where_one_kernel_set_refuses_the_region_as_it_was_the_other_has_to_do()
     worker = Worker(REFUSED_BEFORE, REFUSED_BEFORE, 0)
     proof = examine(worker)
     assert (proof.holds, proof.ran) == (True, (Ran("reference"),))
-    assert proof.note == "on reference kernels only: the others refuse the region as it was"
+    assert proof.note == "on reference kernels only: the others refuse the region alone"
     assert worker.kernels() == [BOTH, FIRST, SECOND]
     worker = Worker(REFUSED_BEFORE, 0)
     assert examine(worker).note.startswith("on xnnpack kernels only")
     worker = Worker(REFUSED_BEFORE, REFUSED_BEFORE, REFUSED_BEFORE)
-    assert examine(worker).reason == "the runtime cannot run the region as it was: before: no kernel"
+    assert examine(worker).reason == "the runtime cannot run the region alone: before: no kernel"
 
 
 def test_a_new_region_that_is_refused_fails_at_once() -> None:

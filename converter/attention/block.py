@@ -21,6 +21,7 @@ from edge_opt.attention.surroundings import (
     producers,
     products_above,
     value_products,
+    weighing_sum,
 )
 from edge_opt.ir import Operator, Subgraph
 
@@ -96,6 +97,10 @@ class _Finder:
         products = value_products(softmax)
         if isinstance(products, Refusal):
             opaque = products.operator is not None and products.operator.name in OPAQUE
+            summed = weighing_sum(softmax)
+            if summed is not None:
+                text = "the probabilities weigh values by MUL and a sum, which is not split"
+                return NotABlock(softmax, Refusal(text, summed))
             if not opaque and between_products(softmax):
                 products = Refusal(
                     "the probabilities are not followed through this operator", products.operator

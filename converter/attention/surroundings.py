@@ -31,6 +31,7 @@ SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 _PROJECTIONS = PRODUCTS | {"CONV_2D"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
 _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
+_SUMS = frozenset({"SUM", "MEAN"})
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
 OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
 """Operators that may do anything, a value product for instance."""
@@ -188,6 +189,29 @@ def value_products(softmax: Operator) -> Weighings | Refusal:
     if blocked is not None and blocked.name in OPAQUE:
         return Refusal("the probabilities go into an operator that nothing is known of", blocked)
     return Refusal("no value product behind this SOFTMAX: not attention", blocked)
+
+
+def weighing_sum(softmax: Operator) -> Operator | None:
+    """The SUM or MEAN in which the rows of a SOFTMAX weigh other activations, as a product without a product operator.
+
+    None where there is none, or where learned scores (a gate, a classifier) weigh them.
+    """
+    ends = products_above(producers(softmax))[1]
+    if ends and all(end.name in _PROJECTIONS for end in ends):
+        return None
+
+    def behind(operator: Operator) -> Iterable[Operator]:
+        followed = operator is softmax or operator.name in _PROBABILITY_PATH | ELEMENTWISE | REPEATING
+        return readers(operator) if followed else ()
+
+    met = list(walked([softmax], behind))
+    weighs = any(operator.name == "MUL" and _of_two_activations(operator) for operator in met)
+    return next((operator for operator in met if weighs and operator.name in _SUMS), None)
+
+
+def _of_two_activations(operator: Operator) -> bool:
+    """Whether no operand is a constant, and none is what the other one is made of (a guard, a gate by itself)."""
+    return all(tensor is not None and not tensor.is_constant for tensor in operator.inputs)
 
 
 def _per_element(operator: Operator, tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edge_opt.ir.words import many
 from edge_opt.proof.metrics import Difference, measure, merge
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.tensors import TensorInfo
@@ -255,7 +256,12 @@ class ComparisonReport:
         """One sentence: that all is equal and how, or the first difference and how many there are."""
         count = sum(len(signature.outputs) for signature in self.signatures)
         if self.bitwise and self.equal:
-            return f"all {count} outputs of {len(self.signatures)} signatures are bitwise equal"
+            names = len({signature.name for signature in self.signatures})
+            kernels = len({signature.backend for signature in self.signatures})
+            backends = f" on {kernels} kernel sets" if kernels > 1 else ""
+            outputs = "the only output" if count == kernels else f"all {count // kernels} outputs"
+            verb = "is" if count == kernels else "are"
+            return f"{outputs} of {many(names, 'signature')} {verb} bitwise equal{backends}"
         if self.equal:
             return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
         return first_of(self.differences())

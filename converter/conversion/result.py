@@ -55,7 +55,10 @@ class DifferenceFoundError(EdgeOptError):
 
 @dataclass(slots=True)
 class SignatureSummary:
-    """One entry point before and after; bytes are those of its largest intermediate tensor."""
+    """One entry point before and after; bytes are those of its largest intermediate tensor.
+
+    `shares` names the signatures that run the same subgraph, and so change with it.
+    """
 
     name: str
     operators_before: int
@@ -64,6 +67,7 @@ class SignatureSummary:
     largest_tensor_bytes_after: int
     blocks: int
     blocks_converted: int
+    shares: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, repr=False)
@@ -184,7 +188,7 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
     rows += [
         (
-            found.name,
+            f"{found.name} (also {', '.join(found.shares)})" if found.shares else found.name,
             _change(str(found.operators_before), str(found.operators_after)),
             f"{found.blocks_converted} of {found.blocks}",
             _change(size(found.largest_tensor_bytes_before), size(found.largest_tensor_bytes_after)),

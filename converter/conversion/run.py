@@ -50,7 +50,7 @@ from edge_opt.ir.layout import fill_old_codes, take_weights_inside
 from edge_opt.ir.model import restored_on_failure
 from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
-from edge_opt.passes.left import attention_left
+from edge_opt.passes.left import attention_left, attention_uncalled
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
@@ -255,6 +255,8 @@ def _rewrite(
         own = result.sites[reported:]
         for site in attention_left(model, graph, context.signature, own, split=split):
             on_site(site)
+    for site in attention_uncalled(model):
+        on_site(site)
     own = result.sites[done:]
     if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)
@@ -262,10 +264,14 @@ def _rewrite(
         name_apart(model, old)
         part.changed = True
     for name, graph, operators, largest in before:
-        blocks = [s for s in own if s.signature == part.signature(name) and (s.heads or 0) > 1]
+        told = part.signature(first.get(id(graph), name))
+        blocks = [s for s in own if s.signature == told and (s.heads or 0) > 1]
         converted = sum(site.status is Status.CONVERTED for site in blocks)
         sizes = (operators, len(graph), largest, _largest_tensor(graph), len(blocks), converted)
-        result.signatures.append(SignatureSummary(part.signature(name), *sizes))
+        shared = (
+            part.signature(other) for other, its in model.entry_points() if its is graph and other != name
+        )
+        result.signatures.append(SignatureSummary(part.signature(name), *sizes, tuple(shared)))
 
 
 def _largest_tensor(graph: Subgraph) -> int:

@@ -39,7 +39,8 @@ class Status(StrEnum):
 class Demand:
     """How equal the new region must be to the old one, on random inputs and both kernel sets.
 
-    `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere.
+    `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere,
+    with the maximum of the whole tensor: a channel that is a million times smaller than another one is not held to it.
     `steps`: integers at most `tolerance` quantization steps apart. The same holds on every kind of extreme inputs
     (`edge_opt.proof.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
     of any, because a softmax makes a large difference of a small one between large logits.

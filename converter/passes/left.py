@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.ir import Model, Operator, Subgraph
+from edge_opt.ir.cleanup import called
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.passes.contract import SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
@@ -21,8 +22,8 @@ def attention_left(
     """
     index = sum(site.pass_name == MhaToSha.name for site in sites)
     reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
-    for called, reason in with_callees(model, graph, reported):
-        for match in () if split and called is graph else find_blocks(called):
+    for current, reason in with_callees(model, graph, reported):
+        for match in () if split and current is graph else find_blocks(current):
             heads = kv_heads = None
             if isinstance(match, Block):
                 heads, kv_heads = match.heads, match.kv_heads
@@ -33,6 +34,23 @@ def attention_left(
                 MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name
             )
             index += 1
+
+
+def attention_uncalled(model: Model) -> Iterator[SiteReport]:
+    """Attention in subgraphs that neither a signature nor an operator reaches, as sites that were skipped."""
+    reached = called(model)
+    for place, graph in enumerate(model.subgraphs):
+        if id(graph) in reached:
+            continue
+        matches = (match for match in find_blocks(graph) if isinstance(match, Block) or match.is_attention)
+        for index, match in enumerate(matches):
+            heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
+            reason = f"in subgraph {place}, which no signature and no operator calls"
+            name = match.softmax.outputs[0].name
+            where = f"subgraph {place}"
+            yield SiteReport(
+                MhaToSha.name, where, index, Status.SKIPPED, reason, heads, kv_heads, operator=name
+            )
 
 
 def with_callees(

@@ -151,7 +151,7 @@ class Examiner:
             return undecided(question.demand, f"there was no time to prove it: {error}")
         except RuntimeRefused as error:
             if error.reason.startswith("before:"):
-                return failed(question.demand, f"the runtime cannot run the region as it was: {error.reason}")
+                return failed(question.demand, f"the runtime cannot run the region alone: {error.reason}")
             return failed(question.demand, f"the runtime refuses the new region: {error.reason}")
         except RuntimeFailed as error:
             return failed(question.demand, f"the proof could not be run: {error}")
@@ -203,7 +203,7 @@ class Examiner:
                 raise
             except RuntimeFailed:
                 continue
-            return replace(proof, note=f"on {kernels} kernels only: the others refuse the region as it was")
+            return replace(proof, note=f"on {kernels} kernels only: the others refuse the region alone")
         raise refusal
 
     def _ask(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
