@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pretend_stages import FLOAT, write
 
 from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts, text_of
+from edge_opt.build.tokens import counter, template_note, tokenizer_of
 from edge_opt.schema.errors import UsageError
 
 AROUND = 3
@@ -92,6 +94,38 @@ def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
     ):
         check_lengths([8, 16], cache)
     check_lengths([8, 16], 32)
+
+
+def test_a_bundle_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):
+        tokenizer_of(write(tmp_path / "float.litertlm", FLOAT))
+
+
+TURNS = "{% for message in messages %}<turn>{{ message.content }}</turn>{% endfor %}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "around"), [(None, 11), (TURNS, 2)], ids=["Gemma's turns", "a template"]
+)
+def test_tokens_are_those_of_calibration_and_markers_of_another_family_are_said(
+    tmp_path: Path, template: str | None, around: int
+) -> None:
+    """The turns are 11 of these tokens, <start_of_turn> user ... for the tokenizer splits them; `<bos>` is in front."""
+    pytest.importorskip("litert_torch", reason="litert_torch is not installed (extra build)")
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: index for index, word in enumerate(["<unk>", "<bos>", "one", "two", "<turn>", "</turn>"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"additional_special_tokens": ["<turn>", "</turn>"], "unk_token": "<unk>", "bos_token": "<bos>"}
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **special)
+    whole.save_pretrained(tmp_path)
+    tokenizer = tokenizer_of(tmp_path)
+    assert [counter(tokenizer)(prompt) for prompt in ("one two", {"text": ""})] == [3 + around, 1 + around]
+    assert [note.startswith("No chat template") for note in template_note(tokenizer)] == [True] * (
+        not template
+    )
 
 
 def test_the_text_of_a_prompt_is_what_the_user_says() -> None:
