@@ -136,6 +136,22 @@ def test_a_mask_over_one_cache_is_causal_from_the_position_on() -> None:
     assert np.flatnonzero(made["mask"][0, 0, 0] == 0).tolist() == list(range(start + 1))
 
 
+def test_a_mask_over_a_ring_tells_the_positions_that_its_columns_hold() -> None:
+    rows, ring, start = 4, 16, 21
+    masks = tensor("mask_global", (1, 1, rows, 64 + rows)), tensor("mask_local", (1, 1, rows, ring + rows))
+    made = {one.info.name: one for one in plan(SignatureInfo("prefill", masks, ()), start=start)}
+    window = made["mask_local"].window
+    assert 1 < window < ring
+    held = [start - ring + (column - start) % ring for column in range(ring)]
+    assert sorted(held) == list(range(start - ring, start))
+    for row, entries in enumerate(array_of(made["mask_local"])[0, 0]):
+        seen = [
+            start + row - window < position <= start + row
+            for position in (*held, *range(start, start + rows))
+        ]
+        assert (entries == 0).tolist() == seen
+
+
 def test_a_local_mask_slides() -> None:
     made = arrays(split_cache(rows=16, cache=64))
     start = int(made["input_pos"][0])

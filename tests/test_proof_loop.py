@@ -117,6 +117,23 @@ def test_new_keys_that_come_apart_are_put_behind_the_old_ones_and_a_full_cache_b
     assert filled[0, :, 0].tolist() == filled[0, :, 1].tolist() == [7, 8, 3, 4, 5, 6]
 
 
+def test_new_keys_that_fill_a_whole_ring_are_put_where_their_positions_belong() -> None:
+    caches = tensor("kv_cache_k_0", 1, 4, 2), tensor("kv_cache_k_1", 1, 8, 2)
+    parts = tensor("kv_slice_k_0", 1, 4, 2), tensor("kv_slice_k_1", 1, 4, 2)
+    positions = tensor("input_pos", 4, dtype="int32")
+    call = Call("main", SignatureInfo("prefill", (positions, *caches), parts))
+    chunks = [Chunk(start, plan(call.signature, start=start)) for start in (0, 2)]
+
+    def invoke(_: Call, inputs: Arrays) -> Arrays:
+        rows = inputs["input_pos"].astype(np.float32) + 1
+        part = np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2)
+        return {"kv_slice_k_0": part, "kv_slice_k_1": part}
+
+    filled = fill(call, chunks, invoke)
+    assert filled["kv_cache_k_0"][0, :, 0].tolist() == [5, 6, 3, 4]
+    assert filled["kv_cache_k_1"][0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_chunk_gives_each_input_what_was_planned_for_it(order: int) -> None:
     infos = (

@@ -95,9 +95,13 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """How the inputs of one signature fit together: the masks' cache part, the first position, the tokens."""
+    """How the inputs of one signature fit together: the masks' cache part, the first position, the tokens.
+
+    `rows` is how many columns of a mask stand for the new tokens; what is before them is the cache, or a shorter ring.
+    """
 
     past: int
+    rows: int
     start: int
     vocabulary: int
 
@@ -201,7 +205,7 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
         room, begin, span = (min(room, last), begin, span) if width or caches else (last, 0, last)
     start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (span + 1) + begin
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    return _Scene(past, min(start, room), min(words, default=_KNOWN_TOKENS))
+    return _Scene(past, width - past, min(start, room), min(words, default=_KNOWN_TOKENS))
 
 
 def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> tuple[int, int]:
@@ -226,7 +230,7 @@ def _plan_one(info: TensorInfo, hint: InputHint, scene: _Scene, run: int) -> Inp
     sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
     return replace(
         made,
-        past=scene.past if scene.past < width else 0,
+        past=max(width - scene.rows, 0) if scene.past else 0,
         window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
         padding=min(scene.start // 4 + 1, width // 4) if run % 4 == 1 else 0,
     )
@@ -242,11 +246,12 @@ def _mask(made: InputPlan) -> NDArray[np.float32]:
     if len(shape) < 3 and rows == 1 and np.dtype(made.info.dtype).kind != "f":
         visible = column < max(width - width // 4 * (made.padding > 0), 1)
     elif made.past:
-        # Columns [0, past) are the cache, filled up to `start`; the others are the new tokens themselves.
+        # Columns [0, past) are the cache, each with the last position before `start` that goes there: in a whole cache
+        # its own number, in a ring one some turns later. The others are the new tokens themselves.
         row = row % max(width - made.past, 1)
-        position = np.where(column < made.past, column, column - made.past + made.start)
-        filled = (column >= made.past) | (column < made.start)
-        visible = filled & _seen(position, row + made.start, made)
+        cached = made.start - 1 - (made.start - 1 - column) % made.past
+        position = np.where(column < made.past, cached, column - made.past + made.start)
+        visible = (position >= 0) & _seen(position, row + made.start, made)
     else:
         visible = _seen(column, row % width + (made.start if width > rows else 0), made)
     additive = np.dtype(made.info.dtype).kind == "f" or made.info.quantized

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_opt.proof.inputs import InputPlan, array_of, converted
 from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.roles import caches_of, growing_axis, part_of, role_of
+from edge_opt.proof.roles import caches_of, growing_axes, part_of, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 _PARAMETERS = "param_tensor"
@@ -80,11 +80,11 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
 def fill(call: Call, chunks: Sequence[Chunk], invoke: Invoke) -> Arrays:
     """The caches after a prefill that took these chunks one after the other, in the type that its inputs have."""
     board = _Board()
-    caches = caches_of(call.signature)
+    caches, axes = caches_of(call.signature), growing_axes(call.signature)
     board.values.update({name: (_empty(info), info) for name, info in caches.items()})
     for chunk in chunks:
         board.carry_out((call,), chunk.give, invoke)
-        board.insert_parts(caches, chunk.start)
+        board.insert_parts(caches, axes, chunk.start)
     return {name: converted(*board.values[name], info) for name, info in caches.items()}
 
 
@@ -101,13 +101,15 @@ class _Board:
             outputs = invoke(call, inputs)
             self.values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
 
-    def insert_parts(self, caches: Mapping[str, TensorInfo], start: int) -> None:
+    def insert_parts(
+        self, caches: Mapping[str, TensorInfo], axes: Mapping[str, int | None], start: int
+    ) -> None:
         """Put new keys and values that came apart into their caches; a full one begins again at its front."""
         for name, info in caches.items():
             if part_of(name) not in self.values:
                 continue
             part, given = self.values.pop(part_of(name))
-            axis = growing_axis(info, given)
+            axis = axes[name]
             array = part if axis is None else self.values[name][0].copy()
             if axis is not None:
                 places = (start + np.arange(part.shape[axis])) % array.shape[axis]

@@ -57,6 +57,26 @@ def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
     return places[0] if len(places) == 1 else None
 
 
+def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
+    """The growing axis of every cache whose new part comes out apart.
+
+    Where the part is as long as the cache, as that of a prefill is that fills a whole ring, other layers' caches tell.
+    """
+    outputs = {info.name: info for info in signature.outputs}
+    axes = {
+        name: growing_axis(cache, outputs[part_of(name)])
+        for name, cache in caches_of(signature).items()
+        if part_of(name) in outputs
+    }
+    kinds = {_kind(name): axis for name, axis in axes.items() if axis is not None}
+    return {name: kinds.get(_kind(name)) if axis is None else axis for name, axis in axes.items()}
+
+
+def _kind(cache: str) -> str:
+    """The name of a cache without its layer's number."""
+    return re.sub(r"\d+", "", cache)
+
+
 def cache_length(signature: SignatureInfo) -> int:
     """Positions that the longest cache has room for; 0 without caches.
 
