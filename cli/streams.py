@@ -60,7 +60,8 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
         raise UsageError("--json and the model both go to standard output: write the model to a file with -o")
     if sys.stdout.isatty():
         raise UsageError("a model is no text for a terminal: send standard output to a file, or use -o")
-    kept = _kept(_OUTPUT)
+    kept = _kept(_OUTPUT).with_suffix("")
+    _names[kept] = _OUTPUT
     with redirect_stdout(sys.stderr):
         yield kept
     if kept.exists():

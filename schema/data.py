@@ -79,6 +79,23 @@ class Source:
         fd = os.dup(self.fd)
         return Source(None, path=self.path, fd=fd, base=self.base + begin, size=size, status=self._stat)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The bytes, or how to open the file again: a descriptor's number is another file's in another process."""
+        if self.path is None:
+            return Source, (self.content,)
+        return Source._again, (self.path, self.base, self.size, self._stat, self.fd is not None)
+
+    @classmethod
+    def _again(cls, path: Path, base: int, size: int, status: tuple[int, ...], is_open: bool) -> "Source":
+        """A source as it was pickled; ModelFormatError where its file was changed since."""
+        if not is_open:
+            return cls(None, path=path, base=base, size=size, status=status)
+        source = cls.open(path)
+        if source._stat != status:  # noqa: SLF001  of this class
+            raise source.refusal("it was changed since the model was pickled or copied: read it again")
+        source.base, source.size = base, size
+        return source
+
     @property
     def name(self) -> str:
         """What to call it in a message."""
@@ -140,10 +157,11 @@ class Source:
 
 
 def beginning(path: str | os.PathLike[str], length: int) -> bytes:
-    """The first bytes of a file; nothing of one that cannot be opened, and of a pipe only what is there already."""
+    """The first bytes of a regular file; nothing of one that cannot be opened, or of a pipe, which they would leave."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            return file.read(length)
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(length) if regular else b""
     except (OSError, ValueError):
         return b""
 

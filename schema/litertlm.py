@@ -14,7 +14,7 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.errors import ModelFormatError
@@ -69,6 +69,8 @@ class LiteRTLMSection(NamedTuple):
 
 class LiteRTLMBundle(Bundle):
     """An open bundle: its header and where its sections lie."""
+
+    suffix: ClassVar = ".litertlm"
 
     def __init__(self, source: Source, header: bytes, sections: list[LiteRTLMSection]) -> None:
         self.source = source

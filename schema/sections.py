@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from edge_opt.schema.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source
@@ -62,6 +62,8 @@ class Bundle(ABC):
 
     source: Source
     sections: Sequence[Section]
+    suffix: ClassVar[str]
+    """What the names of such files end in."""
 
     @abstractmethod
     def content(self, index: int) -> Source:

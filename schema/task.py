@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from edge_opt.schema.data import Source, beginning
 from edge_opt.schema.sections import Bundle, Content, Place, place_content
@@ -66,6 +66,8 @@ class Member(NamedTuple):
 
 class TaskBundle(Bundle):
     """An open archive; `sections` in the order of its directory."""
+
+    suffix: ClassVar = ".task"
 
     def __init__(self, source: Source, sections: list[Member], directory: int, comment: bytes) -> None:
         """`directory` is where it begins."""

@@ -25,6 +25,7 @@ from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.pipeline import STAGES, check_versions
 from edge_opt.build.scoring import check_runtimes, score
 from edge_opt.conversion.choices import Progress
+from edge_opt.ir.words import signal_name
 from edge_opt.npu.sdk import search_path
 from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 
@@ -119,7 +120,7 @@ def _carried(code: int, outcome: Path, scratch: Path) -> Carried:
         raise _KINDS.get(told["exit_code"], StageFailedError)(told["error"])
     how = f"exit status {code}"
     if code < 0:
-        how = f"killed by {signal.Signals(-code).name}"
+        how = f"killed by {signal_name(-code)}"
         if -code == signal.SIGKILL:
             how += ", as the system does when memory runs out"
     raise StageFailedError(how)

@@ -25,6 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"
+_FORMATS = frozenset({".tflite", ".litertlm", ".task", ".onnx", ".pte", ".gguf", ".safetensors"})
 
 
 class ConvertOptions(TypedDict, total=False):
@@ -84,14 +85,19 @@ def default_output(source: str | os.PathLike[str]) -> Path:
 
 
 def destination_of(
-    source: ModelLike, output: str | os.PathLike[str] | None, *, overwrite: bool
+    source: ModelLike, output: str | os.PathLike[str] | None, suffix: str, *, overwrite: bool
 ) -> Path | None:
-    """Where to write: asked for, or beside the input; None for a source without a place of its own."""
+    """Where to write: asked for, or beside the input; None for a source without a place of its own.
+
+    `suffix` is that of what will be written: a name that promises another format is refused.
+    """
     path = path_of(source)
     if output is None:
         if path is None:
             return None
         output = default_output(path)
+    elif Path(output).suffix.lower() in _FORMATS - {suffix}:
+        raise UsageError(f"{os.fspath(output)} cannot be written: the result is a {suffix}, name it so")
     status = None if path is None else Path(path).stat()
     inputs = () if status is None else ((status.st_dev, status.st_ino),)
     # Looked at before the work: nobody wants to learn of an existing output after an hour.

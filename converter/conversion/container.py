@@ -46,6 +46,11 @@ class Container:
     parts: list[Part]
     bundle: Bundle | None = None
 
+    @property
+    def suffix(self) -> str:
+        """What the names of such files end in."""
+        return ".tflite" if self.bundle is None else self.bundle.suffix
+
     def save(
         self,
         path: str | os.PathLike[str],

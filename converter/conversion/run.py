@@ -57,6 +57,9 @@ from edge_opt.proof.source import ModelLike
 from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
 from edge_opt.targets import Target, load_target
 
+_LONGEST = 1_000_000
+"""Seconds of a proof: alarms and time limits of sockets take no number of any size."""
+
 
 @overload
 def convert(
@@ -134,8 +137,10 @@ def convert(
     if not isinstance(source, str | os.PathLike | bytes | Model):
         exported, source = source, model_content(source)
     check_verify(verify, source)
-    if proof_seconds is not None and not proof_seconds > 0:
-        raise UsageError(f"the seconds of a proof must be more than 0, not {proof_seconds:g}")
+    if proof_seconds is not None and not 0 < proof_seconds <= _LONGEST:
+        raise UsageError(
+            f"the seconds of a proof must be more than 0 and at most {_LONGEST:,}, not {proof_seconds:g}"
+        )
     chosen = choose_passes(passes, skip)
     facts = asked(
         load_target(target or GENERIC), chosen, form, rows_per_tile, inline_composites=inline_composites
@@ -155,7 +160,9 @@ def convert(
             prover.start()  # first: the runtime's import overlaps with reading the model
         container = open_container(source, sections)
         check_not_compiled(container.parts[0].model, path_of(source))
-        destination = None if dry_run else destination_of(source, output, overwrite=overwrite)
+        destination = (
+            None if dry_run else destination_of(source, output, container.suffix, overwrite=overwrite)
+        )
         model = container.parts[0].model
         result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
         stack.enter_context(_carrying(result))

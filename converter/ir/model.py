@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,17 @@ class Model:
         where = "in memory" if self.file is None or self.file.path is None else repr(str(self.file.path))
         entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the file that the model was read from; weights that nobody read yet are then out of reach."""
+        if self.file is not None:
+            self.file.close()
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write a .tflite file, whole or not at all; weights go from file to file.

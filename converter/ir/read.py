@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,18 +29,28 @@ _MAX_RANK = 32  # of a numpy array, in its older versions
 # A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
 # that soon go, and are still found among the young ones.
 _THRESHOLDS = (50_000, 20, 100)
+# Blocks of several threads may overlap: the first one sets the thresholds, and the last one takes them back.
+_collector = threading.Lock()
+_inside, _before = 0, gc.get_threshold()
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Within the block, Python's cycle collector looks through large models less often; then as often as before."""
-    before = gc.get_threshold()
-    if before[0]:  # 0: the caller has turned it off
-        gc.set_threshold(*_THRESHOLDS)
+    global _before, _inside  # noqa: PLW0603  the collector is the process's
+    with _collector:
+        _inside += 1
+        if _inside == 1:
+            _before = gc.get_threshold()
+            if _before[0]:  # 0: the caller has turned it off
+                gc.set_threshold(*_THRESHOLDS)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with _collector:
+            _inside -= 1
+            if _inside == 0:
+                gc.set_threshold(*_before)
 
 
 def load(source: str | os.PathLike[str] | bytes | Source) -> Model:

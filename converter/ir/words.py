@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 
 _LONGEST = 70
 _KIBI = 1024
@@ -23,6 +24,14 @@ def shortened(name: str) -> str:
         del parts[0]
     kept = "/".join(parts)[-_LONGEST:]
     return kept if kept == whole else f"...{kept}"
+
+
+def signal_name(number: int) -> str:
+    """What a signal is called; most real-time ones have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def name_below(name: str, part: str) -> str:

@@ -1,9 +1,11 @@
 """A vendor's compiler as a process: it has so many seconds, does not outlive whoever waits for it, and may fail."""
 
-import signal
+import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
+from edge_opt.ir.words import signal_name
 from edge_opt.schema.errors import EdgeOptError, UsageError
 
 
@@ -19,6 +21,16 @@ class CompilerTimeoutError(CompilerFailedError):
     """The compiler was not done in the time that it was given; with more it may be."""
 
 
+# Asks Linux for a SIGKILL when whoever started it is gone, then becomes the compiler: the number of the process stays.
+_WITH_PARENT = """
+import ctypes, os, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+if prctl is not None:
+    prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
 _running: set[subprocess.Popen[str]] = set()
 
 
@@ -30,7 +42,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """How it ended, and what it printed on both streams; CompilerTimeoutError after `seconds`."""
     with subprocess.Popen(
-        command,
+        [sys.executable, "-S", "-E", "-c", _WITH_PARENT, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,4 +74,4 @@ def end_all() -> None:
 
 def ended(code: int) -> str:
     """What is known of a process that does not say why it ended."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else "it does not say why"
+    return f"killed by {signal_name(-code)}" if code < 0 else "it does not say why"

@@ -14,7 +14,7 @@ class RuntimeFailed(EdgeOptError):  # noqa: N818 - its kinds say what the runtim
 class RuntimeRefused(RuntimeFailed):
     """The runtime declined the model or its inputs; `reason` is the runtime's own sentence."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
 

@@ -4,13 +4,13 @@ Knows frames but not what they mean.
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 
+from edge_opt.ir.words import signal_name
 from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, receive, send
 
@@ -107,10 +107,7 @@ class ChildProcess:
     def ending(self) -> str:
         """How the child ended, in words, with the last line that the runtime printed."""
         status = self._child.returncode
-        try:
-            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        except ValueError:
-            how = f"signal {-status}"
+        how = signal_name(-status) if status < 0 else f"exit status {status}"
         lines = self._log.decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip() and not line.startswith(("INFO:", "WARNING:"))]
         return f"{how}; its last words: {said[-1][:300]}" if said else how
