@@ -156,12 +156,17 @@ def test_the_two_commands_of_the_readme_do_all_the_set_up() -> None:
         for block in blocks(ROOT / "README.md")[:2]
     )
     assert first == ["python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/edge-opt demo"]
-    assert second == ["bash .ci/run"]
+    quick = ".venv/bin/pytest -m 'not slow' --numprocesses auto --dist loadfile"
+    assert second == [".venv/bin/pip install '.[test]'", quick]
+
+
+def test_ci_runs_the_readme_s_command_and_contributing_names_all_of_ci() -> None:
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "pip install --quiet '.[test]'" in ci
+    assert "pytest -m 'not slow' --numprocesses auto --dist loadfile" in ci
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-
-
-def test_contributing_names_the_same_command() -> None:
     assert "\n    bash .ci/run\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_every_option_that_is_mentioned_exists(capsys: Captured) -> None:
