@@ -10,28 +10,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from edge_opt.ir import Model, load, save, to_bytes, to_tables
+from edge_opt.ir import Model, Signature, load, save, to_bytes, to_tables
+from edge_opt.proof.roles import known_length
 from edge_opt.proof.source import ModelLike
+from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.sections import Bundle
-from edge_opt.soundness import RULES, Rule, Unsound, soundness
+from edge_opt.soundness import RULES, Rule, Unsound, soundness, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
 MAIN_SECTION = "prefill_decode"
+AUXILIARY_SECTION = "aux"
 
 
 @dataclass(slots=True)
 class Part:
     """One model of a container, and whether anything in it was rewritten; `name` is empty where there is only one.
 
-    `index` is its place in the bundle.
+    `index` is its place in the bundle. `is_helper`: the caller did not ask for it; only passes that look at every model
+    of a bundle run on it.
     """
 
     name: str
     model: Model
     index: int = 0
     changed: bool = False
+    is_helper: bool = False
 
     def signature(self, name: str) -> str:
         """A signature's name, with the part's in front where there are several."""
@@ -50,6 +55,11 @@ class Container:
     def suffix(self) -> str:
         """What the names of such files end in."""
         return ".tflite" if self.bundle is None else self.bundle.suffix
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions the longest cache of its models has room for; None where nothing tells."""
+        return positions_of(part.model for part in self.parts)
 
     def save(
         self,
@@ -78,6 +88,8 @@ class Container:
 def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> Container:
     """Read what a conversion works on; of a bundle the prefill/decode model, or `all` of its models.
 
+    An auxiliary model that was not asked for comes last, as a helper.
+
     Raises:
         ModelFormatError: it is no model and no bundle, or a damaged one.
         UsageError: `sections` is unknown, or the bundle has no such model.
@@ -96,9 +108,38 @@ def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> 
         held = ", ".join(kind or "unnamed" for kind in kinds.values()) or "none"
         raise UsageError(f"{bundle.source.name} has no {MAIN_SECTION} model, its models are: {held}")
     names = {index: kinds[index] or f"section_{index}" if len(chosen) > 1 else "" for index in chosen}
-    return Container(
-        source, [Part(names[index], load(bundle.content(index)), index) for index in chosen], bundle
+    parts = [Part(names[index], load(bundle.content(index)), index) for index in chosen]
+    for index in models:
+        if index not in chosen and kinds[index] == AUXILIARY_SECTION:
+            with suppress(ModelFormatError):  # what is only copied need not be of a kind that we read
+                parts.append(Part(AUXILIARY_SECTION, load(bundle.content(index)), index, is_helper=True))
+    return Container(source, parts, bundle)
+
+
+def positions_of(models: Iterable[Model]) -> int | None:
+    """How many positions the longest cache of these models has room for; None where nothing tells."""
+    infos = (_described(signature) for model in models for signature in model.signatures)
+    return max(map(known_length, infos), default=0) or None
+
+
+def _described(signature: Signature) -> SignatureInfo:
+    """Its inputs and outputs as the runtime would describe them, of types that numpy has."""
+    inputs, outputs = (
+        tuple(
+            TensorInfo(
+                name,
+                tensor.name,
+                tensor.shape,
+                tensor.shape_signature or tensor.shape,
+                tensor.dtype.numpy.name,
+                (1.0,) if tensor.is_quantized else (),
+            )
+            for name, tensor in side.items()
+            if tensor.dtype.numpy is not None
+        )
+        for side in (signature.inputs, signature.outputs)
     )
+    return SignatureInfo(signature.key, inputs, outputs)
 
 
 def find_unsound(container: Container, rules: Iterable[Rule] = RULES) -> list[Unsound]:
@@ -112,6 +153,16 @@ def find_unsound(container: Container, rules: Iterable[Rule] = RULES) -> list[Un
             model = chosen.get(index) or load(bundle.content(index)) if section.is_model else Model()
             found += [replace(unsound, model=section.model_type) for unsound in soundness(model, rules)]
     return found
+
+
+def find_stopped(container: Container) -> list[Unsound]:
+    """Where the models of a container, as they are now, stop counting positions before their caches are full."""
+    positions, bundle = container.positions, container.bundle
+    return [
+        replace(found, model="" if bundle is None else bundle.sections[part.index].model_type)
+        for part in container.parts
+        for found in stopped_positions(part.model, positions)
+    ]
 
 
 class ExportedModel(Protocol):

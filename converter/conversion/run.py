@@ -30,6 +30,7 @@ from edge_opt.conversion.container import (
     ExportedModel,
     Part,
     Sections,
+    find_stopped,
     find_unsound,
     model_content,
     open_container,
@@ -52,6 +53,7 @@ from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left, attention_uncalled
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
 from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
@@ -59,6 +61,8 @@ from edge_opt.targets import Target, load_target
 
 _LONGEST = 1_000_000
 """Seconds of a proof: alarms and time limits of sockets take no number of any size."""
+_OF_HELPERS = frozenset({PositionTable.name})
+"""Passes that look at every model of a bundle."""
 
 
 @overload
@@ -173,11 +177,12 @@ def convert(
         _fix(container, shapes or {})
         wanted = choose_signatures(container, signatures)
         for part in container.parts:
-            _rewrite(part, chosen, facts, wanted, prover, result, progress)
+            _rewrite(part, chosen, facts, wanted, prover, result, progress, container.positions)
         proving.close()  # writing needs memory too
+        result.soundness += find_stopped(container)
+        check_soundness(result, require_sound=require_sound)
         result.compiler_flags = facts.flags()
-        name = "MODEL" if destination is None else str(destination)
-        result.compile_with = facts.compile_command(name, result.compiler_flags)
+        result.compile_with = facts.compile_command(str(destination or "MODEL"), result.compiler_flags)
         _lay_out(container, facts)
         check_requirements(result, require_match=require_match, require_all=require_all)
         kept = None if extract_signature is None else [extract_signature]
@@ -234,9 +239,11 @@ def _rewrite(
     prover: RegionProver | None,
     result: ConversionResult,
     progress: Progress | None,
+    positions: int | None,
 ) -> None:
     """Run the passes on the wanted entry points of one model, and add what they did to the result."""
     model = part.model
+    passes = [chosen for chosen in passes if not part.is_helper or chosen.name in _OF_HELPERS]
     entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in wanted]
     first = {id(graph): name for name, graph in reversed(entries)}
     usage = Usage.of(model)
@@ -256,6 +263,7 @@ def _rewrite(
         if first[id(graph)] != name:
             continue
         context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+        context.positions = positions
         reported = len(result.sites)
         for chosen_pass in passes:
             run_pass(chosen_pass, context)
@@ -272,6 +280,8 @@ def _rewrite(
         part.changed = True
     for name, graph, operators, largest in before:
         told = part.signature(first.get(id(graph), name))
+        if part.is_helper and all(site.signature != told for site in own):
+            continue
         blocks = [s for s in own if s.signature == told and (s.heads or 0) > 1]
         converted = sum(site.status is Status.CONVERTED for site in blocks)
         sizes = (operators, len(graph), largest, _largest_tensor(graph), len(blocks), converted)
@@ -296,6 +306,8 @@ def _compare_whole(
 ) -> None:
     """Compare the models as they were with those written or, in a dry run, with those in memory."""
     for part, (before, after) in zip(container.parts, container.pairs(written), strict=True):
+        if part.is_helper:
+            continue
         names = {name: part.signature(name) for name, _ in part.model.entry_points()}
         sites = {name: [s for s in result.sites if s.signature == told] for name, told in names.items()}
         allowed = allowances(part.model, sites)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.conversion import convert
-from edge_opt.conversion.container import find_unsound, open_container
+from edge_opt.conversion.container import find_stopped, find_unsound, open_container, positions_of
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
@@ -135,7 +135,7 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         flatbuffer_size=None if file is None else file.flatbuffer_size,
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
-        soundness=find_unsound(container),
+        soundness=[*find_unsound(container), *find_stopped(container)],
         caches=find_caches(model, container.bundle),
     )
     if is_compiled(model):
@@ -163,7 +163,7 @@ def explain(source: ModelLike, *, target: str | Target | None = None) -> list[Ex
     """
     model = open_container(source).parts[0].model
     blocks = {(block.signature, block.softmax): block for own in _attention(model) for block in own if block}
-    result = convert(model, target=target, verify="none", dry_run=model is source)
+    result = convert(source, target=target, verify="none", dry_run=True)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 
 
@@ -194,6 +194,7 @@ def example_rewrite(
     """
     graph = dict(model.entry_points())[signature]
     context = Context(model, graph, signature, target or load_target("generic"), Constants(model))
+    context.positions = positions_of([model])
     for site in PASSES[chosen].sites(context):
         rewrite = site.build() if isinstance(site, Site) else None
         if isinstance(rewrite, Rewrite):

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.choices import Progress
-from edge_opt.conversion.container import MAIN_SECTION, Sections
+from edge_opt.conversion.container import AUXILIARY_SECTION, MAIN_SECTION, Sections
 from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.figures import Profile, SpillFigures, Step
 from edge_opt.npu.hexagon import judged_by
@@ -44,7 +44,6 @@ TARGETS = {
 """edge-opt's target for each vendor, as LiteRT and its pipeline call them."""
 
 _HEXAGON = "qualcomm-htp"
-_AUXILIARY = "aux"
 _SHARING = "qualcomm_enable_weight_sharing"
 _LOG_LEVEL = "qualcomm_log_level"  # figures are read from the log
 _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
@@ -226,7 +225,9 @@ def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Ite
     front = f"{MAIN_SECTION}/"
     names = [entry.name for entry in result.signatures]
     rewritten = {site.signature for site in result.converted}
-    for name in [name for name in names if name.startswith(front)] or names:
+    helpers = f"{AUXILIARY_SECTION}/"
+    alone = [name for name in names if not name.startswith(helpers)]
+    for name in [name for name in names if name.startswith(front)] or alone:
         bare = name.removeprefix(front)
         old, new = before.figures.get(bare), after.figures.get(bare)
         if name not in rewritten:
@@ -293,7 +294,7 @@ def _compile_configs(cfg: PipelineConfig, facts: Target, sections: Sections) -> 
         for kind, entry in told.items()
     }
     for kind, entry in configs.items():
-        if kind == MAIN_SECTION or (sections == "all" and kind != _AUXILIARY):
+        if kind == MAIN_SECTION or (sections == "all" and kind != AUXILIARY_SECTION):
             flags = {_name(flag): flag for flag in (*entry.get("flags", ()), *facts.flags())}
             entry["flags"] = [*flags.values()]
     return configs

@@ -139,8 +139,11 @@ _VERSIONS: dict[str, dict[DType, int]] = {
     },
     "CONCATENATION": {DType.INT8: 2, DType.INT16: 3, DType.UINT32: 4},
     "EQUAL": {DType.INT8: 2, DType.STRING: 3, DType.INT16: 4},
+    "GATHER": {DType.INT8: 2, DType.BOOL: 3, DType.INT16: 4},
     "LESS": {DType.INT8: 2, DType.INT16: 3},
     "LOGICAL_NOT": {},
+    "MAXIMUM": {DType.INT8: 2, DType.INT16: 4},
+    "MINIMUM": {DType.INT8: 2, DType.INT16: 4},
     "MUL": {DType.INT8: 2, DType.INT16: 4, DType.INT64: 5, DType.COMPLEX64: 6, DType.UINT32: 7},
     "NOT_EQUAL": {DType.INT8: 2, DType.STRING: 3},
     "PACK": {DType.INT8: 2, DType.INT16: 3, DType.UINT32: 4},
@@ -155,7 +158,13 @@ _VERSIONS: dict[str, dict[DType, int]] = {
     "UNPACK": {DType.INT8: 2, DType.UINT8: 2, DType.BOOL: 3, DType.INT16: 4},
 }  # fmt: skip
 # Operators that need a higher version from some rank of their data operand on: (rank, version).
-_RANKS = {"SLICE": ((5, 5),), "SUB": ((5, 3),), "TRANSPOSE": ((5, 4), (6, 6))}
+_RANKS = {
+    "MAXIMUM": ((5, 3),),
+    "MINIMUM": ((5, 3),),
+    "SLICE": ((5, 5),),
+    "SUB": ((5, 3),),
+    "TRANSPOSE": ((5, 4), (6, 6)),
+}
 
 # operator -> the first runtime that has its version 1, 2, ...
 # Source: LiteRT, tflite/tools/versioning/runtime_version.cc, FindMinimumRuntimeVersionForOp.
@@ -165,8 +174,11 @@ _RUNTIMES: dict[str, tuple[str, ...]] = {
     "CAST": ("1.5.0", "2.7.0", "2.8.0", "2.9.0", "2.12.0", "2.15.0", "2.17.0"),
     "CONCATENATION": ("1.5.0", "1.14.0", "2.3.0", "2.14.0"),
     "EQUAL": ("1.14.0", "1.14.0", "2.3.0", "2.13.0"),
+    "GATHER": ("1.6.0", "1.14.0", "1.15.0", "2.4.0", "2.5.0"),
     "LESS": ("1.14.0", "1.14.0", "2.13.0"),
     "LOGICAL_NOT": ("1.11.0",),
+    "MAXIMUM": ("1.14.0", "1.14.0", "2.3.0", "2.3.0"),
+    "MINIMUM": ("1.14.0", "1.14.0", "2.3.0", "2.3.0"),
     "MUL": ("1.5.0", "1.14.0", "1.15.0", "2.3.0", "2.6.0", "2.11.0", "2.13.0"),
     "NOT_EQUAL": ("1.14.0", "1.14.0", "2.3.0"),
     "PACK": ("1.11.0", "1.14.0", "2.3.0", "2.13.0"),

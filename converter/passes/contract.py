@@ -44,6 +44,7 @@ class Demand:
     `steps`: integers at most `tolerance` quantization steps apart. The same holds on every kind of extreme inputs
     (`edge_opt.proof.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
     of any, because a softmax makes a large difference of a small one between large logits.
+    `absolute`: `|a - b| <= tolerance`, where the new region is held to the rewrite's `reference` in float.
     """
 
     kind: str = "bitwise"
@@ -214,7 +215,10 @@ class SkippedSite:
 
 @dataclass(slots=True)
 class Context:
-    """What a pass works on: one entry point of a model, for a target."""
+    """What a pass works on: one entry point of a model, for a target.
+
+    `positions`: how many the caches of the model, or of its bundle, have room for; None where nothing tells.
+    """
 
     model: Model
     subgraph: Subgraph
@@ -223,6 +227,7 @@ class Context:
     constants: Constants
     prover: Prover | None = None
     on_site: Callable[[SiteReport], None] | None = None
+    positions: int | None = None
 
     def left_open(self, operators: Iterable[Operator]) -> str:
         """Why operators whose tensors have open lengths stay, and what closes these; empty where there are none."""

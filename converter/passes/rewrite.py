@@ -39,6 +39,19 @@ class Saturation:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """What a new region is held to where the old one is wrong itself: `operators` make `result` (float32) of its input.
+
+    The region has one input of integers and one result. The proof runs it on all of 0 to `count` - 1, and on some
+    beyond: there it must give what the reference gives at the nearest of those.
+    """
+
+    operators: tuple[Operator, ...]
+    result: Tensor
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrite:
     """`old` operators of `subgraph` are to be replaced by `new` ones, both in execution order.
 
@@ -49,6 +62,7 @@ class Rewrite:
     not named): with the first, not everything may be clipped. `moved`: new operators that another graph has just so,
     with the one that each is a copy of. `parts` counts the heads or tiles that the new region makes apart: results
     that do not tell them apart prove nothing. `chosen`: new tensors whose quantization parameters the pass chose.
+    `reference` takes the old region's place in the proof.
     """
 
     subgraph: Subgraph
@@ -62,6 +76,7 @@ class Rewrite:
     moved: Mapping[Operator, Operator] = field(default_factory=dict)
     parts: int = 1
     chosen: frozenset[Tensor] = frozenset()
+    reference: Reference | None = None
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, without constants; what is read first comes first."""

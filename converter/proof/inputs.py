@@ -39,7 +39,9 @@ class InputHint:
 
     `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
     exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
-    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes.
+    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes. `every` has all
+    values that an input of integers takes, in as many runs as that needs; beyond `ends` the first version
+    gets the nearer of them.
     """
 
     role: Role = "data"
@@ -48,6 +50,8 @@ class InputHint:
     masked_rows: tuple[int, ...] = ()
     spread: float = 1.0
     side: Side = "other"
+    every: tuple[int, ...] = ()
+    ends: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class InputPlan:
     source: TensorInfo | None = None
     spread: float = 1.0
     side: Side = "other"
+    every: tuple[int, ...] = ()
+    ends: tuple[int, int] | None = None
     stored: Stored | None = None
 
 
@@ -153,7 +159,10 @@ def extreme_of(made: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
 
 
 def array_of(made: InputPlan) -> NDArray[Any]:
-    """The array of one plan, in the dtype of its tensor."""
+    """The array of one plan, in the dtype of its tensor; where it takes `every` value, with a first axis for runs."""
+    if made.every:
+        runs = math.ceil(len(made.every) / math.prod(made.info.shape))
+        return np.resize(np.array(made.every, made.info.dtype), (runs, *made.info.shape))
     if made.kind in extremes.KINDS:
         return extreme_of(made, array_of(replace(made, kind="realistic")))
     if made.stored is not None:

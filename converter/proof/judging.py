@@ -100,6 +100,8 @@ def _on_extreme(outcome: Outcome, kind: str, demand: Demand, clipped: bool) -> s
 def _holds(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
     if demand.kind == "relative":
         return outcome.worst(lambda difference: difference.max_rel) <= demand.tolerance, ""
+    if demand.kind == "absolute":
+        return outcome.worst(lambda difference: difference.max_abs) <= demand.tolerance, ""
     if demand.kind == "steps":
         opened = [proof.open_rows for proof in outcome.all()]
         return all(o.bitwise or (o.steps is not None and o.steps <= demand.tolerance) for o in opened), ""

@@ -145,7 +145,11 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     maker = _maker((first, second), plans, request.cut)
 
     def ran(version: int, kernels: Kernels, wanted: Sequence[Kind]) -> list[list[Array]]:
-        return run(VERSIONS[version], kernels, (maker(version, kinds.index(kind)) for kind in wanted))
+        infos, made = (first, second)[version].inputs, (maker(version, kinds.index(kind)) for kind in wanted)
+        results = run(VERSIONS[version], kernels, (each for inputs in made for each in runs(inputs, infos)))
+        if len(results) == len(wanted):
+            return results
+        return [[np.stack(each) for each in zip(*results, strict=True)]]  # of an input that takes every value
 
     masked = _masked_rows(plans[0])
     reason = ""
@@ -174,6 +178,15 @@ def _is_shown(request: ProofRequest, kind: Kind, found: Mapping[str, Sequence[Ou
     """Whether rows of a region gave the same bits on such extreme inputs on one kernel set, which is enough."""
     rows = request.cut is not None and kind != request.kind
     return rows and bool(found) and all(proof.bitwise for proofs in found.values() for proof in proofs)
+
+
+def runs(inputs: Arrays, infos: Sequence[TensorInfo]) -> list[Arrays]:
+    """The inputs of each run: an array with one axis more than its input has one slice for each."""
+    swept = {info.name for info in infos if inputs[info.name].ndim > len(info.shape)}
+    if not swept:
+        return [inputs]
+    count = max(len(inputs[name]) for name in swept)
+    return [{n: array[run] if n in swept else array for n, array in inputs.items()} for run in range(count)]
 
 
 def untold(results: Sequence[Array], parts: int) -> str:
@@ -240,7 +253,8 @@ def _maker(
         for made, versions in zip(plans, kept, strict=True):
             whole = realistic if made is plans[0] else extreme_of(made[place], realistic)
             for version, arrays in enumerate(versions):
-                arrays[names[version][place]] = take(whole, cut.boxes[version][place]) if cut else whole
+                array = whole if version or first.ends is None else whole.clip(*first.ends)
+                arrays[names[version][place]] = take(array, cut.boxes[version][place]) if cut else array
     return lambda version, run: kept[run][version]
 
 

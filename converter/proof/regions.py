@@ -10,12 +10,15 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from edge_opt.attention.rules import PRODUCTS
-from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
+from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.region import is_pure
 from edge_opt.passes.contract import Demand, Proof
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
 from edge_opt.proof.extremes import Side, chosen
 from edge_opt.proof.inputs import InputHint
@@ -28,6 +31,7 @@ from edge_opt.proof.structure import Structure, structure
 
 _Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
+_DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
 
@@ -105,6 +109,9 @@ class RegionProver:
 
     def _questions(self, rewrite: Rewrite, demand: Demand) -> Iterator[Question]:
         """What to ask of the region, one after the other."""
+        if rewrite.reference is not None:
+            yield self._against(rewrite, rewrite.reference, demand)
+            return
         old, new, outputs = _changed(rewrite)
         model, inputs = rewrite.calls or Model(), rewrite.inputs()
         saturation = rewrite.saturation
@@ -117,6 +124,22 @@ class RegionProver:
             if not place:
                 request = _with_extremes(request, before.subgraphs[0], demand)
             yield Question(region, demand, request, must_compare=not place)
+
+    def _against(self, rewrite: Rewrite, reference: Reference, demand: Demand) -> Question:
+        """The new region against its reference, at every value of its input; results in real numbers."""
+        _, new, (result,) = _changed(rewrite)
+        (position,) = rewrite.inputs()
+        real = result
+        if not result.dtype.is_float:
+            real = Tensor("real", result.shape, DType.FLOAT32)
+            new.append(Operator(_DEQUANTIZE, [result], [real]))
+        before = cut_out(Model(), reference.operators, [position], [reference.result])
+        after = cut_out(Model(), new, [position], [real])
+        assert position.dtype.numpy is not None
+        limits = np.iinfo(position.dtype.numpy.name)
+        every = (int(limits.min), -1, *range(reference.count), reference.count, int(limits.max))
+        request = ProofRequest((InputHint("position", every=every, ends=(0, reference.count - 1)),))
+        return Question(Region(before, after, self._name(rewrite)), demand, request)
 
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""

@@ -80,7 +80,17 @@ def _kind(cache: str) -> str:
 def cache_length(signature: SignatureInfo) -> int:
     """Positions that the longest cache has room for; 0 without caches.
 
-    What a cache and its new part differ in tells, else the mask over it, else the smaller of its two largest sizes.
+    `known_length` tells, else the smaller of a cache's two largest sizes is taken.
+    """
+    caches = caches_of(signature).values()
+    guessed = (sorted(cache.shape)[-2] for cache in caches if len(cache.shape) > 1)
+    return known_length(signature) or min(guessed, default=0)
+
+
+def known_length(signature: SignatureInfo) -> int:
+    """Positions that the longest cache has room for, at most; 0 where nothing tells.
+
+    What a cache and its new part differ in tells, else the mask over it.
     """
     infos = {info.name: info for info in (*signature.inputs, *signature.outputs)}
     caches = caches_of(signature)
@@ -90,8 +100,7 @@ def cache_length(signature: SignatureInfo) -> int:
         axis = None if part is None else growing_axis(cache, part)
         sizes += [] if axis is None else [cache.shape[axis]]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
-    guessed = (sorted(cache.shape)[-2] for cache in caches.values() if len(cache.shape) > 1)
-    return max(sizes or masks, default=min(guessed, default=0))
+    return max(sizes or masks, default=0) if caches else 0
 
 
 def new_tokens(signature: SignatureInfo) -> int:

@@ -4,7 +4,8 @@ Knows no target and changes nothing. A rule is a function that takes a model and
 """
 
 from edge_opt.soundness.findings import Unsound, sentences
+from edge_opt.soundness.positions import stopped_positions
 from edge_opt.soundness.ranges import broken_ranges
 from edge_opt.soundness.rules import RULES, Rule, soundness
 
-__all__ = ["RULES", "Rule", "Unsound", "broken_ranges", "sentences", "soundness"]
+__all__ = ["RULES", "Rule", "Unsound", "broken_ranges", "sentences", "soundness", "stopped_positions"]

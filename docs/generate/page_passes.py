@@ -24,6 +24,8 @@ def demand_words(demand: Demand) -> str:
         return "equal bit for bit"
     if demand.kind == "steps":
         return f"at most {demand.tolerance:g} quantization step apart"
+    if demand.kind == "absolute":
+        return "within half a step of the same computed in float"
     return f"equal to {demand.tolerance:g} relative"
 
 

@@ -87,6 +87,7 @@ def picture(name: str) -> Picture:
 
 
 _SOURCES = {
+    "position_table": "Rope as litert-torch's pipeline quantizes it, made small: 4 positions at a time, a cache of 24.",
     "inline_composites": "Cut out of a Gemma3 that litert-torch exported with its SDPA composites for GPUs.",
     "mask_to_add": "Cut out of a Gemma3 that litert-torch exported for GPUs, with a boolean mask.",
     "quantized_mask": "Cut out of the auxiliary model of a Gemma3, quantized by ai-edge-quantizer (int16).",

@@ -1,0 +1,295 @@
+"""Rotary embeddings by dataflow: the operators that make cosines and sines of positions, and the same in float.
+
+Nothing goes by names. The way up from a COS or SIN ends at one integer input of the graph. The index of a position is
+followed through every operator, which shows that each entry of the result depends on one position alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.ir import DType, Operator, Subgraph, Tensor
+from edge_opt.ir.graph import Buffer
+from edge_opt.schema.data import Data
+
+_Array = NDArray[Any]
+
+_ANGLES = frozenset({"COS", "SIN"})
+_RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
+_CONSTANT, _MIXED = -1, -2
+_BLOCK = 1 << 12
+
+
+class FloatForm:
+    """`operators` on float tensors that read `position` and make `result`: no QUANTIZE, constants in real numbers.
+
+    `angles` has the integer tensors of the original in front of the COS or SIN, each with the float one in its place.
+
+    Raises:
+        RefusedError: an operator is not understood.
+    """
+
+    def __init__(self, operators: Sequence[Operator], position: Tensor) -> None:
+        self.position = position
+        self.operators: list[Operator] = []
+        self.angles: list[tuple[Tensor, Tensor]] = []
+        known = {id(position): position}
+        for operator in operators:
+            old = operator.outputs[0]
+            if operator.name in _RETYPED:
+                known[id(old)] = known[id(operator.input(0))]
+            else:
+                _check(operator)
+                inputs = [t and (known.get(id(t)) or _in_float(t)) for t in operator.inputs]
+                is_real = old.is_quantized or old.dtype.is_float
+                known[id(old)] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
+                self.operators.append(Operator(operator.code, inputs, [known[id(old)]], operator.options))
+            if _is_code(old) and not any(made.name in _ANGLES for made in self.operators):
+                self.angles.append((known[id(old)], old))
+        self.result = known[id(operators[-1].outputs[0])]
+
+    def evaluate(self, positions: _Array) -> dict[int, _Array]:
+        """Every tensor, by identity; the last axis counts runs: `positions` has the position's shape and that one."""
+        found = {id(self.position): positions}
+        for operator in self.operators:
+            values = [
+                _of(tensor, found, lambda t: t.array()) for tensor in operator.inputs if tensor is not None
+            ]
+            if operator.name in _MOVES:
+                found[id(operator.outputs[0])] = _moved(operator, values)
+            else:
+                dtype = operator.outputs[0].dtype.numpy
+                found[id(operator.outputs[0])] = np.asarray(_COMPUTES[operator.name](*values)).astype(dtype)
+        return found
+
+    def origins(self) -> dict[int, _Array]:
+        """For every tensor the index of the position that each entry depends on, with a last axis of size 1."""
+        found = {id(self.position): np.arange(self.position.elements).reshape(*self.position.shape, 1)}
+        for operator in self.operators:
+            values = [
+                _of(tensor, found, lambda t: np.full(t.shape, _CONSTANT))
+                for tensor in operator.inputs
+                if tensor
+            ]
+            moved = operator.name in _MOVES
+            found[id(operator.outputs[0])] = _moved(operator, values) if moved else _joined(values)
+        return found
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """`operators`, in execution order, make `result` of the graph input `position`, with integers in between.
+
+    `position` holds T integers, and they lie along an axis of size T of `result`.
+    """
+
+    position: Tensor
+    operators: tuple[Operator, ...]
+
+    @property
+    def result(self) -> Tensor:
+        """The cosines or sines, as others read them."""
+        return self.operators[-1].outputs[0]
+
+    @cached_property
+    def form(self) -> FloatForm:
+        """The same in float; raises RefusedError where an operator is not understood."""
+        return FloatForm(self.operators, self.position)
+
+    @cached_property
+    def axis(self) -> int:
+        """The axis of the result on which the positions lie.
+
+        Raises:
+            RefusedError: an entry depends on several positions, or they have no axis of their own.
+        """
+        found = self.form.origins()[id(self.form.result)][..., 0]
+        for axis, size in enumerate(found.shape):
+            along = np.arange(size).reshape(-1, *[1] * (found.ndim - axis - 1))
+            if size == self.position.elements and (found == along).all():
+                return axis
+        text = "its entries do not depend on one position each, in order along one axis"
+        raise RefusedError(Refusal(text, self.operators[-1], self.result))
+
+    def values(self, count: int) -> NDArray[np.float32]:
+        """The result in float at positions 0 to `count` - 1: these lie along `axis`."""
+        shape, axis = list(self.result.shape), self.axis
+        shape[axis] = -1
+        parts = [
+            np.moveaxis(found[id(self.form.result)], -1, axis).reshape(shape)
+            for _, found in self._evaluated(count)
+        ]
+        return np.concatenate(parts, axis).take(range(count), axis)
+
+    def last_position(self, count: int) -> int | None:
+        """The last position that the integers in between can count to; None where that is `count` - 1 or more."""
+        origins = self.form.origins()
+        for first, found in self._evaluated(count):
+            beyond = [count]
+            for tensor, stored in self.form.angles:
+                low, high = _limits(stored)
+                *_, run = outside = np.nonzero((found[id(tensor)] < low) | (found[id(tensor)] > high))
+                places = origins[id(tensor)][(*outside[:-1], 0)]
+                beyond += [int((first + run * self.position.elements + places).min())] if run.size else []
+            if min(beyond) < count:
+                return min(beyond) - 1
+        return None
+
+    def _evaluated(self, count: int) -> Iterator[tuple[int, dict[int, _Array]]]:
+        """Every tensor at all positions up to `count`, some runs at a time; with the first position of these."""
+        size = self.position.elements
+        block = math.ceil(_BLOCK / size)
+        for begin in range(0, math.ceil(count / size), block):
+            runs = np.arange(begin, min(begin + block, math.ceil(count / size)))
+            given = (np.arange(size)[:, np.newaxis] + runs * size).reshape(*self.position.shape, -1)
+            yield begin * size, self.form.evaluate(given)
+
+
+def find_rotary(graph: Subgraph) -> Iterator[Rotary]:
+    """Every cosine and sine of an integer input of the graph, where integers stand for angles on the way."""
+    places: dict[Operator, int] = {}
+    for angle in graph.operators:
+        if angle.name not in _ANGLES:
+            continue
+        places = places or {operator: place for place, operator in enumerate(graph.operators)}
+        above, sources = _leading_to(angle)
+        through_codes = any(_is_code(tensor) for operator in above for tensor in operator.outputs)
+        if len(sources) == 1 and through_codes and sources[0].dtype in (DType.INT32, DType.INT64):
+            (position,) = sources
+            if not position.is_quantized and position in graph.inputs:
+                yield Rotary(position, (*sorted(above, key=places.__getitem__), *_following(graph, angle)))
+
+
+def _leading_to(operator: Operator) -> tuple[list[Operator], list[Tensor]]:
+    """An operator with all that it depends on, and the tensors that no operator makes, constants left out."""
+    found, sources = {operator: None}, dict[int, Tensor]()
+    pending = [operator]
+    while pending:
+        for tensor in pending.pop().inputs:
+            if tensor is None or tensor.is_constant:
+                continue
+            if tensor.producer is None:
+                sources[id(tensor)] = tensor
+            elif tensor.producer not in found:
+                found[tensor.producer] = None
+                pending.append(tensor.producer)
+    return list(found), list(sources.values())
+
+
+def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
+    """What is made of an operator's result alone, as long as nobody else reads it."""
+    while True:
+        (result,) = operator.outputs
+        if graph.is_output(result) or len(result.consumers) != 1:
+            return
+        (operator,) = result.consumers
+        known = operator.name in _RETYPED or operator.name in _MOVES or operator.name in _COMPUTES
+        others = [t for t in operator.inputs if t is not None and t is not result and not t.is_constant]
+        if not known or others:
+            return
+        yield operator
+
+
+def _is_code(tensor: Tensor) -> bool:
+    return tensor.is_quantized and not tensor.dtype.is_float
+
+
+def _check(operator: Operator) -> None:
+    """Raises RefusedError unless it can be evaluated."""
+    if operator.name not in _MOVES and operator.name not in _COMPUTES:
+        raise RefusedError(Refusal("it is not known what becomes of positions here", operator))
+    if operator.options is not None and operator.options.fields.get("fused_activation_function"):
+        raise RefusedError(Refusal("an activation is fused into it", operator))
+    if any(tensor.is_dynamic for tensor in operator.outputs):
+        raise RefusedError(Refusal("its shape is known only at run time", operator))
+    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
+    if not all(t.has_numbers for t in read) or (operator.name == "TRANSPOSE" and not read):
+        raise RefusedError(Refusal("it takes numbers that cannot be read here", operator))
+
+
+def _in_float(tensor: Tensor) -> Tensor:
+    """A constant as it is, or with the real numbers that its codes stand for."""
+    parameters = tensor.quantization
+    if parameters is None or not _is_code(tensor):
+        return tensor
+    shape = [1] * len(tensor.shape)
+    if parameters.is_per_axis:
+        shape[parameters.dimension] = -1
+    scale, zero_point = parameters.scale.reshape(shape), parameters.zero_point.reshape(shape)
+    values = (tensor.array().astype(np.int64) - zero_point).astype(np.float32) * scale
+    return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
+
+
+def _limits(tensor: Tensor) -> tuple[float, float]:
+    """The least and the largest real number that round to a code of the tensor."""
+    assert tensor.quantization is not None
+    assert tensor.dtype.numpy is not None
+    limits, half = np.iinfo(tensor.dtype.numpy.name), 0.5
+    return tensor.quantization.real(limits.min - half), tensor.quantization.real(limits.max + half)
+
+
+def _of(tensor: Tensor, found: dict[int, _Array], constant: Callable[[Tensor], _Array]) -> _Array:
+    return found[id(tensor)] if id(tensor) in found else constant(tensor)[..., np.newaxis]
+
+
+def _joined(values: Sequence[_Array]) -> _Array:
+    """The index that all entries agree on that are no constants."""
+    joined = values[0]
+    for other in values[1:]:
+        agree = np.where(joined == other, joined, _MIXED)
+        joined = np.where(joined == _CONSTANT, other, np.where(other == _CONSTANT, joined, agree))
+    return joined
+
+
+def _moved(operator: Operator, values: list[_Array]) -> _Array:
+    runs = max(value.shape[-1] for value in values)
+    return _MOVES[operator.name](operator, [np.broadcast_to(v, (*v.shape[:-1], runs)) for v in values])
+
+
+def _reshaped(operator: Operator, values: list[_Array]) -> _Array:
+    return values[0].reshape(*operator.outputs[0].shape, -1)
+
+
+def _concatenated(operator: Operator, values: list[_Array]) -> _Array:
+    axis = int(operator.option("axis"))
+    return np.concatenate(values, axis if axis >= 0 else axis - 1)
+
+
+def _transposed(operator: Operator, values: list[_Array]) -> _Array:
+    order = [int(axis) for axis in operator.input(1).array().ravel()]
+    return values[0].transpose(*order, len(order))
+
+
+def _broadcast(operator: Operator, values: list[_Array]) -> _Array:
+    return np.broadcast_to(values[0], (*operator.outputs[0].shape, values[0].shape[-1]))
+
+
+_MOVES: dict[str, Callable[[Operator, list[_Array]], _Array]] = {
+    "BROADCAST_TO": _broadcast,
+    "CONCATENATION": _concatenated,
+    "EXPAND_DIMS": _reshaped,
+    "RESHAPE": _reshaped,
+    "SQUEEZE": _reshaped,
+    "TRANSPOSE": _transposed,
+}
+"""Of arrays with a last axis for runs; only the first input holds what is moved, but for CONCATENATION."""
+
+_COMPUTES: dict[str, Callable[..., _Array]] = {
+    "ADD": np.add,
+    "CAST": np.asarray,
+    "COS": lambda angle: np.cos(angle.astype(np.float64)),
+    "DIV": np.divide,
+    "MAXIMUM": np.maximum,
+    "MINIMUM": np.minimum,
+    "MUL": np.multiply,
+    "NEG": np.negative,
+    "SIN": lambda angle: np.sin(angle.astype(np.float64)),
+    "SUB": np.subtract,
+}
+"""Element by element, operands broadcast; cosines and sines are rounded once."""

@@ -1,0 +1,129 @@
+"""Cosines and sines of positions that are computed in integers -> a table by position, read with GATHER."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.attention.positions import Rotary, find_rotary
+from edge_opt.attention.refusal import Refusal, RefusedError
+from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir.region import still_needed
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.rewrite import Reference, Rewrite
+from edge_opt.passes.spreads import code_limits
+
+_ROUNDING = 2.0**-21
+"""Of cosines in float32, as kernels compute them: four units in the last place of 1."""
+
+
+class PositionTable(Pass):
+    """`quantize(cos(p * f))` for p = 0 .. S - 1 is a table `[S, H]`, and row `clamp(p, 0, S - 1)` of it is the result.
+
+    S is the number of positions that the bundle's caches hold, f the graph's own frequencies. A quantized graph
+    computes `p * f` in integers whose range ends at the last position of the calibration: all later positions get the
+    cosines of that one. So the old region is no reference. The new one is held to the old one in float (no QUANTIZE,
+    constants in real numbers), at every position from 0 to S - 1 and at some beyond both ends, to half a step of the
+    result.
+    """
+
+    name: ClassVar[str] = "position_table"
+    summary: ClassVar[str] = "reads cosines and sines of positions from a table where integers computed them"
+    demand: ClassVar[Demand] = Demand("absolute", 2.0**-16)
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        """One for each COS or SIN of an integer input with integers that stand for angles on the way."""
+        for rotary in find_rotary(context.subgraph):
+            anchor, count = rotary.operators[-1], context.positions
+            try:
+                tolerance = _tolerance(rotary)
+                if not count:
+                    text = (
+                        "the number of positions is not known: no cache of the model or its bundle tells it"
+                    )
+                    yield SkippedSite(anchor, text)
+                    continue
+                stopped = rotary.last_position(count)
+            except RefusedError as refused:
+                yield SkippedSite(anchor, str(refused))
+                continue
+            note = (
+                ""
+                if stopped is None
+                else f"stopped counting at position {stopped} of {count}, and counts on now"
+            )
+            build = partial(_build, context, rotary, count)
+            yield Site(anchor, build, demand=Demand("absolute", tolerance), note=note)
+
+
+def _tolerance(rotary: Rotary) -> float:
+    """Half a step of the result's, and the rounding of float32.
+
+    Raises:
+        RefusedError: the result has no scale of its own, or the region is not understood.
+    """
+    result, _ = rotary.result, rotary.axis
+    if result.dtype is DType.FLOAT32:
+        return _ROUNDING
+    if result.quantization is None or len(result.quantization.scale) != 1 or result.dtype.numpy is None:
+        raise RefusedError(Refusal("the table needs one scale", rotary.operators[-1], result))
+    return float(result.quantization.scale[0]) / 2 + _ROUNDING
+
+
+def _build(context: Context, rotary: Rotary, count: int) -> Rewrite:
+    def add(name: str, inputs: list[Tensor], output: Tensor, **options: object) -> Tensor:
+        new.append(context.model.new_operator(name, inputs, [output], **options))
+        return output
+
+    def constant(value: object, dtype: DType) -> Tensor:
+        return context.constants.make("positions/constant", np.asarray(value, dtype.numpy), dtype)
+
+    new: list[Operator] = []
+    position, result, axis = rotary.position, rotary.result, rotary.axis
+    index = position
+    for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
+        limit = constant(bound, position.dtype)
+        index = add(name, [index, limit], Tensor(f"positions/{name.lower()}", position.shape, position.dtype))
+    reference = Reference(tuple(rotary.form.operators), rotary.form.result, count)
+    if len(position.shape) != 1:
+        flat = Tensor("positions/flat", (position.elements,), position.dtype)
+        index = add(
+            "RESHAPE",
+            [index, constant(flat.shape, DType.INT32)],
+            flat,
+            new_shape=np.array(flat.shape, np.int32),
+        )
+    codes = _stored(rotary.values(count), result)
+    half = codes.shape[-1] // 2
+    doubled = (
+        axis != codes.ndim - 1 and codes.shape[-1] % 2 == 0 and (codes[..., :half] == codes[..., half:]).all()
+    )
+    if doubled:
+        codes = codes[..., :half]
+    table = context.constants.make(
+        "positions/table", np.ascontiguousarray(codes), result.dtype, result.quantization
+    )
+    if doubled:
+        part = Tensor(
+            "positions/half", (*result.shape[:-1], half), result.dtype, quantization=result.quantization
+        )
+        add("GATHER", [table, index], part, axis=axis)
+        add("CONCATENATION", [part, part], result, axis=len(result.shape) - 1)
+    else:
+        add("GATHER", [table, index], result, axis=axis)
+    kept = still_needed(context.subgraph, rotary.operators, rotary.operators[-1])
+    return Rewrite(
+        context.subgraph, rotary.operators, (*kept, *new), rotary.operators[-1], reference=reference
+    )
+
+
+def _stored(values: NDArray[np.float32], result: Tensor) -> NDArray[Any]:
+    """Real numbers as the result stores them: the nearest codes."""
+    assert result.dtype.numpy is not None
+    if result.quantization is None or result.dtype.is_float:
+        return values.astype(result.dtype.numpy)
+    scale, zero_point = float(result.quantization.scale[0]), int(result.quantization.zero_point[0])
+    codes = np.rint(values.astype(np.float64) / scale) + zero_point
+    return np.asarray(np.clip(codes, *code_limits(result)), result.dtype.numpy)

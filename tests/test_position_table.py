@@ -1,0 +1,286 @@
+"""Rope in integers stops at the end of their range; a table by position does not, and is proved at every position."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+from bundles import bundle, model_part
+from numpy.typing import NDArray
+
+from edge_opt import convert, inspect
+from edge_opt.attention.positions import Rotary, find_rotary
+from edge_opt.conversion import ConversionResult
+from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
+from edge_opt.ir.text import parse
+from edge_opt.passes import PASSES, Context, Proof, SiteReport, Status
+from edge_opt.passes.contract import Site
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.proof.regions import RegionProver
+from edge_opt.schema.litertlm import read_bundle
+from edge_opt.targets import load_target
+
+TEXT = (Path(__file__).parent.parent / "testdata" / "pass_position_table.txt").read_text()
+"""Positions count to 10 of 24; angles are p and p * 3277 / 32767."""
+HALF_A_STEP = 3.051851e-05 / 2
+DECODER = """
+signature prefill_4 = #0 (kv_cache_k_0=%cache, kv_slice_k_0=%slice) -> (kv_cache_k_0=%kept)
+subgraph prefill_4 (%cache: int16[1,1,24,2] q(0.0001, 0), %slice: int16[1,1,4,2] q(0.0001, 0)) {
+  %kept: int16[1,1,24,2] q(0.0001, 0) = RESHAPE(%cache, int32{1, 1, 24, 2})
+  return %kept
+}
+"""
+ROPE_ALONE = TEXT[: TEXT.index("subgraph cache_update_4")].replace(TEXT.splitlines()[1] + "\n", "")
+
+
+def changed(*edits: tuple[str, str], text: str = TEXT) -> str:
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def sites(text: str) -> list[SiteReport]:
+    return convert(parse(text), passes="position_table").sites
+
+
+def rope(model: Model, positions: list[int]) -> dict[str, NDArray[np.float64]]:
+    runner = Interpreter(model_content=to_bytes(model)).get_signature_runner("rope_4")
+    found = runner(input_pos=np.array(positions, np.int32))
+    return {name: array[0, :, 0] * 3.051851e-05 for name, array in found.items()}
+
+
+def angles(positions: list[int]) -> NDArray[np.float64]:
+    frequencies = np.array([32767, 3277] * 2) * 3.051851e-05
+    return np.outer(positions, frequencies)
+
+
+def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
+    model = parse(TEXT)
+    before = rope(model, [10, 11, 23, 23])["pos_emb_cos"]
+    assert (before[0] == before[2]).all()
+    result = convert(model)
+    for first in range(0, 24, 4):
+        positions = list(range(first, first + 4))
+        found = rope(model, positions)
+        for name, function in (("pos_emb_cos", np.cos), ("pos_emb_sin", np.sin)):
+            assert np.abs(found[name] - function(angles(positions))).max() <= HALF_A_STEP + 1e-6
+    assert [(site.status, site.proof and site.proof.demand.kind) for site in result.sites] == [
+        (Status.CONVERTED, "absolute")
+    ] * 2
+    assert result.sites[0].note == "stopped counting at position 10 of 24, and counts on now"
+    assert result.soundness == []
+
+
+def test_positions_outside_of_the_cache_are_those_of_its_ends() -> None:
+    model = parse(TEXT)
+    convert(model)
+    limits = np.iinfo(np.int32)
+    found = rope(model, [-1, int(limits.min), 24, int(limits.max)])["pos_emb_cos"]
+    inside = rope(model, [0, 0, 23, 23])["pos_emb_cos"]
+    assert (found == inside).all()
+
+
+def test_equal_halves_of_a_row_are_stored_once() -> None:
+    model = parse(TEXT)
+    convert(model)
+    tables = [op.input(0).shape for op in model.subgraphs[0].operators if op.name == "GATHER"]
+    assert tables == [(1, 24, 1, 2)] * 2
+    other = parse(
+        changed(("CONCATENATION(%angle, %angle)", "CONCATENATION(%angle, %other)"), text=WITH_OTHER)
+    )
+    convert(other)
+    tables = [op.input(0).shape for op in other.subgraphs[0].operators if op.name == "GATHER"]
+    assert tables == [(1, 24, 1, 4)] * 2
+
+
+WITH_OTHER = changed(
+    (
+        "  %angles",
+        "  %other: int16[1,4,2] q(0.00030518509, 0) = MUL(%position, int16{100, 7} q(3.051851e-05, 0))\n  %angles",
+    )
+)
+
+
+# --- the proof ---
+
+
+def proved(spoil: str = "") -> Proof:
+    """Of the cosines, with one entry of the table off by a step where it is to be spoilt."""
+    model = parse(TEXT)
+    graph = model.subgraphs[0]
+    context = Context(model, graph, "rope_4", load_target("generic"), Constants(model), positions=24)
+    site = next(iter(PASSES["position_table"].sites(context)))
+    assert isinstance(site, Site)
+    assert site.demand is not None
+    rewrite = site.build()
+    assert isinstance(rewrite, Rewrite)
+    for operator in rewrite.new:
+        if operator.name == "GATHER" and spoil == "entry":
+            _off_by_one(operator.input(0), (0, 23, 0, 1))
+        if operator.name == "MINIMUM" and spoil == "clamp":
+            _off_by_one(operator.input(1), ())
+    with RegionProver() as prover:
+        return prover.prove(rewrite, site.demand)
+
+
+def _off_by_one(tensor: Tensor, place: tuple[int, ...]) -> None:
+    array = np.array(tensor.array())
+    array[place] -= 1
+    assert tensor.buffer is not None
+    assert tensor.buffer.data is not None
+    tensor.buffer.data = type(tensor.buffer.data)(array.tobytes())
+
+
+def test_one_entry_of_the_table_that_is_off_by_a_step_fails_the_proof() -> None:
+    assert proved().holds
+    assert [ran.kernels for ran in proved().ran] == ["xnnpack", "reference"]
+    spoilt = proved("entry")
+    assert not spoilt.holds
+    assert "demanded absolute" in spoilt.reason
+    assert HALF_A_STEP < spoilt.max_abs < 4 * HALF_A_STEP
+
+
+def test_a_last_position_that_is_cut_off_fails_the_proof() -> None:
+    assert proved("clamp").max_abs > 0.1
+
+
+def test_an_output_whose_scale_cannot_hold_the_cosines_stays() -> None:
+    """A table of what is cut off at 0.5 would not be rope."""
+    narrow = [
+        (f"{name} q(3.051851e-05, 0)", f"{name} q(1.5e-05, 0)")
+        for name in ("cq: int16[1,4,4]", "cos: int16[1,4,1,4]")
+    ]
+    cosine, sine = sites(changed(*narrow))
+    assert cosine.status is Status.ROLLED_BACK
+    assert "by up to 0.508" in cosine.reason
+    assert sine.status is Status.CONVERTED
+
+
+# --- what is understood ---
+
+
+C_INT8 = ("cq: int16[1,4,4] q(3.051851e-05, 0)", "cq: int8[1,4,4] q(0.00787402, 0)")
+COS_INT8 = ("cos: int16[1,4,1,4] q(3.051851e-05, 0)", "cos: int8[1,4,1,4] q(0.00787402, 0)")
+SCALED = "u: float32[1,4,4] = COS(%real)\n  %c: float32[1,4,4] = MUL(%u, float32(0.75))"
+CAST_INT64 = "CAST(%row) {in_data_type: 4}"
+SHIFTED = "one: int32[1,4,1] = ADD(%row, int32(1))\n  %float: float32[1,4,1] = CAST(%one)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed(("int32[4]) {", "int32[1,4]) {")),
+        changed(("pos: int32[4]", "pos: int64[4]"), ("int32[1,4,1]", "int64[1,4,1]"), ("CAST(%row)", CAST_INT64)),
+        changed(("c: float32[1,4,4] = COS(%real)", SCALED)),
+        changed(("float: float32[1,4,1] = CAST(%row)", SHIFTED)),
+        changed(C_INT8, COS_INT8),
+    ],
+    ids=["positions [1,T]", "int64", "scaled attention", "shifted", "int8"],
+)  # fmt: skip
+def test_other_ways_to_write_it(text: str) -> None:
+    assert [site.status for site in sites(text)] == [Status.CONVERTED] * 2
+
+
+ONE_TOKEN = changed(
+    ("int32[4]) {", "int32[1]) {"), ("[1,4,", "[1,1,"), ("int32{1, 4,", "int32{1, 1,")
+)  # fmt: skip
+
+
+def test_one_token_at_a_time_is_proved_at_every_position_too() -> None:
+    assert [site.status for site in sites(ONE_TOKEN)] == [Status.CONVERTED] * 2
+
+
+FIRST = "row: int32[1,4,1] = RESHAPE(%input_pos"
+BACKWARDS = "back: int32[4] = REVERSE_V2(%input_pos, int32{0})\n  %row: int32[1,4,1] = RESHAPE(%back"
+ROWS = "cos: int16[1,4,1,4] q(3.051851e-05, 0) = RESHAPE(%cq, int32{1, 4, 1, 4})"
+FLAT = "cos: int16[16] q(3.051851e-05, 0) = RESHAPE(%cq, int32{16})"
+CLIPPED = ("3277} q(3.051851e-05, 0))", "3277} q(3.051851e-05, 0)) {fused_activation_function: 1}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (ROPE_ALONE, "the number of positions is not known: no cache of the model or its bundle tells it"),
+        (changed((FIRST, BACKWARDS)), "it is not known what becomes of positions here, at REVERSE_V2"),
+        (changed((ROWS, FLAT)), "its entries do not depend on one position each, in order along one axis"),
+        (changed(CLIPPED), "an activation is fused into it, at MUL"),
+    ],
+    ids=["no cache", "unknown operator", "positions and angles in one axis", "fused activation"],
+)  # fmt: skip
+def test_what_is_not_understood_stays_with_a_reason(text: str, reason: str) -> None:
+    site = sites(text)[0]
+    assert site.status is Status.SKIPPED
+    assert site.reason.startswith(reason)
+
+
+def test_an_entry_that_depends_on_two_positions_is_seen() -> None:
+    """Positions as [2,2], added to the same transposed."""
+    added = (
+        "a: int32[2,2] = RESHAPE(%input_pos, int32{2, 2})\n  %b: int32[2,2] = TRANSPOSE(%a, int32{1, 0})\n"
+        "  %d: int32[2,2] = ADD(%a, %b)\n  %row: int32[1,4,1] = RESHAPE(%d"
+    )
+    text = changed((FIRST, added))
+    assert sites(text)[0].reason.startswith("its entries do not depend on one position each")
+
+
+def test_rope_in_float_is_no_site() -> None:
+    (rotary, _) = find_rotary(parse(TEXT).subgraphs[0])
+    assert isinstance(rotary, Rotary)
+    text = TEXT
+    for scale in (" q(0.00030518509, 0)", " q(3.051851e-05, 0)"):
+        text = text.replace(scale, "")
+    text = text.replace("int16{32767, 3277}", "float32{1.0, 0.1}").replace("int16[1,4", "float32[1,4")
+    text = text.replace("QUANTIZE(%float)", "MUL(%float, float32(1.0))").replace("DEQUANTIZE(", "NEG(")
+    text = text.replace("QUANTIZE(%c)", "NEG(%c)").replace("QUANTIZE(%s)", "NEG(%s)")
+    assert sites(text) == []
+
+
+# --- a bundle ---
+
+
+def written(folder: Path, rope: str = ROPE_ALONE) -> Path:
+    path = folder / "model.litertlm"
+    parts = [("aux", rope), ("prefill_decode", DECODER)]
+    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in parts]))
+    return path
+
+
+def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_path: Path) -> None:
+    path, output = written(tmp_path), tmp_path / "opt.litertlm"
+    result = convert(path, output)
+    assert [(site.signature, site.status) for site in result.sites] == [("aux/rope_4", Status.CONVERTED)] * 2
+    assert [entry.name for entry in result.signatures] == ["prefill_4", "aux/rope_4"]
+    before, after = read_bundle(path), read_bundle(output)
+    assert bytes(after.content(1).view(0, after.content(1).size)) == bytes(
+        before.content(1).view(0, before.content(1).size)
+    )
+    assert rope(load(after.content(0)), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
+    assert convert(output, tmp_path / "again.litertlm").converted == []
+
+
+def test_inspect_says_where_a_bundle_stops_counting_and_convert_where_it_leaves_that(tmp_path: Path) -> None:
+    path, output = written(tmp_path), tmp_path / "opt.litertlm"
+
+    def told(result: ConversionResult | None = None) -> list[tuple[str, str, str]]:
+        found = inspect(path).soundness if result is None else result.soundness
+        return [(one.model, one.signature, one.message) for one in found]
+
+    stops = "stops counting at position 10 of 24: all later tokens are taken for that one"
+    assert told() == [("aux", "rope_4", stops)] * 2
+    assert inspect(path).to_dict()["soundness"][0]["rule"] == "positions-stop"
+    run = partial(convert, path, overwrite=True)
+    assert told(run(output, skip=["position_table"])) == told()
+    assert told(run(output)) == []
+    assert inspect(output).soundness == []
+
+
+def test_a_range_that_reaches_the_end_of_the_cache_is_not_told_of() -> None:
+    text = changed(("0.00030518509", "0.00070196"))
+    model = parse(text)
+    rotary = next(iter(find_rotary(model.subgraphs[0])))
+    assert rotary.last_position(24) is None
+    assert rotary.last_position(25) == 23
+    assert replace(rotary).axis == 1
