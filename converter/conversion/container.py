@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from edge_opt.ir import Model, Signature, load, save, to_bytes, to_tables
+from edge_opt.passes import Pass
+from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.roles import known_length
 from edge_opt.proof.source import ModelLike
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
@@ -22,6 +24,8 @@ from edge_opt.soundness import RULES, Rule, Unsound, soundness, stopped_position
 Sections = Literal["prefill-decode", "all"]
 MAIN_SECTION = "prefill_decode"
 AUXILIARY_SECTION = "aux"
+_OF_HELPERS = frozenset({PositionTable.name})
+"""Passes that look at every model of a bundle."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,10 @@ class Part:
     def signature(self, name: str) -> str:
         """A signature's name, with the part's in front where there are several."""
         return f"{self.name}/{name}" if self.name else name
+
+    def taking_part(self, passes: Iterable[Pass]) -> list[Pass]:
+        """Those of the passes that run on it."""
+        return [chosen for chosen in passes if not self.is_helper or chosen.name in _OF_HELPERS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ from edge_opt.ir.read import rare_collections
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left, attention_uncalled
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
 from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
@@ -61,8 +60,6 @@ from edge_opt.targets import Target, load_target
 
 _LONGEST = 1_000_000
 """Seconds of a proof: alarms and time limits of sockets take no number of any size."""
-_OF_HELPERS = frozenset({PositionTable.name})
-"""Passes that look at every model of a bundle."""
 
 
 @overload
@@ -243,7 +240,7 @@ def _rewrite(
 ) -> None:
     """Run the passes on the wanted entry points of one model, and add what they did to the result."""
     model = part.model
-    passes = [chosen for chosen in passes if not part.is_helper or chosen.name in _OF_HELPERS]
+    passes = part.taking_part(passes)
     entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in wanted]
     first = {id(graph): name for name, graph in reversed(entries)}
     usage = Usage.of(model)
@@ -278,9 +275,10 @@ def _rewrite(
         remove_unused(model, usage)
         name_apart(model, old)
         part.changed = True
+    rewritten = {site.signature for site in own}
     for name, graph, operators, largest in before:
         told = part.signature(first.get(id(graph), name))
-        if part.is_helper and all(site.signature != told for site in own):
+        if part.is_helper and told not in rewritten:
             continue
         blocks = [s for s in own if s.signature == told and (s.heads or 0) > 1]
         converted = sum(site.status is Status.CONVERTED for site in blocks)
