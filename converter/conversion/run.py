@@ -275,18 +275,30 @@ def _rewrite(
         remove_unused(model, usage)
         name_apart(model, old)
         part.changed = True
-    rewritten = {site.signature for site in own}
+    result.signatures += _summaries(part, first, before, own)
+
+
+def _summaries(
+    part: Part,
+    first: Mapping[int, str],
+    before: Sequence[tuple[str, Subgraph, int, int]],
+    own: Sequence[SiteReport],
+) -> Iterator[SignatureSummary]:
+    """Each entry point before and after; of a helper those with sites only."""
+    with_sites = {site.signature for site in own}
     for name, graph, operators, largest in before:
         told = part.signature(first.get(id(graph), name))
-        if part.is_helper and told not in rewritten:
+        if part.is_helper and told not in with_sites:
             continue
         blocks = [s for s in own if s.signature == told and (s.heads or 0) > 1]
         converted = sum(site.status is Status.CONVERTED for site in blocks)
         sizes = (operators, len(graph), largest, _largest_tensor(graph), len(blocks), converted)
         shared = (
-            part.signature(other) for other, its in model.entry_points() if its is graph and other != name
+            part.signature(other)
+            for other, its in part.model.entry_points()
+            if its is graph and other != name
         )
-        result.signatures.append(SignatureSummary(part.signature(name), *sizes, tuple(shared)))
+        yield SignatureSummary(part.signature(name), *sizes, tuple(shared))
 
 
 def _largest_tensor(graph: Subgraph) -> int:
