@@ -30,7 +30,7 @@ def broken_ranges(model: Model) -> Iterator[Unsound]:
     for graph in model.subgraphs:
         signature = entries.get(id(graph), graph.name)
         name = _names(model, graph)
-        for operator in graph.operators:
+        for operator in (operator for operator in graph.operators if operator.outputs):
             for rule, check in _CHECKS:
                 told = check(operator, name)
                 if told is not None:
@@ -45,7 +45,7 @@ _Told = tuple[str, str] | None
 
 def _too_narrow(operator: Operator, name: _Namer) -> _Told:
     """A product far below its operands' own: |a b| of the largest numbers, the one that counts in a sum of n."""
-    if operator.name not in PRODUCTS or len(operator.inputs) < 2 or not operator.outputs:
+    if operator.name not in PRODUCTS or len(operator.inputs) < 2:
         return None
     (left, right), reached = map(_reach, operator.inputs[:2]), _reach(operator.outputs[0])
     if left is None or right is None or reached is None or reached >= _SMALLEST_SHARE * left * right:
@@ -58,7 +58,7 @@ def _too_narrow(operator: Operator, name: _Namer) -> _Told:
 
 def _cut_off(operator: Operator, name: _Namer) -> _Told:
     """The smallest step of every operand is beyond the result's end: it is 0 or an end."""
-    if operator.name not in ("QUANTIZE", "ADD", "SUB", "CONCATENATION") or not operator.outputs:
+    if operator.name not in ("QUANTIZE", "ADD", "SUB", "CONCATENATION"):
         return None
     reached, steps = _reach(operator.outputs[0]), [_step(tensor) for tensor in operator.inputs]
     if reached is None or not steps or any(step is None or step <= reached for step in steps):
