@@ -59,9 +59,9 @@ def show(report: ComparisonReport) -> None:
         output.say("", *_located(report.first_difference))
 
 
-def _show_verdict(report: ComparisonReport | NpuComparison, table: str, notes: Iterable[str]) -> None:
+def _show_verdict(report: ComparisonReport | NpuComparison, table: list[str], notes: Iterable[str]) -> None:
     """The table with its notes, and whether all is equal, or what is not."""
-    output.say(table, *(f"  {sentence}" for sentence in notes), "")
+    output.say(*table, *(f"  {sentence}" for sentence in notes), "")
     output.say(f"Equal: {report.summary()}." if report.equal else "Different:")
     output.say(*(f"  {sentence}" for sentence in report.differences()))
 

@@ -59,4 +59,6 @@ def show(result: ConversionResult, *, folders: bool = True) -> None:
 
     names = f"{described(result.input)} -> {described(result.output)}"
     output.say(f"{names}, target {result.target}, {result.seconds:.1f} s", "")
-    output.say(output.table(entry_points(result)), "", streams.named(result.summary(), "MODEL"))
+    output.say(
+        *output.table(entry_points(result)), "", *streams.named(result.summary(), "MODEL").splitlines()
+    )

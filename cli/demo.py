@@ -47,7 +47,7 @@ def _run(folder: Path, where: str, *, force: bool) -> int:
         output.say("")
         equal = equal and report.equal
     _show_block(folder / next(iter(MODELS)))
-    output.say(f"\n{where}; next: edge-opt convert YOUR_MODEL.tflite")
+    output.say("", f"{where}; next: edge-opt convert YOUR_MODEL.tflite")
     return 0 if equal else 1
 
 

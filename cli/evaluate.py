@@ -43,7 +43,7 @@ def lines(found: Mapping[str, Any], more: Mapping[str, Sequence[str]] | None = N
     ]
     scored = f"On {found['models'][0]['tokens']} tokens of {found['prompts']} held-out prompts"
     skipped = f"; {found['skipped']} more are longer than the cache" if found["skipped"] else ""
-    return [output.table([head, *rows]), "", f"{scored}{skipped}."]
+    return [*output.table([head, *rows]), "", f"{scored}{skipped}."]
 
 
 def _ratio(perplexity: float | None, reference: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from edge_opt.cli import output, streams
@@ -37,7 +38,7 @@ def explain(asked: Explain) -> int:
         return 0
     if not found:
         output.say("No site: the model holds nothing that a pass could apply to.")
-    output.say(*map(_verdict, found))
+    output.say(*chain.from_iterable(map(_verdict, found)))
     return 0
 
 
@@ -57,7 +58,7 @@ def _show(found: Inspection) -> None:
         output.say(f"Compiled for an NPU: nothing in it can be rewritten; see {instead}.", "")
     rows: list[tuple[str, ...]] = [("signature", "operators", "inputs", "outputs", "attention")]
     rows += [_row(signature, found.attention) for signature in found.signatures]
-    output.say(output.table(rows))
+    output.say(*output.table(rows))
     for signature in found.signatures:
         # Equal blocks on one line: layers repeat.
         blocks = Counter(_describe(block) for block in found.attention if block.signature == signature.name)
@@ -106,12 +107,12 @@ def _describe(block: AttentionBlock) -> str:
     return f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={rows}, {keys} keys{mask}"
 
 
-def _verdict(explanation: Explanation) -> str:
+def _verdict(explanation: Explanation) -> list[str]:
     site = explanation.verdict
     if site.status is Status.CONVERTED:
         verdict = "would be converted"
     else:
         verdict = f"{'nothing to do' if site.settled else site.status}: {site.reason}"
     where = f"{site.signature}#{site.index} {site.pass_name}: {verdict}"
-    form = "" if explanation.block is None else f"\n    {_describe(explanation.block)}"
-    return f"{where}{form}\n    at '{shortened(site.operator)}'"
+    form = [] if explanation.block is None else [f"    {_describe(explanation.block)}"]
+    return [where, *form, f"    at '{shortened(site.operator)}'"]

@@ -10,7 +10,7 @@ def passes(_: Passes) -> int:
     """One line for each pass."""
     rows = [("pass", "proved to be", "what it does")]
     rows += [(name, str(chosen.demand), chosen.summary) for name, chosen in PASSES.items()]
-    output.say(output.table(rows, left=3))
+    output.say(*output.table(rows, left=3))
     return 0
 
 
@@ -22,5 +22,5 @@ def targets(asked: Targets) -> int:
         return 0
     rows = [("target", "form", "what it is")]
     rows += [(target.name, target.form, target.summary) for target in known]
-    output.say(output.table(rows, left=3))
+    output.say(*output.table(rows, left=3))
     return 0

@@ -7,14 +7,11 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 Progress = Callable[[str, int, int], None]
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def make_tolerant() -> None:
@@ -25,7 +22,7 @@ def make_tolerant() -> None:
 
 
 def say(*lines: str) -> None:
-    """Lines on standard output."""
+    """Lines on standard output; a line break within one is written out, for it came from a name in a file."""
     _write("".join(f"{_printable(line)}\n" for line in lines))
 
 
@@ -114,7 +111,7 @@ def discard_rest() -> None:
             os.close(nowhere)
 
 
-def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Rows as aligned columns, the first row being the heads; all but the first `left` columns end flush right."""
     cells = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
@@ -125,7 +122,7 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
         )
         for row in cells
     )
-    return "\n".join(line.rstrip() for line in lines)
+    return [line.rstrip() for line in lines]
 
 
 def _write(text: str) -> None:
@@ -136,4 +133,6 @@ def _write(text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    from edge_opt.ir.words import one_line  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+
+    return one_line(text)

@@ -38,7 +38,7 @@ def _show(profiles: Sequence[Profile]) -> None:
         for figures in entry.signatures
     ]
     notes = dict.fromkeys(note for entry in profiles for note in entry.notes)
-    output.say(output.table(rows, left=2), *(f"  {note}" for note in notes))
+    output.say(*output.table(rows, left=2), *(f"  {note}" for note in notes))
     for entry in profiles:
         output.say(*steps_told([step.to_dict() for step in entry.steps]))
     reasons = _refusals(profiles)
@@ -59,7 +59,7 @@ def steps_told(steps: Iterable[Mapping[str, Any]]) -> list[str]:
             if part["failure"]:
                 refused.append(f"  {part['signature']} has no estimate: {part['failure']}")
     heads = ("step", "part", "runs on", "NPU operators", "time ms")
-    return ["", output.table([heads, *rows], left=3), *refused, f"  {NOTE}"] if rows else []
+    return ["", *output.table([heads, *rows], left=3), *refused, f"  {NOTE}"] if rows else []
 
 
 def columns(figures: Figures) -> dict[str, str]:

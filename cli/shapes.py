@@ -13,7 +13,7 @@ def run(asked: Shapes) -> int:
         if asked.as_json:
             output.say_json({"operators": [row._asdict() for row in coverage()], "counts": coverage_counts()})
         else:
-            output.say(coverage_page().rstrip())
+            output.say(*coverage_page().rstrip().split("\n"))
         return 0
     report = derive(open_container(asked.file).parts[0].model)
     if asked.as_json:

@@ -34,7 +34,7 @@ def _show(found: Tuning, destination: Path | None) -> None:
     told = [(trial, columns(trial.figures)) for trial in found.trials if trial.usable and trial.figures]
     rows: list[tuple[str, ...]] = [("form", *(told[0][1] if told else ()), "seconds")]
     rows += [(str(trial.choice), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told]
-    output.say(output.table(rows, left=1), "", *(f"  {note}" for note in found.notes))
+    output.say(*output.table(rows, left=1), "", *(f"  {note}" for note in found.notes))
     left = [trial for trial in found.trials if not trial.usable]
     output.say(*(f"  left out, {trial.choice}: {trial.failure or trial.verdict}" for trial in left))
     best = "No winner" if found.winner is None else f"Best: {found.winner.choice}"

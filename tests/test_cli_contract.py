@@ -329,3 +329,23 @@ def test_lists_are_generated_from_the_code(capsys: Captured) -> None:
         assert any(name in line and chosen.summary in line for line in passes.out.splitlines())
     for name in target_names():
         assert name in targets.out
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain", "shapes", "convert", "compare"])
+def test_a_line_break_in_a_name_forges_no_line(command: str, tmp_path: Path, capsys: Captured) -> None:
+    model = parse(
+        "signature main = #0 (q=%q, v=%v) -> (r=%r)\n"
+        "subgraph main (%q: float32[1,4,6,8], %v: float32[1,4,8,5]) {\n"
+        "  %s: float32[1,4,6,8] = MUL(%q, %q)\n  %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}\n"
+        "  %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  return %r\n}"
+    )
+    model.signatures[0].key = "main\nForged"
+    for tensor in model.subgraphs[0].tensors:
+        tensor.name += "\nForged"
+    path = tmp_path / "m.tflite"
+    save(model, path)
+    others = {"compare": [str(path)], "convert": ["--dry-run", "--verify", "none"]}.get(command, [])
+    ran = run(capsys, command, path, *others)
+    lines = (ran.out + ran.err).splitlines()
+    assert lines
+    assert not [line for line in lines if line.startswith("Forged")]

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
-from edge_opt.ir.words import many, size
+from edge_opt.ir.words import many, one_line, size
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.schema.errors import EdgeOptError
@@ -122,7 +122,7 @@ class ConversionResult:
         lines += [f"  {text}" for text in unsound(self)]
         lines += [*_kept(self), *_extents(self), *(f"  {text}" for text in masked_rows(self)), *_notes(self)]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
-        return "\n".join([*lines, *compiler(self)])
+        return "\n".join(map(one_line, [*lines, *compiler(self)]))
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports; a figure that is not a finite number is None."""

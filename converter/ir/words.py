@@ -6,6 +6,7 @@ import signal
 
 _LONGEST = 70
 _KIBI = 1024
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 
 
@@ -41,6 +42,11 @@ def name_below(name: str, part: str) -> str:
     """
     path, mark, fused = name.partition(";")
     return f"{path}/{part}{mark}{fused}"
+
+
+def one_line(text: str) -> str:
+    """The text with control characters written out, a line break among them: no name in a file can forge a line."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def many(count: int, noun: str) -> str:
