@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sdk import require_qnn
 
-from edge_opt import compare
+from edge_opt import compare, convert
 from edge_opt.build import Job, build, pipeline
 from edge_opt.build.prompts import Plan
 from edge_opt.inspection import inspect
@@ -84,12 +84,18 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
         work / stage / "model.litertlm" for stage in ("export", "quantize", "optimize")
     )
     assert kinds(output) == kinds(exported)
-    report = compare(quantized, converted, generate=2)
+    # Rope in integers stops at the longest prompt of the calibration, and that alone may differ.
+    assert {found.rule for found in inspect(quantized).soundness} <= {"positions-stop"}
+    assert inspect(converted).soundness == []
+    as_quantized = folder / "as_quantized.litertlm"
+    convert(quantized, as_quantized, target="qualcomm-htp", skip=["position_table"], verify="none")
+    report = compare(quantized, as_quantized, generate=2)
     assert report.bitwise, report.summary()
 
     before = said_on_cpu(quantized)
     assert len(set(before.split())) > 5
-    assert said_on_cpu(converted) == before
+    assert said_on_cpu(as_quantized) == before
+    assert len(said_on_cpu(converted).splitlines()) == len(before.splitlines())
 
     (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
