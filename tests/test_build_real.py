@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -205,12 +206,14 @@ def configured(**options: Any) -> dict[str, Any]:
         "chip": "SM8750",
         "model_type": "",
         "cache_shape": (),
+        "caches": {},
+        "whole_caches": False,
         "file": {},
         "settings": {},
     }
-    return pipeline.configure(
-        Job("configure", "", {"model": "gemma"}, options=told | options), lambda *_: None
-    )
+    job = Job("configure", "", {"model": "gemma"}, options=told | options)
+    with patch.object(pipeline, "_caches", lambda *_, **__: {}):  # that needs a checkpoint
+        return pipeline.configure(job, lambda *_: None)
 
 
 def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order() -> None:
@@ -305,7 +308,8 @@ def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pyt
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    pipeline.export(Job("export", "", config=told), lambda *_: None)
+    config = {**told, "weight_quantization_recipe": ""}
+    pipeline.export(Job("export", "", config=config, options={"window": None}), lambda *_: None)
     assert seen[0].export_vision_encoder
     assert not seen[0].single_token_embedder
 
@@ -331,7 +335,7 @@ def test_weights_that_do_not_fit_are_said_and_not_made_up(
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    job = Job("export", "", config={})
+    job = Job("export", "", config={"weight_quantization_recipe": ""}, options={"window": None})
     assert pipeline.export(job, lambda *_: None) == {}
     written = json.loads((tmp_path / "config.json").read_text())
     for told, sentence in (
