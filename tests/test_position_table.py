@@ -19,6 +19,7 @@ from edge_opt.passes import PASSES, Context, Proof, SiteReport, Status
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
+from edge_opt.schema.executor_metadata import SECTION_TYPE
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import load_target
 
@@ -241,10 +242,11 @@ def test_rope_in_float_is_no_site() -> None:
 # --- a bundle ---
 
 
-def written(folder: Path, rope: str = ROPE_ALONE) -> Path:
+def written(folder: Path, metadata: bytes = b"") -> Path:
     path = folder / "model.litertlm"
-    parts = [("aux", rope), ("prefill_decode", DECODER)]
-    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in parts]))
+    models = [("aux", ROPE_ALONE), ("prefill_decode", DECODER)]
+    parts = [model_part(kind, to_bytes(parse(text))) for kind, text in models]
+    path.write_bytes(bundle([*parts, *([(SECTION_TYPE, {}, metadata)] if metadata else [])]))
     return path
 
 
@@ -259,6 +261,17 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
     )
     assert rope(load(after.content(0)), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
     assert convert(output, tmp_path / "again.litertlm").converted == []
+
+
+ONLY_A_RING = b"\x0a\x04\x12\x02\x30\x03"
+"""Executor metadata of one state buffer, a local key cache."""
+
+
+def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:
+    path = written(tmp_path, metadata=ONLY_A_RING)
+    assert {site.status for site in convert(path, tmp_path / "opt.litertlm").sites} == {Status.SKIPPED}
+    whole = written(tmp_path, metadata=ONLY_A_RING[:-1] + b"\x01")
+    assert len(convert(whole, tmp_path / "whole.litertlm").converted) == 2
 
 
 def test_inspect_says_where_a_bundle_stops_counting_and_convert_where_it_leaves_that(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from edge_opt.proof.source import ModelLike
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.errors import ModelFormatError, UsageError
+from edge_opt.schema.executor_metadata import read_executor_metadata
+from edge_opt.schema.litertlm import LiteRTLMBundle
 from edge_opt.schema.sections import Bundle
 from edge_opt.soundness import RULES, Rule, Unsound, soundness, stopped_positions
 
@@ -66,7 +68,14 @@ class Container:
 
     @property
     def positions(self) -> int | None:
-        """How many positions the longest cache of its models has room for; None where nothing tells."""
+        """How many positions the longest cache of its models has room for; None where nothing tells.
+
+        Rings do not tell: positions go on behind their end. LiteRT-LM knows them by other caches that are longer, or by
+        the executor metadata.
+        """
+        told = read_executor_metadata(self.bundle) if isinstance(self.bundle, LiteRTLMBundle) else None
+        if told is not None and told.buffers and all(cache.local for cache in told.buffers):
+            return None
         return positions_of(part.model for part in self.parts)
 
     def save(
