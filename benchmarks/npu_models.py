@@ -6,8 +6,8 @@ Each becomes FOLDER/NAME.tflite: exported, calibrated and quantized (int16 activ
 integer) as `litert_torch.generative.export_hf.experimental.npu_export` does it for a phone; the model that holds
 prefill and decode. NAME.float32 is the same model as it is before the pipeline quantizes anything. What is there
 already stays, so a run that was stopped goes on; each model is made in a process of its own, in a folder beside it that
-is removed when it is done. The vocabulary is small: its share is the same before and after. Needs the extras `torch`,
-`quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
+is removed when it is done. The vocabulary is small where the name does not say otherwise: its share is the same before
+and after. Needs the extras `torch`, `quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
 """
 
 import argparse
@@ -18,17 +18,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_opt.build.pipeline import HEAD_AT_4, own_recipe
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import save
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 8192, 512
 CALIBRATION_STEPS = 4
+RING, RECIPE = "sliding_window_ring_buffer_size", "weight_quantization_recipe"
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,19 @@ QWEN3_600M = Architecture("qwen3", 1024, 3072, 16, 8, 128)
 
 @dataclass(frozen=True)
 class Shape:
-    """One model: so many layers, T tokens in a prefill, S in the cache."""
+    """One model: so many layers, T tokens in a prefill (also others), S in the cache; one layer in `pattern` is global.
+
+    `settings` are those of the pipeline, with recipes of `edge-opt build`, too.
+    """
 
     architecture: Architecture
     layers: int
     prefill: int
     cache: int
+    vocabulary: int = VOCABULARY
+    pattern: int = 3
+    prefills: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Six layers cost what six of the whole model's do, and are made and compiled in minutes.
@@ -72,6 +81,18 @@ SHAPES = {
     "4b_1024_4096": Shape(GEMMA3_4B, 6, 1024, 4096),
     "270m_128_1280": Shape(GEMMA3_270M, 18, 128, 1280),
     "1b_26l_1024_4096": Shape(GEMMA3_1B, 26, 1024, 4096),
+    "6l_512_4096_ring": Shape(GEMMA3_270M, 6, 512, 4096, settings={RING: 512}),
+    "6l_512_4096_ring_5_of_6": Shape(GEMMA3_270M, 6, 512, 4096, pattern=6, settings={RING: 512}),
+    "6l_prefills_4096_ring": Shape(
+        GEMMA3_270M, 6, 128, 4096, prefills=(256, 512, 1024), settings={RING: 1024}
+    ),
+    "3l_vocabulary": Shape(GEMMA3_270M, 3, 128, 1024, vocabulary=262144),
+    "3l_vocabulary_4_bits": Shape(
+        GEMMA3_270M, 3, 128, 1024, vocabulary=262144, settings={RECIPE: "dynamic_wi4_afp32"}
+    ),
+    "3l_vocabulary_head_4_bits": Shape(
+        GEMMA3_270M, 3, 128, 1024, vocabulary=262144, settings={RECIPE: HEAD_AT_4}
+    ),
 }
 FLOAT = ".float32"
 
@@ -92,7 +113,7 @@ def checkpoint(shape: Shape, folder: Path) -> None:
         head_size=own.head_size,
         hidden=own.hidden,
         ffn=own.ffn,
-        vocab=VOCABULARY,
+        vocab=shape.vocabulary,
         prefill=shape.prefill,
         cache=shape.cache,
         window=WINDOW,
@@ -100,7 +121,8 @@ def checkpoint(shape: Shape, folder: Path) -> None:
     config: dict[str, Any] = {"max_position_embeddings": 2 * shape.cache, "initializer_range": 0.02}
     if own.family == "gemma3":
         config["layer_types"] = [
-            "full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(shape.layers)
+            "sliding_attention" if (layer + 1) % shape.pattern else "full_attention"
+            for layer in range(shape.layers)
         ]
     families.save_checkpoint(own.family, sizes, folder, **config)
 
@@ -108,12 +130,13 @@ def checkpoint(shape: Shape, folder: Path) -> None:
 def prompts(folder: Path, shape: Shape) -> None:
     """Calibration prompts where the pipeline looks for them: a JSON string a line, in the file of the task `ALL`.
 
-    One is shorter than a prefill, one goes on beyond it, one nearly fills the cache: a word is a token.
+    For each prefill one is shorter and one goes on beyond it, one nearly fills the cache: a word is a token.
     """
     folder.mkdir(exist_ok=True)
+    reaching = [half * length // 2 for length in (shape.prefill, *shape.prefills) for half in (1, 3)]
     lines = (
         " ".join(f"w{(7 * line + 13 * word) % 400 + 4}" for word in range(words))
-        for line, words in enumerate((shape.prefill // 2, 3 * shape.prefill // 2, 7 * shape.cache // 8))
+        for line, words in enumerate([*reaching, 7 * shape.cache // 8])
     )
     (folder / "ALL.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -132,9 +155,10 @@ def make(name: str, folder: Path) -> None:
             str(source),
             "qualcomm",
             "SM8750",
-            prefill_lengths=[shape.prefill],
+            prefill_lengths=[shape.prefill, *shape.prefills],
             cache_length=shape.cache,
             max_calibration_decode_steps=CALIBRATION_STEPS,
+            **shape.settings,
         ),
     )
     bundle, made = str(exported / "model.litertlm"), folder / f"{name}.tflite"
@@ -142,7 +166,7 @@ def make(name: str, folder: Path) -> None:
         stage(exported, lambda to: stages.npu_export(config, str(to), quantization_recipe="none"))
         save(open_container(bundle).parts[0].model, made)
     else:
-        stage(exported, lambda to: stages.npu_export(config, str(to)))
+        stage(exported, lambda to: stages.npu_export(config, str(to), **own_recipe(config, scratch)))
         prompts(scratch / "prompts", shape)
         calibrate_and_quantize(stages, config, bundle, scratch).replace(made)
     shutil.rmtree(scratch)
