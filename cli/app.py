@@ -1,10 +1,12 @@
 """The arguments of every command. Parsing gives back what to do; nothing of the library is loaded before that."""
 
+import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
+import typer.core
 
 from edge_opt.cli.declare import (
     REQUIRED,
@@ -29,7 +31,27 @@ FORMS = ("as-found", "split", "unpack", "split-above")
 BACKENDS = ("xnnpack", "reference", "both", "tensorflow")
 PLACES = ("cpu", "npu")
 
+GROUPS = {
+    "Models": ("convert", "inspect", "explain", "compare", "shapes"),
+    "Phones": ("build", "evaluate", "profile", "tune"),
+    "In your CI": ("golden",),
+    "What there is": ("demo", "passes", "targets"),
+}
+
+
+class GroupedCommands(typer.core.TyperGroup):
+    """Lists the commands by what they are for, each with the first part of its help and without cutting it."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each group."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                helps = ((name, self.commands[name].help or "") for name in names)
+                formatter.write_dl([(name, re.split(r"[:;]", text)[0].rstrip(".")) for name, text in helps])
+
+
 app = typer.Typer(
+    cls=GroupedCommands,
     help="Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed.",
     epilog="Exit codes: 0 done; 1 a difference was found, or --require-all and a site was not converted; 2 usage; "
     "3 the model cannot be read; 4 nothing matched under --require-match; 5 the output could not be written.",
@@ -76,7 +98,7 @@ def _version(wanted: bool) -> None:
 def edge_opt(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed."""

@@ -82,6 +82,8 @@ def _asked_to_end(received: list[signal.Signals]) -> Iterator[None]:
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if not arguments or arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     # Parsing only gives back what to do: what a command raises is ours to explain, not typer's.
     chosen: Action | int | None
     with output.writing():  # help and version are printed while parsing

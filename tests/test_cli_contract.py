@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import typer
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 
 import edge_opt
@@ -54,6 +55,20 @@ def test_help_names_every_command_and_the_exit_codes(capsys: Captured) -> None:
     for command in COMMANDS:
         assert f"  {command} " in ran.out
     assert "Exit codes: 0 done; 1 a difference" in ran.out
+
+
+def test_help_is_printed_by_the_program_alone_and_by_the_word(capsys: Captured) -> None:
+    shown = run(capsys, "--help")
+    assert run(capsys) == shown
+    assert run(capsys, "help") == shown
+    assert run(capsys, "help", "golden", "check") == run(capsys, "golden", "check", "--help")
+    assert run(capsys, "-V") == run(capsys, "--version")
+
+
+def test_every_command_stands_in_one_group_of_the_help_and_is_not_cut(capsys: Captured) -> None:
+    names = [name for group in app.GROUPS.values() for name in group]
+    assert sorted(names) == sorted(typer.main.get_command(app.app).commands)  # type: ignore[attr-defined]
+    assert "..." not in run(capsys, "--help").out.partition("Models:")[2]
 
 
 @pytest.mark.parametrize("command", OPTIONS)
@@ -107,7 +122,6 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Missing command"),
         (["conver"], "No such command 'conver', did you mean 'convert'?"),
         (["convert"], "Missing argument 'IN'"),
         (["compare", "a"], "Missing argument 'B'"),
