@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge_opt import convert, inspect
 from edge_opt.attention.positions import Rotary, find_rotary
 from edge_opt.conversion import ConversionResult
+from edge_opt.conversion.container import Sections
 from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
 from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Proof, SiteReport, Status
@@ -261,6 +262,14 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
     )
     assert rope(load(after.content(0)), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
     assert convert(output, tmp_path / "again.litertlm").converted == []
+
+
+@pytest.mark.parametrize("sections", ["prefill-decode", "all"])
+def test_comparing_whole_models_leaves_out_what_is_meant_to_differ(
+    sections: Sections, tmp_path: Path
+) -> None:
+    result = convert(written(tmp_path), tmp_path / "opt.litertlm", verify="full", sections=sections)
+    assert [found.name.rsplit("/")[-1] for found in result.whole] == ["prefill_4"]
 
 
 ONLY_A_RING = b"\x0a\x04\x12\x02\x30\x03"
