@@ -162,7 +162,8 @@ def test_short_prompts_would_have_made_a_bundle_that_ignores_its_cache(
     made = Job("quantize", str(ruined), {**inputs, "ranges": str(folder / "ranges")}, config)
     pipeline.quantize(made, lambda *_: None)
     assert {one.rule for one in inspect(made.model).soundness} >= {"range-too-narrow"}
-    assert inspect(work / "quantize" / "model.litertlm").soundness == []
+    mended = inspect(work / "quantize" / "model.litertlm").soundness
+    assert {one.rule for one in mended} <= {"positions-stop"}, "which our stage mends"
 
     prompt = " ".join(f"w{(7 * word * word + 13 * word) % 400 + 4}" for word in range(700))
     words = [f"w{word}" for word in range(4, 20)]

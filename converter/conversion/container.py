@@ -21,7 +21,7 @@ from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.executor_metadata import read_executor_metadata
 from edge_opt.schema.litertlm import LiteRTLMBundle
 from edge_opt.schema.sections import Bundle
-from edge_opt.soundness import RULES, Rule, Unsound, soundness, stopped_positions
+from edge_opt.soundness import Unsound, broken_ranges, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
 MAIN_SECTION = "prefill_decode"
@@ -159,16 +159,16 @@ def _described(signature: Signature) -> SignatureInfo:
     return SignatureInfo(signature.key, inputs, outputs)
 
 
-def find_unsound(container: Container, rules: Iterable[Rule] = RULES) -> list[Unsound]:
+def find_unsound(container: Container) -> list[Unsound]:
     """What was ruined in the models of a container, and in those of its bundle that it leaves alone."""
     bundle, chosen = container.bundle, {part.index: part.model for part in container.parts}
     if bundle is None:
-        return soundness(container.parts[0].model, rules)
+        return list(broken_ranges(container.parts[0].model))
     found = []
     for index, section in enumerate(bundle.sections):
         with suppress(ModelFormatError):  # one that is only copied need not be of a kind that we read
             model = chosen.get(index) or load(bundle.content(index)) if section.is_model else Model()
-            found += [replace(unsound, model=section.model_type) for unsound in soundness(model, rules)]
+            found += [replace(unsound, model=section.model_type) for unsound in broken_ranges(model)]
     return found
 
 
