@@ -207,6 +207,7 @@ def test_a_name_is_that_of_all_signatures_or_of_the_one_in_front_of_it() -> None
     assert inputs_of(one) == {"first": [(2, 4)] * 2, "second": [(-1, 4)], "third": [(2, 4)]}
     both = {"second/x": (3, 4), "first/x": (2, 4), "mask": (2, 4)}
     assert inputs_of(both) == {"first": [(2, 4)] * 2, "second": [(3, 4)], "third": [(2, 4)]}
+    assert inputs_of({"x": (2, 4), "second/x": (3, 4), "mask": (2, 4)}) == inputs_of(both)
     assert inputs_of({"x": (2, 4), "mask": (2, 4)}) == {
         "first": [(2, 4)] * 2,
         "second": [(2, 4)],
@@ -242,6 +243,13 @@ REFUSED = {
         r"do not go together: subgraph 'first', operator 0 \(ADD\): sizes do not broadcast: 2 in tensor 'x' \(axis 0",
     ),
 }
+
+
+def test_signatures_of_one_subgraph_get_one_shape() -> None:
+    alias = "signature fourth = #1 (z=%x) -> (y=%y)"
+    given = {"second/x": (3, 4), "fourth/z": (2, 4)}
+    with pytest.raises(UsageError, match="input 'fourth/z' is that of another signature too"):
+        inputs_of(given, TWICE + alias)
 
 
 @pytest.mark.parametrize("case", REFUSED)

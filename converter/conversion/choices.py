@@ -145,17 +145,23 @@ def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> 
         for part, own in zip(container.parts, found, strict=True)
         for name, inputs in part.model.inputs()
     ]
-    known: dict[str, list[tuple[dict[Tensor, Shape], str, Tensor]]] = {}
-    for full, signature, inputs, own in signatures:
-        for name, tensor in inputs.items():
-            for key in dict.fromkeys((name, f"{signature}/{name}", f"{full}/{name}")):
-                known.setdefault(key, []).append((own, f"{full}/{name}", tensor))
-    # What names all signatures comes first: one of them may be given another shape.
-    for key in sorted(shapes, key=lambda key: -len(known.get(key, ()))):
+    named = [
+        (own, tensor, (f"{full}/{name}", f"{signature}/{name}", name))
+        for full, signature, inputs, own in signatures
+        for name, tensor in inputs.items()
+    ]
+    known = list(dict.fromkeys(key for _, _, keys in named for key in reversed(keys)))
+    for key in shapes:
         if key not in known:
             raise unknown("input", key, known)
-        for own, where, tensor in known[key]:
-            own[tensor] = _fitting(where, tensor, shapes[key])
+    for own, tensor, keys in named:
+        # What names one signature comes before what names all.
+        key = next((key for key in keys if key in shapes), None)
+        if (
+            key is not None
+            and own.setdefault(tensor, shape := _fitting(keys[0], tensor, shapes[key])) != shape
+        ):
+            raise UsageError(f"input '{keys[0]}' is that of another signature too: give one shape to both")
     for full, _, inputs, own in signatures:
         left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in own}
         if left and any(tensor in own for tensor in inputs.values()):
