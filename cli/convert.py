@@ -6,6 +6,7 @@ from typing import cast
 
 from edge_opt.cli import declare, output, streams
 from edge_opt.cli.app import Convert
+from edge_opt.cli.entry import EXIT_BUG
 from edge_opt.conversion import ConversionResult, DifferenceFoundError, RequirementError
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion.container import Sections
@@ -18,7 +19,7 @@ _OURS = ("source", "output", "shape", "report", "as_json", "quiet")
 
 
 def run(asked: Convert) -> int:
-    """Convert; sites that stay as they are do not change the exit code."""
+    """Convert; sites that stay as they are do not change the exit code, unless a mistake of ours is why."""
     reports = asked.report or []
     for number, path in enumerate(reports):
         others = (asked.source, asked.output, *reports[:number])
@@ -38,7 +39,7 @@ def run(asked: Convert) -> int:
         elif not asked.quiet:
             show(result)
             output.say(*(f"Report: {path}" for path in reports))
-    return 0
+    return EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
 def _write_reports(asked: Convert, result: ConversionResult) -> None:

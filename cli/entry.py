@@ -24,7 +24,6 @@ EXIT_USAGE = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-TRACEBACK = "EDGE_OPT_TRACEBACK"
 
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -94,7 +93,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception, *, as_json: bool) -> int:
-    from edge_opt.schema.errors import EdgeOptError  # noqa: PLC0415
+    from edge_opt.schema.errors import TRACEBACK, EdgeOptError  # noqa: PLC0415
 
     if isinstance(error, EdgeOptError):
         code, sentence = error.exit_code, streams.named(str(error))
@@ -118,6 +117,8 @@ def _usage_sentence(error: Any) -> str:
 
 
 def _bug_sentence(error: Exception) -> str:
+    from edge_opt.schema.errors import TRACEBACK  # noqa: PLC0415
+
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return (
         f"this is a bug in edge-opt, please report it with the command and the model's source: {what} "

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 _MOST_NAMED = 40
+
+TRACEBACK: Final = "EDGE_OPT_TRACEBACK"
+"""Set in the environment: mistakes of edge-opt end the program at once, and show where they are."""
 
 
 class EdgeOptError(Exception):

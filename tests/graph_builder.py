@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor
-from edge_opt.ir.operators import options_table
+from edge_opt.ir.options import options_table
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import infer_operator
 from edge_opt.shapes.call import constants_of

@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
-from edge_opt.ir.operators import options_table
+from edge_opt.ir.options import options_table
 from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Call, Constant
 from edge_opt.shapes.folding import fold

@@ -132,4 +132,5 @@ class Reduce(Rule):
 
 def _reduced_axes(of: Labelled) -> set[int]:
     rank = len(of.input(0).shape)
-    return {axis % rank for axis in constant_integers(of.operator, 1)}
+    # Of a scalar, TFLite takes any axes: there is none to reduce.
+    return {axis % rank for axis in constant_integers(of.operator, 1)} if rank else set()

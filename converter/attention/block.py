@@ -12,10 +12,10 @@ from edge_opt.attention.matcher import Matcher
 from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import is_product, multiplies_activations
 from edge_opt.attention.surroundings import (
-    OPAQUE,
     SOFTMAXES,
     between_products,
     holds_several,
+    is_opaque,
     is_residual,
     last_computation,
     producers,
@@ -24,6 +24,7 @@ from edge_opt.attention.surroundings import (
     weighing_sum,
 )
 from edge_opt.ir import Operator, Subgraph
+from edge_opt.shapes.trust import doubted
 
 __all__ = ["Block", "Match", "NotABlock", "find_blocks"]
 
@@ -36,8 +37,13 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     Where several SOFTMAXes weigh the same values together, they are one attention, told of the first. Attention without
     a SOFTMAX stands at the operator that makes what weighs the values.
     """
+    with doubted([subgraph]):
+        yield from _found(subgraph)
+
+
+def _found(subgraph: Subgraph) -> Iterator[Match]:
     finder = _Finder(subgraph)
-    softmaxes = [operator for operator in subgraph.operators if operator.name in SOFTMAXES]
+    softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
     # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
     for softmax in reversed(softmaxes):
         finder.match(softmax)
@@ -94,9 +100,11 @@ class _Finder:
         if is_product(softmax):
             reason = "linear attention: nothing lies between this product and the next"
             return NotABlock(softmax, Refusal(reason, softmax))
+        if softmax.doubt:
+            return NotABlock(softmax, Refusal("the recorded shapes do not fit", softmax))
         products = value_products(softmax)
         if isinstance(products, Refusal):
-            opaque = products.operator is not None and products.operator.name in OPAQUE
+            opaque = products.operator is not None and is_opaque(products.operator)
             summed = weighing_sum(softmax)
             if summed is not None:
                 text = "the probabilities weigh values by MUL and a sum, which is not split"

@@ -39,6 +39,7 @@ class Composite(Rule):
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._bodies: dict[tuple[int, Factored, int], int] = {}
         self._inner = OperandFactors({**RULES, COMPOSITE: self})
 
     def operands(self, of: Labelled) -> Operands:
@@ -54,10 +55,18 @@ class Composite(Rule):
         return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
     def made(self, one: OneHead) -> Tensor:
-        body = self._for_one_head(body_of(self._model, one.of.operator), one.of.factored, f"head_{one.head}")
-        self._model.subgraphs.append(body)
+        body = body_of(self._model, one.of.operator)
+        key = (id(body), fx.canonical(one.of.factored), one.head)
+        if not one.keep_axes:
+            self._bodies.clear()
+        # Calls within one body share one: where each calls the next twice, there would be twice as many at every level.
+        place = self._bodies.get(key)
+        if place is None:
+            made = self._for_one_head(body, one.of.factored, f"head_{one.head}")
+            place = self._bodies[key] = len(self._model.subgraphs)
+            self._model.subgraphs.append(made)
         read = {index: one.piece(index) for index in range(len(body.inputs))}
-        return one.clone(read, one.of.piece_shape(keep=True), **{BODY: len(self._model.subgraphs) - 1})
+        return one.clone(read, one.of.piece_shape(keep=True), **{BODY: place})
 
     def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored]:
         """Factors of all that the result is made of, by the identity of the body's tensors."""

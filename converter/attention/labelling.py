@@ -9,8 +9,6 @@ from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import Labelled, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product, rule_of
 from edge_opt.ir import Operator, Tensor
-from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.call import constants_of
 
 DEEPEST = 60
 """Operators that a label is followed through at most; real blocks have under thirty."""
@@ -44,7 +42,6 @@ class OperandFactors:
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
-        self._refused: dict[Operator, Refusal | None] = {}
         self._known: dict[tuple[Operator, Factored, int], Operands | Refusal | None] = {}
 
     def __call__(self, operator: Operator, result: Factored, output: int = 0) -> Operands | Refusal | None:
@@ -69,9 +66,11 @@ class OperandFactors:
 
     def distrusted(self, operator: Operator) -> Refusal | None:
         """Why the recorded shapes of an operator tell nothing; None where they do."""
-        if operator not in self._refused:
-            self._refused[operator] = _shapes_disagree(operator)
-        return self._refused[operator]
+        if operator.doubt:
+            return Refusal("the recorded shapes do not fit", operator)
+        if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
+            return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
+        return None
 
     def of(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
         """As for the operator that defines the tensor; None where that is none."""
@@ -117,22 +116,6 @@ def output_index(tensor: Tensor) -> int:
     """Which result of its operator a tensor is."""
     assert tensor.producer is not None
     return next(i for i, output in enumerate(tensor.producer.outputs) if output is tensor)
-
-
-def _shapes_disagree(operator: Operator) -> Refusal | None:
-    if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
-        return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
-    try:
-        shapes = [None if tensor is None else tensor.shape for tensor in operator.inputs]
-        derived = infer_operator(operator, shapes, constants_of(operator))
-    except ShapeError as error:
-        return Refusal(f"the recorded shapes do not fit: {error}", operator)
-    for shape, output in zip(derived, operator.outputs, strict=False):
-        if shape is not None and -1 not in shape and tuple(shape) != output.shape:
-            return Refusal("the recorded shape is wrong", operator, output, tuple(shape), output.shape)
-        if 0 in output.shape:
-            return Refusal("an empty tensor", operator, output)
-    return None
 
 
 class Labelling:

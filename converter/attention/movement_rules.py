@@ -343,6 +343,8 @@ def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | 
 
     The indices must be 0 .. size-1, each `inner` times in a row, and all of that `outer` times over.
     """
+    if not indices or not size:
+        return None
     inner = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
     outer = len(indices) // (inner * size)
     if [i // inner % size for i in range(len(indices))] != list(indices):

@@ -162,6 +162,11 @@ def softmax_behind(product: Operator) -> Operator | None:
 # Behind it
 
 
+def is_opaque(operator: Operator) -> bool:
+    """True where nobody can say what an operator makes of what it reads."""
+    return operator.name in OPAQUE or bool(operator.doubt)
+
+
 def value_products(softmax: Operator) -> Weighings | Refusal:
     """The products of the probabilities with the values."""
     found: Weighings = {}
@@ -182,11 +187,11 @@ def value_products(softmax: Operator) -> Weighings | Refusal:
                 found[operator] = Weighing(operand, shape[-1 - operand])
             elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
                 frontier.extend(operator.outputs)
-            elif blocked is None or operator.name in OPAQUE:
+            elif blocked is None or is_opaque(operator):
                 blocked = operator
     if found:
         return found
-    if blocked is not None and blocked.name in OPAQUE:
+    if blocked is not None and is_opaque(blocked):
         return Refusal("the probabilities go into an operator that nothing is known of", blocked)
     return Refusal("no value product behind this SOFTMAX: not attention", blocked)
 

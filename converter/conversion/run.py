@@ -56,6 +56,7 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
 from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
+from edge_opt.shapes.trust import doubted
 from edge_opt.targets import Target, load_target
 
 _LONGEST = 1_000_000
@@ -256,19 +257,20 @@ def _rewrite(
             progress("rewriting", len(result.sites), max(total, len(result.sites)))
 
     split = PASSES[MhaToSha.name] in passes
-    for name, graph in entries:
-        if first[id(graph)] != name:
-            continue
-        context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
-        context.positions = positions
-        reported = len(result.sites)
-        for chosen_pass in passes:
-            run_pass(chosen_pass, context)
-        own = result.sites[reported:]
-        for site in attention_left(model, graph, context.signature, own, split=split):
+    with doubted(model.subgraphs):
+        for name, graph in entries:
+            if first[id(graph)] != name:
+                continue
+            context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
+            context.positions = positions
+            reported = len(result.sites)
+            for chosen_pass in passes:
+                run_pass(chosen_pass, context)
+            own = result.sites[reported:]
+            for site in attention_left(model, graph, context.signature, own, split=split):
+                on_site(site)
+        for site in attention_uncalled(model):
             on_site(site)
-    for site in attention_uncalled(model):
-        on_site(site)
     own = result.sites[done:]
     if any(site.status is Status.CONVERTED for site in own):
         raise_runtime_version(model)

@@ -22,6 +22,7 @@ from edge_opt.proof.source import ModelLike
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
 from edge_opt.schema.strict_json import strict
+from edge_opt.shapes.trust import doubted
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, Target, lint, load_target
 
@@ -195,12 +196,13 @@ def example_rewrite(
     graph = dict(model.entry_points())[signature]
     context = Context(model, graph, signature, target or load_target("generic"), Constants(model))
     context.positions = positions_of([model])
-    for site in PASSES[chosen].sites(context):
-        rewrite = site.build() if isinstance(site, Site) else None
-        if isinstance(rewrite, Rewrite):
-            names = _short_names(_argument_names(model, signature, graph))
-            new = hoisted(_changed(rewrite.old, rewrite.new))
-            return Example(signature, rewrite.old, new, names)
+    with doubted(model.subgraphs):
+        for site in PASSES[chosen].sites(context):
+            rewrite = site.build() if isinstance(site, Site) else None
+            if isinstance(rewrite, Rewrite):
+                names = _short_names(_argument_names(model, signature, graph))
+                new = hoisted(_changed(rewrite.old, rewrite.new))
+                return Example(signature, rewrite.old, new, names)
     return None
 
 

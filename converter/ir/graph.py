@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType
+from edge_opt.ir.options import default_options
 from edge_opt.ir.quantization import Quantization, same_quantization
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table
@@ -174,6 +175,7 @@ class Operator:
         "_outputs",
         "_previous",
         "code",
+        "doubt",
         "intermediates",
         "options",
         "subgraph",
@@ -195,14 +197,16 @@ class Operator:
         self._outputs = tuple(outputs)
         self.options = options
         self.table = table
+        self.doubt = ""
+        """Why its recorded shapes are not to be believed; then nothing that goes by names knows the operator."""
         self.subgraph: Subgraph | None = None
         self._previous: Operator | None = None
         self._next: Operator | None = None
 
     @property
     def name(self) -> str:
-        """The schema's name of the operator, e.g. BATCH_MATMUL."""
-        return self.code.name
+        """The schema's name of the operator, e.g. BATCH_MATMUL; with a doubt, that too."""
+        return f"{self.code.name} ({self.doubt})" if self.doubt else self.code.name
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
@@ -227,10 +231,10 @@ class Operator:
         return tensor
 
     def option(self, name: str) -> int | float | bool:
-        """A scalar option's value, or the schema's default where the options are left out."""
-        if self.options is None:
-            return 0
-        value: int | float | bool = self.options.get(name)
+        """A scalar option's value, or the schema's default where it, or all options, are left out."""
+        options = self.options or default_options(self.code.name)
+        assert options is not None
+        value: int | float | bool = options.get(name)
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
@@ -243,7 +247,9 @@ class Operator:
         """The operator once more, in no subgraph, on what `tensor` gives for each of its own."""
         inputs = [None if t is None else tensor(t) for t in self._inputs]
         outputs, intermediates = map(tensor, self._outputs), map(tensor, self.intermediates)
-        return Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
+        made = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
+        made.doubt = self.doubt
+        return made
 
     def __repr__(self) -> str:
         inputs, outputs = (
@@ -302,6 +308,8 @@ class Subgraph:
         self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
         self._given: tuple[list[Tensor], set[int]] = ([], set())
         self._named: dict[int, Tensor] = {}
+        self.is_checked = False
+        """Operators whose recorded shapes do not fit have a `doubt`."""
 
     def __len__(self) -> int:
         return self._count

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor
-from edge_opt.ir.operators import options_table, required_version
+from edge_opt.ir.operators import required_version
+from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile

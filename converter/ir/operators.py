@@ -1,39 +1,10 @@
-"""What the schema does not say of operators: options tables, numbers of inputs and outputs, versions."""
+"""What the schema does not say of operators: numbers of inputs and outputs, versions."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Final, NamedTuple
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Operator, Tensor
-from edge_opt.schema.tables import UNIONS
-
-# Operators whose options table is not named after them (schema.fbs, union BuiltinOptions).
-_SHARED_OPTIONS = {
-    operator: table
-    for table, operators in {
-        "Conv3DOptions": "CONV_3D_TRANSPOSE",
-        "EmbeddingLookupSparseOptions": "EMBEDDING_LOOKUP_SPARSE",
-        "L2NormOptions": "L2_NORMALIZATION",
-        "MaximumMinimumOptions": "MAXIMUM MINIMUM",
-        "Pool2DOptions": "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D",
-        "RNNOptions": "RNN",
-        "RandomOptions": "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM",
-        "ReducerOptions": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM",
-        "SequenceRNNOptions": "UNIDIRECTIONAL_SEQUENCE_RNN",
-    }.items()
-    for operator in operators.split()
-}
-
-
-@cache
-def options_table(operator: str) -> str | None:
-    """Name of the table that holds an operator's options; None where it has none."""
-    assert operator in BUILTIN_OPERATORS, operator
-    wanted = operator.replace("_", "").lower() + "options"
-    tables = (*UNIONS["BuiltinOptions"].values(), *UNIONS["BuiltinOptions2"].values())
-    named_after_it = (table for table in tables if table.lower() == wanted)
-    return _SHARED_OPTIONS.get(operator) or next(named_after_it, None)
+from edge_opt.ir.graph import Operator, Tensor
 
 
 class Arity(NamedTuple):

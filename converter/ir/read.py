@@ -14,9 +14,10 @@ from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature
-from edge_opt.ir.operators import misformed, options_table
+from edge_opt.ir.operators import misformed
+from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
-from edge_opt.ir.references import check_references
+from edge_opt.ir.references import SUBGRAPH_FIELDS, check_references
 from edge_opt.schema.data import Source
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import ModelFile, read_model
@@ -225,6 +226,8 @@ class _SubgraphReader:
         expected = options_table(code.name)
         if options is not None and expected is not None and options.name != expected:
             raise self._fail(f"{where}: has {options.name}, expected {expected}")
+        if options is None and expected in SUBGRAPH_FIELDS:
+            raise self._fail(f"{where}: has no options, which say what subgraph to run")
         return options
 
 

@@ -1,6 +1,6 @@
 """Questions about a set of operators: what it reads, what the rest of the graph needs of it, whether it has effects."""
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Subgraph, Tensor
@@ -74,12 +74,25 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     State is what lies behind a handle (variables, tables) or in a tensor that is kept from one run to the next. An
     operator that calls subgraphs is as pure as those; without `subgraphs` (the model's) it is not.
     """
-    if operator.name in _UNKNOWN or operator.name in _RANDOM:
+    if not subgraphs and subgraph_indices(operator.options):
         return False
+    return all(map(_only_computes, with_called([operator], subgraphs)))
+
+
+def _only_computes(operator: Operator) -> bool:
     tensors = (*operator.inputs, *operator.outputs, *operator.intermediates)
-    if any(t is not None and (t.is_variable or t.dtype in _HANDLES) for t in tensors):
-        return False
-    called = subgraph_indices(operator.options)
-    if called and not subgraphs:
-        return False
-    return all(is_pure(inner, subgraphs) for index in called for inner in subgraphs[index].operators)
+    return operator.code.name not in _UNKNOWN | _RANDOM and not any(
+        tensor is not None and (tensor.is_variable or tensor.dtype in _HANDLES) for tensor in tensors
+    )
+
+
+def with_called(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> Iterator[Operator]:
+    """The operators, and those of all subgraphs that they call; each subgraph once, however often it is called."""
+    pending, seen = list(operators), set[int]()
+    while pending:
+        operator = pending.pop()
+        yield operator
+        for index in subgraph_indices(operator.options):
+            if index not in seen:
+                seen.add(index)
+                pending.extend(subgraphs[index].operators)

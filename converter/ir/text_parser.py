@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Model, Signature
-from edge_opt.ir.operators import options_table
+from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import EdgeOptError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from edge_opt.passes.rewrite import (
     share_equal,
     version_violation,
 )
-from edge_opt.schema.errors import EdgeOptError
+from edge_opt.schema.errors import TRACEBACK, EdgeOptError
 from edge_opt.targets import Target
 
 
@@ -121,7 +122,8 @@ class Prover(Protocol):
 class SiteReport:
     """One place where a pass could apply, and the verdict; `settled` where there was nothing to do.
 
-    `note` is what a user should know of a site that was converted: values clamped, or no longer saturated.
+    `note` is what a user should know of a site that was converted: values clamped, or no longer saturated. `is_bug`: it
+    stays because of a mistake of edge-opt, which should be reported.
     """
 
     pass_name: str
@@ -135,6 +137,7 @@ class SiteReport:
     settled: bool = False
     proof: Proof | None = None
     note: str = ""
+    is_bug: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For reports; `index` counts the sites of a pass in a signature."""
@@ -211,6 +214,7 @@ class SkippedSite:
     settled: bool = False
     heads: int | None = None
     kv_heads: int | None = None
+    is_bug: bool = False
 
 
 @dataclass(slots=True)
@@ -285,7 +289,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     """
     reports: list[SiteReport] = []
     subgraphs = len(context.model.subgraphs)
-    sites = deque(chosen.sites(context))
+    sites = deque(_sites(chosen, context))
     frame = Frame(context.model, context.subgraph) if any(isinstance(site, Site) for site in sites) else None
     staying: list[Operator] = []
     added: list[Operator] = []
@@ -295,17 +299,12 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     while sites:
         site = sites.popleft()
         begun.add(site.operator)
-        name, heads = site.operator.outputs[0].name, (site.heads, site.kv_heads)
-        report = SiteReport(
-            chosen.name, context.signature, len(reports), Status.SKIPPED, "", *heads, operator=name
-        )
-        if left_open := context.left_open([site.operator]):
-            report.reason = left_open
-        elif isinstance(site, SkippedSite):
-            report.reason, report.settled = site.reason, site.settled
-        elif context.frozen:
-            report.reason = context.frozen
-        elif (rewrite := _accepted(chosen, site, context, report)) is not None:
+        report = _begun(chosen, site, context, len(reports))
+        if (
+            isinstance(site, Site)
+            and not report.reason
+            and (rewrite := _tried(chosen, site, context, report))
+        ):
             assert frame is not None
             frame.allow(rewrite)
             staying += commit(rewrite)
@@ -315,7 +314,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         if context.on_site is not None:
             context.on_site(report)
         if not sites and chosen.repeats:
-            sites.extend(found for found in chosen.sites(context) if found.operator not in begun)
+            sites.extend(found for found in _sites(chosen, context) if found.operator not in begun)
     violation = frame and frame.violation()
     if violation:
         raise BrokenFrameError(
@@ -328,6 +327,18 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     return reports
 
 
+def _begun(chosen: Pass, site: Site | SkippedSite, context: Context, index: int) -> SiteReport:
+    """The report of a site, with the reason where it stays as it is, whatever a rewrite would be."""
+    name, heads = site.operator.outputs[0].name, (site.heads, site.kv_heads)
+    report = SiteReport(chosen.name, context.signature, index, Status.SKIPPED, "", *heads, operator=name)
+    if isinstance(site, SkippedSite):
+        report.reason, report.settled, report.is_bug = site.reason, site.settled, site.is_bug
+    if not report.is_bug and (left_open := context.left_open([site.operator])):
+        report.reason, report.settled = left_open, False
+    report.reason = report.reason or context.frozen
+    return report
+
+
 def _coming(
     chosen: Pass, context: Context, sites: Iterable[Site | SkippedSite], begun: Collection[Operator]
 ) -> Iterator[tuple[Rewrite, Demand]]:
@@ -335,9 +346,38 @@ def _coming(
     for site in sites:
         if site.operator in begun or isinstance(site, SkippedSite):
             continue
-        rewrite = site.build()
+        try:
+            rewrite = site.build()
+        except Exception:  # noqa: S112  told when it is the site's turn
+            continue
         if isinstance(rewrite, Rewrite):
             yield rewrite, site.demand or chosen.demand
+
+
+def _sites(chosen: Pass, context: Context) -> Iterator[Site | SkippedSite]:
+    """The sites of a pass; where looking for them fails, those until then, and what failed."""
+    try:
+        yield from chosen.sites(context)
+    except Exception as error:
+        last = deque(context.subgraph.operators, 1)
+        yield SkippedSite(last[0], f"looking for further sites failed: {_bug(error)}", is_bug=True)
+
+
+def _tried(chosen: Pass, site: Site, context: Context, report: SiteReport) -> Rewrite | None:
+    """As `_accepted`; an error that nobody foresaw is this site's reason, and the others go on."""
+    try:
+        return _accepted(chosen, site, context, report)
+    except Exception as error:
+        report.status, report.reason, report.is_bug = Status.ROLLED_BACK, _bug(error), True
+        return None
+
+
+def _bug(error: Exception) -> str:
+    """The words for an error that is a mistake of ours; others are raised, and all where a traceback is wanted."""
+    if isinstance(error, EdgeOptError) or os.environ.get(TRACEBACK):
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"
 
 
 def _accepted(chosen: Pass, site: Site, context: Context, report: SiteReport) -> Rewrite | None:

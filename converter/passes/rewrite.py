@@ -8,10 +8,9 @@ from types import MappingProxyType
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.ir import Model, Operator, OperatorCode, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
-from edge_opt.ir.references import subgraph_indices
-from edge_opt.ir.region import is_pure, read_outside, reads
+from edge_opt.ir.region import is_pure, read_outside, reads, with_called
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Fact, constants_of, recorded_shape
 from edge_opt.shapes.dimension import Shape
@@ -162,12 +161,15 @@ def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:
     return None
 
 
-def shape_violation(operators: Iterable[Operator], calls: Model | None = None) -> str | None:
+def shape_violation(
+    operators: Iterable[Operator], calls: Model | None = None, known: dict[int, str | None] | None = None
+) -> str | None:
     """Where a derived shape is not the recorded one, dynamic dimensions included; None where all agree.
 
-    `calls`: the model whose subgraphs the operators call; these are looked through, too.
+    `calls`: the model whose subgraphs the operators call; these are looked through, too, but for those that are `known`
+    (by index, with their violation).
     """
-    enter = (lambda *_: None) if calls is None else partial(_enter, calls)
+    enter = (lambda *_: None) if calls is None else partial(_enter, calls, {} if known is None else known)
     for operator in operators:
         shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
         try:
@@ -182,12 +184,15 @@ def shape_violation(operators: Iterable[Operator], calls: Model | None = None) -
     return None
 
 
-def _enter(model: Model, index: int, shapes: Sequence[Shape | None], values: object) -> list[Fact]:
+def _enter(
+    model: Model, known: dict[int, str | None], index: int, shapes: Sequence[Shape | None], _: object
+) -> list[Fact]:
     """Shapes of a called subgraph's results, which it must derive itself from what it is called with."""
-    del values
     body = model.subgraphs[index]
     recorded = [recorded_shape(tensor) for tensor in body.inputs]
-    violation = shape_violation(body.operators, model)
+    if index not in known:
+        known[index] = shape_violation(body.operators, model, known)
+    violation = known[index]
     if violation is None and list(shapes) != recorded:
         violation = f"the inputs are recorded as {recorded}, it is called with {list(shapes)}"
     if violation is not None:
@@ -200,7 +205,8 @@ def version_violation(rewrite: Rewrite) -> str | None:
 
     The runtime does not look at it, other readers do. Copies of operators that were there keep what the file says.
     """
-    known = set(_codes(rewrite.old, rewrite.calls))
+    old = rewrite.old if rewrite.calls is None else with_called(rewrite.old, rewrite.calls.subgraphs)
+    known = {operator.code for operator in old}
     for operator in rewrite.added():
         needed = required_version(operator)
         if operator.code.version < needed and operator.code not in known:
@@ -231,20 +237,8 @@ def _parameters(tensor: Tensor) -> Hashable:
 
 def _tensors(operators: Iterable[Operator], calls: Model | None) -> Iterator[Tensor]:
     """What the operators read and define, and those in the subgraphs that they call."""
-    for operator in operators:
+    for operator in operators if calls is None else with_called(operators, calls.subgraphs):
         yield from (tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None)
-        if calls is not None:
-            for index in subgraph_indices(operator.options):
-                yield from _tensors(calls.subgraphs[index].operators, calls)
-
-
-def _codes(operators: Iterable[Operator], calls: Model | None) -> Iterator[OperatorCode]:
-    """Codes of the operators, and of those in the subgraphs that they call."""
-    for operator in operators:
-        yield operator.code
-        if calls is not None:
-            for index in subgraph_indices(operator.options):
-                yield from _codes(calls.subgraphs[index].operators, calls)
 
 
 def commit(rewrite: Rewrite) -> list[Operator]:

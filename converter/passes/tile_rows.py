@@ -47,6 +47,9 @@ def tiled_block(target: Target, block: Block) -> Block | Refusal:
     if target.rows_per_tile is None or target.rows_per_tile >= rows:
         return block
     size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
+    if 2 * size < target.rows_per_tile:
+        text = f"{rows} rows have no equal blocks of {target.rows_per_tile} rows or somewhat fewer"
+        return Refusal(text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size))
     return row_tiles(block, rows // size)
 
 

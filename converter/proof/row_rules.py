@@ -246,7 +246,7 @@ def _broadcast_to(operator: Operator, box: Box) -> Step:
 def _reduce(operator: Operator, box: Box) -> Step:
     steer = _constant(operator, 1)
     rank = len(operator.input(0).shape)
-    axes = {int(axis) % rank for axis in steer.ravel()}
+    axes = {int(axis) % rank for axis in steer.ravel()} if rank else set()
     kept = iter(box)
     if operator.option("keep_dims"):
         need: Box = tuple(None if axis in axes else box[axis] for axis in range(rank))

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.text import operator_text
 
@@ -47,19 +49,17 @@ def hoisted(operators: Sequence[Operator]) -> list[Operator]:
 def longest_repeat(kinds: Sequence[str], at_least: int = 4) -> Stretch:
     """The stretch of repetitions of `at_least` so many items that covers most."""
     best, covered = Stretch(), 0
+    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
+    numbers = np.array([places[kind] for kind in kinds], np.int64)
     for period in range(at_least, len(kinds) // 2 + 1):
-        for start in range(len(kinds) - 2 * period + 1):
-            times = _times(kinds, start, period)
+        others = np.flatnonzero(numbers[:-period] != numbers[period:])
+        starts = np.arange(len(kinds) - period)
+        # From each start on, as many items as this are the same a period later.
+        same = np.append(others, len(starts))[np.searchsorted(others, starts)] - starts
+        times = 1 + same // period
+        most = int(times.max())
+        if most > 1 and most * period > covered:
             # Of stretches that cover as much the last one ends where a head ends; others begin in the middle of a head.
-            longer = times * period > covered or (times * period == covered and best.period == period)
-            if times > 1 and longer:
-                best, covered = Stretch(start, period, times), times * period
+            start = int(np.flatnonzero(times == most)[-1])
+            best, covered = Stretch(start, period, most), most * period
     return best
-
-
-def _times(kinds: Sequence[str], start: int, period: int) -> int:
-    """How often the `period` items at `start` come one after the other."""
-    times, first = 1, kinds[start : start + period]
-    while kinds[(begin := start + times * period) : begin + period] == first:
-        times += 1
-    return times

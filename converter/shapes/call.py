@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 from numpy.typing import NDArray
 
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.options import default_options
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
@@ -75,10 +76,10 @@ class Call:
         self.enter = enter
         self.assigned = assigned
         self._constant = constant
-        self._options = op.options
+        self._options = op.options or default_options(op.name)
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Return an option's value; `default` where there are no options or the value is an absent vector."""
+        """Return an option's value, the schema's default where it is left out; `default` for an absent vector."""
         if self._options is None:
             return default
         try:
@@ -88,11 +89,11 @@ class Call:
         return default if value is None else value
 
     def flag(self, name: str) -> bool:
-        """Return a boolean option, False where the operator has no options."""
+        """Return a boolean option."""
         return bool(self.option(name, False))
 
     def number(self, name: str) -> int:
-        """Return a whole number given as an option, 0 where the operator has no options."""
+        """Return a whole number given as an option."""
         return int(self.option(name, 0))
 
     def listed(self, name: str, count: int | None = None) -> list[int]:

@@ -169,6 +169,8 @@ def _offset_size(call: Call, axis: int, window: _Window) -> int:
 def gather(call: Call) -> Results:
     """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
     shape, indices, axis = call.shape(0), call.shape(1), call.axis_of(0)
+    if call.is_known(1):
+        call.integers(1)
     batch = call.number("batch_dims")
     batch = batch + len(indices) if batch < 0 else batch
     if not 0 <= batch <= min(axis, len(indices)):

@@ -1,0 +1,46 @@
+"""Finds operators whose recorded shapes are not what their inputs give, once, so that nobody else has to."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from edge_opt.ir import Operator, Subgraph
+from edge_opt.shapes.broadcast import misfit
+from edge_opt.shapes.call import constants_of, recorded_shape
+from edge_opt.shapes.dimension import ShapeError
+from edge_opt.shapes.rules import infer_operator
+
+
+@contextmanager
+def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
+    """Within the block, such operators have a `doubt`: whatever goes by names does not know them."""
+    checked = [graph for graph in graphs if not graph.is_checked]
+    found = [(operator, _doubt(operator)) for graph in checked for operator in graph.operators]
+    for operator, doubt in found:
+        operator.doubt = doubt
+    for graph in checked:
+        graph.is_checked = True
+    try:
+        yield
+    finally:
+        for operator, _ in found:
+            operator.doubt = ""
+        for graph in checked:
+            graph.is_checked = False
+
+
+def _doubt(operator: Operator) -> str:
+    """Why the shapes of an operator tell nothing; empty where they do."""
+    shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
+    try:
+        derived = infer_operator(operator, shapes, constants_of(operator))
+    except ShapeError as error:
+        return error.detail
+    for shape, output in zip(derived, operator.outputs, strict=True):
+        recorded = recorded_shape(output)
+        if shape is not None and recorded is not None:
+            reason = misfit(shape, recorded, allow_refinement=True)
+            if reason is not None:
+                return f"{reason} of '{output.name}'"
+        if 0 in output.shape:
+            return f"'{output.name}' is empty"
+    return ""
