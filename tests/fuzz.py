@@ -12,7 +12,7 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +23,7 @@ from fuzz_seeds import Seed
 
 import edge_opt
 from edge_opt.attention.block import find_blocks
-from edge_opt.conversion import convert
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import from_tables, load, to_bytes
 from edge_opt.schema import (
@@ -122,7 +122,7 @@ def _examine_bundle(content: bytes) -> str:
                 _check_sentence(error)
             return "refused by the reader"
         try:
-            result = convert(source, target, verify="none", sections="all")
+            result = _converted(source, target, sections="all")
         except ModelFormatError as error:
             if not re.search(r"so that no section can be moved|is recorded", str(error)):
                 raise
@@ -151,12 +151,28 @@ def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
             str(match)
     if checksum // _COPIED_ONE_IN % converted_one_in:
         return "matched, not converted"
-    result = convert(model, verify="none", dry_run=True)
+    sizes = {
+        f"{signature}/{name}": [3 if size < 0 else size for size in tensor.shape_signature or tensor.shape]
+        for signature, inputs in model.inputs()
+        for name, tensor in inputs.items()
+        if tensor.is_dynamic
+    }
+    with suppress(UsageError):
+        _converted(model, dry_run=True, shapes=sizes)
+    result = _converted(model, dry_run=True)
     written = load(to_bytes(model))
     after = edge_opt.infer_shapes(written)
     if after and not before:
         raise WrongError(f"shapes disagree that agreed: {after[:3]}")
     return "converted" if result.converted else "accepted"
+
+
+def _converted(source: Any, output: Any = None, **options: Any) -> ConversionResult:
+    result = convert(source, output, verify="none", **options)
+    for site in result.sites:
+        if site.is_bug:
+            raise WrongError(site.reason)
+    return result
 
 
 def _check_copy(root: Table) -> None:

@@ -182,7 +182,9 @@ def test_pieces_of_fewer_than_half_the_rows_that_were_asked_for_are_not_made() -
     content = to_bytes(parse(rows.replace("[1, 6, 20]", "[1, 127, 20]").replace(",6]", ",127]")))
     result = convert(content, rows_per_tile=64, verify="none", dry_run=True)
     (site,) = (site for site in result.sites if site.pass_name == "mha_to_sha")
-    assert site.note.startswith("rows are not cut: 127 rows have no equal blocks of 64 rows or somewhat fewer")
+    assert site.note.startswith(
+        "rows are not cut: 127 rows have no equal blocks of 64 rows or somewhat fewer"
+    )
 
 
 FAILURES = {"head_0": "a bug in", "sites": "looking for further sites failed: a bug in"}
