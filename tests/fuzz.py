@@ -157,8 +157,9 @@ def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
         for name, tensor in inputs.items()
         if tensor.is_dynamic
     }
-    with suppress(UsageError):
-        _converted(model, dry_run=True, shapes=sizes)
+    if sizes:
+        with suppress(UsageError):
+            _converted(model, dry_run=True, shapes=sizes)
     result = _converted(model, dry_run=True)
     written = load(to_bytes(model))
     after = edge_opt.infer_shapes(written)

@@ -259,6 +259,19 @@ def test_a_shape_that_does_not_fit_is_refused_by_name_and_axis(case: str) -> Non
         inputs_of(shapes)
 
 
+def test_an_operator_that_was_wrong_before_is_not_folded() -> None:
+    model = parse("""
+    subgraph main (%x: float32[?]) {
+      %n: int32[2] = CONCATENATION(int32[1,1]{1}, int32[1]{2}) {axis: 0}
+      %y: float32[?] = NEG(%x)
+      return %y, %n
+    }
+    """)
+    model.subgraphs[0].outputs.pop()
+    convert(model, shapes={"x": (9,)})
+    assert [operator.name for operator in model.subgraphs[0].operators] == ["CONCATENATION", "NEG"]
+
+
 def test_codes_of_quantized_tensors_and_real_numbers_are_not_folded() -> None:
     model = parse("""
     subgraph main (%x: int8[?] q(0.5, 3)) {

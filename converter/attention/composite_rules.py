@@ -39,6 +39,7 @@ class Composite(Rule):
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._depth = 0
         self._bodies: dict[tuple[int, Factored, int], int] = {}
         self._inner = OperandFactors({**RULES, COMPOSITE: self})
 
@@ -57,12 +58,14 @@ class Composite(Rule):
     def made(self, one: OneHead) -> Tensor:
         body = body_of(self._model, one.of.operator)
         key = (id(body), fx.canonical(one.of.factored), one.head)
-        if not one.keep_axes:
-            self._bodies.clear()
         # Calls within one body share one: where each calls the next twice, there would be twice as many at every level.
-        place = self._bodies.get(key)
+        place = self._bodies.get(key) if self._depth else None
         if place is None:
+            self._depth += 1
             made = self._for_one_head(body, one.of.factored, f"head_{one.head}")
+            self._depth -= 1
+            if not self._depth:
+                self._bodies.clear()
             place = self._bodies[key] = len(self._model.subgraphs)
             self._model.subgraphs.append(made)
         read = {index: one.piece(index) for index in range(len(body.inputs))}

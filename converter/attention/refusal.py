@@ -1,6 +1,6 @@
 """Why something stays as it is: a value. Functions that ask for it deep inside raise it to the one that returns it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.words import shortened
@@ -15,6 +15,11 @@ class Refusal:
     tensor: Tensor | None = None
     expected: str | Shape = ""
     actual: str | Shape = ""
+    place: str = field(init=False, default="", repr=False)
+
+    def __post_init__(self) -> None:
+        # Now: a doubt of the operator is part of its name, and only while the graph is looked at.
+        object.__setattr__(self, "place", "" if self.operator is None else self.operator.name)
 
     def __str__(self) -> str:
         text = self.condition
@@ -26,8 +31,8 @@ class Refusal:
         ]
         if told:
             text += f" ({', '.join(told)})"
-        if self.operator is not None:
-            text += f", at {self.operator.name}"
+        if self.place:
+            text += f", at {self.place}"
         if self.tensor is not None:
             text += f", tensor '{shortened(self.tensor.name)}'"
         return text

@@ -10,7 +10,7 @@ from edge_opt.ir.cleanup import Usage, called, remove_unused
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import UsageError
-from edge_opt.shapes import derive
+from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Array, Call, constants_of, recorded_shape
 from edge_opt.shapes.folding import fold
 
@@ -65,8 +65,15 @@ def _values(operator: Operator) -> Sequence[Array]:
     kinds = {tensor.dtype.numpy and tensor.dtype.numpy.kind for tensor in operator.outputs}
     if not kinds or kinds - {"i", "u", "b"} or any(tensor.is_quantized for tensor in tensors[1:]):
         return ()
-    shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
-    call = Call(operator, shapes, constants_of(operator))
-    values = fold(call, [recorded_shape(tensor) for tensor in operator.outputs])
+    shapes, results = (
+        [None if tensor is None else recorded_shape(tensor) for tensor in listed]
+        for listed in (operator.inputs, operator.outputs)
+    )
+    try:
+        if list(infer_operator(operator, shapes, constants_of(operator))) != results:
+            return ()
+    except ShapeError:
+        return ()
+    values = fold(Call(operator, shapes, constants_of(operator)), results)
     known = [value for value in values if value is not None and value.dtype != object]
     return known if len(known) == len(operator.outputs) else ()
