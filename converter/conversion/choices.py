@@ -156,11 +156,11 @@ def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> 
             raise unknown("input", key, known)
     for own, tensor, keys in named:
         # What names one signature comes before what names all.
-        key = next((key for key in keys if key in shapes), None)
-        if (
-            key is not None
-            and own.setdefault(tensor, shape := _fitting(keys[0], tensor, shapes[key])) != shape
-        ):
+        wanted = next((shapes[key] for key in keys if key in shapes), None)
+        if wanted is None:
+            continue
+        shape = _fitting(keys[0], tensor, wanted)
+        if own.setdefault(tensor, shape) != shape:
             raise UsageError(f"input '{keys[0]}' is that of another signature too: give one shape to both")
     for full, _, inputs, own in signatures:
         left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in own}
