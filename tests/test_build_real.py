@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from sdk import require_qnn
 
 from edge_opt import compare, convert
 from edge_opt.build import Job, build, pipeline
+from edge_opt.build.caches import SETTING
 from edge_opt.build.prompts import Plan
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
@@ -85,6 +86,12 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
         work / stage / "model.litertlm" for stage in ("export", "quantize", "optimize")
     )
     assert kinds(output) == kinds(exported)
+    assert result.caches["ring"] == 512
+    for bundle in (exported, output):
+        told = metadata_of(bundle)
+        assert told.attention_mask_settings.sliding_window_size == 512
+        lengths = {buffer.decode_input_name: buffer.maximum_sequence_length for buffer in told.state_buffers}
+        assert [lengths[f"kv_cache_k_{layer}"] for layer in range(3)] == [512, 512, 1024]
     # Rope in integers stops at the longest prompt of the calibration, and that alone may differ.
     assert {found.rule for found in inspect(quantized).soundness} <= {"positions-stop"}
     assert inspect(converted).soundness == []
@@ -196,12 +203,23 @@ def likelihoods(checkpoint: Path, prompt: str, words: list[str]) -> list[float]:
     return [found[tokenizer.convert_tokens_to_ids(word)].item() for word in words]
 
 
+def metadata_of(path: Path) -> Any:
+    """The executor metadata of a bundle's language model, read by the package that defines it."""
+    from litert_lm_builder.runtime.proto import executor_metadata_pb2
+
+    bundle = read_bundle(path)
+    content = bundle.content([kind for kind, _ in kinds(path)].index(9))
+    found = executor_metadata_pb2.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
+    return found.llm_executor_metadata
+
+
 def kinds(path: Path) -> list[tuple[int, str]]:
     """What the sections of a bundle are, in their order."""
     return [(section.data_type, section.model_type) for section in read_bundle(path).sections]
 
 
-def configured(**options: Any) -> dict[str, Any]:
+def configured(window: int = 512, **options: Any) -> dict[str, Any]:
+    """The settings for a Gemma3 of which five layers of six see `window` positions."""
     told = {
         "vendor": "qualcomm",
         "chip": "SM8750",
@@ -212,9 +230,29 @@ def configured(**options: Any) -> dict[str, Any]:
         "file": {},
         "settings": {},
     }
-    job = Job("configure", "", {"model": "gemma"}, options=told | options)
-    with patch.object(pipeline, "_caches", lambda *_, **__: {}):  # that needs a checkpoint
+    with TemporaryDirectory() as folder:
+        config = {"model_type": "gemma3_text", "sliding_window": window}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        job = Job("configure", "", {"model": folder}, options=told | options)
         return pipeline.configure(job, lambda *_: None)
+
+
+def test_rings_follow_from_the_window_the_prefill_and_the_cache() -> None:
+    def ring(window: int, **options: Any) -> Any:
+        found = configured(window, **options)
+        assert found["settings"]["export"].get(SETTING) == found["caches"]["ring"]
+        return found["caches"]["ring"]
+
+    assert ring(512) == 512
+    assert ring(512, settings={"prefill_lengths": [1024], "cache_length": 4096}) == 1024
+    assert ring(512, settings={SETTING: 768}) == 768
+    assert ring(512, whole_caches=True) is None
+    assert ring(4096) is None
+    for wrong in (256, "512", True):
+        with pytest.raises(UsageError, match=SETTING):
+            configured(settings={SETTING: wrong})
+    with pytest.raises(UsageError, match="the bundle has its caches already"):
+        configured(settings={SETTING: 512}, cache_shape=(1, 1, 256, 96))
 
 
 def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order() -> None:
