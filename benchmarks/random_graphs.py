@@ -3,10 +3,11 @@
     python benchmarks/random_graphs.py [--count 10000] [--seed 0] [--first 0] [--seconds S]
 
 The graphs are those of the tests (tests/attention_cases.py): sizes, types, masks and layouts mixed freely. All passes
-run on each, in every form in turn, some with rows in tiles. The judge is not `edge_opt.compare`: LiteRT's interpreter
-runs the original and the converted graph on random and on large numbers, on XNNPACK and on the reference kernels, and
-every byte must be equal (NaN counts as NaN). Prints what became of the sites, and each wrong graph by its number: exit
-status 1 if there are any. A site that stays as it was is not wrong; its reason is counted.
+that are held to the same bits run on each, in every form in turn, some with rows in tiles. The judge is not
+`edge_opt.compare`: LiteRT's interpreter runs the original and the converted graph on random and on large numbers, on
+XNNPACK and on the reference kernels, and every byte must be equal (NaN counts as NaN). Prints what became of the
+sites, and each wrong graph by its number: exit status 1 if there are any. A site that stays as it was is not wrong;
+its reason is counted.
 """
 
 import argparse
@@ -63,7 +64,8 @@ def convert(model: Model, target: Target, prover: RegionProver) -> list[SiteRepo
     for key, graph in model.entry_points():
         context = Context(model, graph, key, target, Constants(model), prover)
         for chosen in PASSES.values():
-            reports += run_pass(chosen, context)
+            # What is allowed to differ by a step is judged by its own proof, not by bits.
+            reports += run_pass(chosen, context) if chosen.demand.kind == "bitwise" else []
     remove_unused(model, usage)
     return reports
 
