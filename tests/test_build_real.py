@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from sdk import require_qnn
 
-from edge_opt import compare, convert
+from edge_opt import compare, convert, evaluate
 from edge_opt.build import Job, build, pipeline
 from edge_opt.build.caches import SETTING
 from edge_opt.build.prompts import Plan
@@ -104,6 +104,12 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     assert len(set(before.split())) > 5
     assert said_on_cpu(as_quantized) == before
     assert len(said_on_cpu(converted).splitlines()) == len(before.splitlines())
+
+    text = folder / "held-out.jsonl"
+    text.write_text(json.dumps(" ".join(f"w{(17 * word) % 390 + 4}" for word in range(200))) + "\n")
+    reference, *bundles = evaluate(folder / "gemma", [quantized, converted], text).models
+    assert reference.tokens > 50
+    assert all(bundle.perplexity < 1.05 * reference.perplexity for bundle in bundles)
 
     (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
