@@ -77,7 +77,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     assert result.sections_put_back == ["executor metadata"]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "exported")
-    assert prefill["after"]["time"]["us"] < 0.6 * prefill["before"]["time"]["us"]
+    assert prefill["after"]["time"]["us"] < 0.65 * prefill["before"]["time"]["us"]
     parts = ["embedder", "rope", "masks", "decoder", "cache update"]
     assert [[part["name"] for part in step["parts"]] for step in result.optimized["steps"]] == [parts] * 2
     first = output.read_bytes()
