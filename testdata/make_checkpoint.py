@@ -7,9 +7,8 @@ Writes the folder and, beside it, FOLDER.jsonl with prompts to calibrate with, s
 Gemma3-270M's but for layers and vocabulary (18 and 262144 there); of three layers one attends to everything. The
 tokenizer knows words "w4", "w5", ... Needs the extra `build`.
 
-Weights are random, unless it trains: with `--train 800` for a quarter of an hour on one busy core, a few minutes on two
-at rest, on documentation that Python has with it. Sizes are smaller then, and FOLDER.held-out.jsonl has text that it
-did not see.
+Weights are random, unless it trains on documentation that Python has with it: `--train 800` took 20 minutes on one
+core of a busy machine. Sizes are smaller then, and FOLDER.held-out.jsonl has text that it did not see.
 """
 
 import argparse

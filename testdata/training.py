@@ -76,7 +76,7 @@ def train_tokenizer(texts: Sequence[str], vocab: int, folder: Path) -> Any:
 def with_marks(text: str, chance: random.Random) -> str:
     """The text with one and the same mark, of 64, on a line of its own now and then.
 
-    Which mark it is, only the earlier ones tell, however far back they are: so a model gains from all of its context.
+    Which mark it is, only the earlier ones tell, however far back they are. 800 steps are too few to learn that.
     """
     mark = chr(chance.randrange(*_MARKS))
     pieces, at = [], 0
