@@ -52,7 +52,7 @@ def show(report: ComparisonReport) -> None:
     """The report for people: a line for each signature, then each output that differs."""
     head = "signature, kernels, outputs, bitwise equal, max abs, lowest SNR, lowest cosine"
     rows = [tuple(head.split(", ")), *map(_row, report.signatures)]
-    _show_verdict(report, output.table(rows, left=2), (*report.caches, *report.notes()))
+    _show_verdict(report, output.table(rows, left=2), (*report.logits(), *report.caches, *report.notes()))
     if report.equal and report.generation is not None:
         output.say(f"Generated: {report.generation.sentence()}.")
     if not report.equal and report.first_difference is not None:

@@ -14,6 +14,7 @@ from edge_opt.conversion.result import entry_points
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.ir.words import size
 from edge_opt.report import check_report_path, write_report
+from edge_opt.report.diagram import NO_PICTURE, can_draw
 
 _OURS = ("source", "output", "shape", "report", "as_json", "quiet")
 
@@ -38,7 +39,8 @@ def run(asked: Convert) -> int:
             output.say_json(result.to_dict())
         elif not asked.quiet:
             show(result)
-            output.say(*(f"Report: {path}" for path in reports))
+            hint = f" ({NO_PICTURE})" if result.converted and not can_draw() else ""
+            output.say(*(f"Report: {path}{hint if path.suffix == '.html' else ''}" for path in reports))
     return EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 

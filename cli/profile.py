@@ -11,6 +11,19 @@ from edge_opt.ir.words import size
 from edge_opt.npu import Profile, SpillFigures, profile
 from edge_opt.npu.figures import NOTE, Figures
 
+LEGEND = {
+    "x first": "estimated time over that of the same signature in the first model; below 1 is faster",
+    "NPU operators": "operators that the NPU takes, of all; the others run on the CPU",
+    "time ms": "one run, as the compiler estimates it; it ranks graphs, and was measured on no device",
+    "between": "the bounds of that estimate, in ms",
+    "no cost": "operators that are not in the estimate",
+    "spill": "bytes written out because on-chip memory is full; fill: bytes read back",
+    "x floor": "DDR read over what has to be read at least: every weight and input once",
+    "run list": "steps of the compiled graph",
+    "cycles": "one run, as Vela's performance model estimates it",
+    "SRAM": "memory used, on the chip and (DRAM) off it; traffic: bytes moved in one run",
+}
+
 
 def run(asked: ProfileCommand) -> int:
     """Compile each model; what a compiler refuses is in the table and does not change the exit code."""
@@ -27,23 +40,45 @@ def run(asked: ProfileCommand) -> int:
 
 
 def _show(profiles: Sequence[Profile]) -> None:
-    first = profiles[0]
+    first, names = profiles[0], _names([entry.model for entry in profiles])
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     flags = " ".join(first.flags) or "the compiler's own defaults"
     output.say(f"{first.target}: {first.chip}, {versions}; flags: {flags}", "")
-    rows: list[tuple[str, ...]] = [("model", "signature", *columns(first.signatures[0]))]
-    rows += [
-        (Path(entry.model).name, figures.signature, *columns(figures).values())
-        for entry in profiles
-        for figures in entry.signatures
-    ]
-    notes = dict.fromkeys(note for entry in profiles for note in entry.notes)
-    output.say(*output.table(rows, left=2), *(f"  {note}" for note in notes))
-    for entry in profiles:
-        output.say(*steps_told([step.to_dict() for step in entry.steps]))
-    reasons = _refusals(profiles)
+    several = len(profiles) > 1
+    base = {figures.signature: _duration(figures) for figures in first.signatures}
+    heads = columns(first.signatures[0])
+    rows: list[tuple[str, ...]] = [("model", "signature", *(["x first"] if several else []), *heads)]
+    for name, entry in zip(names, profiles, strict=True):
+        for figures in entry.signatures:
+            ratio = [_ratio(_duration(figures), base.get(figures.signature))] if several else []
+            rows.append((name, figures.signature, *ratio, *columns(figures).values()))
+    output.say(*output.table(rows, left=2), "")
+    output.say(*(f"  {head}: {text}" for head, text in LEGEND.items() if head in rows[0]))
+    output.say(*(f"  {note}" for note in dict.fromkeys(note for entry in profiles for note in entry.notes)))
+    for name, entry in zip(names, profiles, strict=True):
+        told = steps_told([step.to_dict() for step in entry.steps])
+        output.say(*(["", f"{name}, by step:"] if told and several else []), *told)
+    reasons = _refusals(zip(names, profiles, strict=True))
     if reasons:
         output.say("", "on the CPU:", *(f"  {text}" for text in reasons))
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """The files' names, with as many folders as it takes to tell different files apart."""
+    parts = [Path(path).parts for path in paths]
+    counts = range(1, max(map(len, parts)) + 1)
+    told = ([str(Path(*own[-count:])) for own in parts] for count in counts)
+    return next((names for names in told if len({*names}) == len({*parts})), list(paths))
+
+
+def _duration(figures: Figures) -> int | None:
+    if isinstance(figures, SpillFigures):
+        return None if figures.time is None else figures.time.cycles
+    return figures.cycles
+
+
+def _ratio(duration: int | None, first: int | None) -> str:
+    return f"{duration / first:.3f}" if duration is not None and first else "-"
 
 
 def steps_told(steps: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -95,12 +130,12 @@ def columns(figures: Figures) -> dict[str, str]:
     }
 
 
-def _refusals(profiles: Sequence[Profile]) -> list[str]:
+def _refusals(profiles: Iterable[tuple[str, Profile]]) -> list[str]:
     lines = []
-    for entry in profiles:
+    for name, entry in profiles:
         counts: Counter[str] = Counter()
         for figures in entry.signatures:
             if not isinstance(figures, SpillFigures):
                 counts.update(figures.on_cpu)
-        lines += [f"{Path(entry.model).name}: {count} x {reason}" for reason, count in counts.most_common()]
+        lines += [f"{name}: {count} x {reason}" for reason, count in counts.most_common()]
     return lines

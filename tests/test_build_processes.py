@@ -49,7 +49,7 @@ def test_the_extra_holds_the_version_that_is_known_here() -> None:
     ("found", "sentence"),
     [
         ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, and its pipeline for NPUs, which is experimental, is"),
-        ({"torch": None}, "the build needs torch: pip install 'edge-opt"),
+        ({"torch": None}, "the build needs torch: pip install '."),
     ],
 )  # fmt: skip
 def test_another_version_or_none_is_a_sentence(

@@ -1,5 +1,6 @@
 """`compare`, `golden` and `shapes`: exit 1 where something differs, and what is said of it."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def test_different_models_are_exit_1_unless_within_the_tolerances(
     assert output["cosine"] > 0.9
     ran = run(capsys, "compare", *pair, "--atol", "0.1", "--json")
     assert (ran.code, ran.json["equal"], ran.json["bitwise"]) == (0, True, False)
+
+
+def test_logits_that_differ_are_told_by_what_that_means_for_the_tokens(
+    pair: tuple[Path, Path], capsys: Captured
+) -> None:
+    shown = run(capsys, "compare", DEMO, QUANTIZED).out
+    assert re.search(
+        r"logits 'logits', .*top-1 agreement [\d.]+%, top-5 [\d.]+%, KL divergence [\d.e-]+ nats", shown
+    )
+    for models in ((DEMO, DEMO), pair):
+        assert "top-1" not in run(capsys, "compare", *models).out
 
 
 def test_seed_and_runs_decide_the_inputs(pair: tuple[Path, Path], capsys: Captured) -> None:

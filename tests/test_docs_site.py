@@ -130,7 +130,7 @@ def test_every_pass_has_a_page_with_its_pictures(name: str) -> None:
 
 
 def test_what_the_pages_say_of_the_code_is_what_the_code_says() -> None:
-    pytest.importorskip("griffe", reason="pip install 'edge-opt[docs]'")
+    pytest.importorskip("griffe", reason="pip install '.[docs]'")
     import write
 
     pages = sorted(page.relative_to(ROOT).as_posix() for page in write.stale(write=False))
@@ -138,7 +138,7 @@ def test_what_the_pages_say_of_the_code_is_what_the_code_says() -> None:
 
 
 def test_a_part_that_was_edited_by_hand_is_stale() -> None:
-    pytest.importorskip("griffe", reason="pip install 'edge-opt[docs]'")
+    pytest.importorskip("griffe", reason="pip install '.[docs]'")
     import write
 
     page = "<!-- edge-opt: version -->\n0.0.0\n<!-- edge-opt: end -->\n"

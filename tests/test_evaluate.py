@@ -294,7 +294,7 @@ def test_what_is_not_installed_is_said_before_anything_runs(
         evaluating.evaluate(place.reference, place.good, place.prompts)
     monkeypatch.undo()
     monkeypatch.setattr("edge_opt.build.scoring._RUNTIME", "no-such-package")
-    with pytest.raises(UsageError, match=r"pip install 'edge-opt\[lm\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[lm\]'"):
         evaluating.evaluate(place.reference, place.good, place.prompts)
 
 

@@ -203,7 +203,7 @@ def test_a_compiler_that_fails_says_why(model: Path, compiler: Compilers, progra
 
 def test_without_the_libraries_the_error_says_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(
-        CompilerMissingError, match=r"pip download --no-deps onnxruntime-qnn.*--sdk or in EDGE_OPT_QNN"
+        CompilerMissingError, match=r"pip download --no-deps onnxruntime-qnn==.*--sdk or in EDGE_OPT_QNN"
     ):
         find_libraries(None)
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
@@ -455,7 +455,7 @@ def test_vela_gets_one_signature_at_a_time(
 def test_without_vela_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setattr("edge_opt.npu.ethos.find_spec", lambda _: None)
-    with pytest.raises(CompilerMissingError, match=r"pip install 'edge-opt\[vela\]'"):
+    with pytest.raises(CompilerMissingError, match=r"pip install '\.\[vela\]'"):
         find_vela()
 
 
@@ -477,12 +477,38 @@ def test_profile_prints_one_table_of_all_models(
     lines = shown.out.splitlines()
     assert lines[0].startswith("qualcomm-htp: SM8750")
     assert "spill" in lines[2]
-    assert lines[3].split()[:3] == ["model.tflite", "main", "2/2"]
-    assert lines[4].split()[:3] == ["after.tflite", "main", "2/2"]
+    assert lines[3].split()[:4] == ["model.tflite", "main", "-", "2/2"]
+    assert lines[4].split()[:4] == ["after.tflite", "main", "-", "2/2"]
+    assert "  x floor: DDR read over what has to be read at least" in shown.out
+    assert "SRAM:" not in shown.out
     assert "2.000" in lines[3]
     assert "1.00 KiB" in lines[3]
     told = run(capsys, "profile", model, "--sdk", sdk, "--json")
     assert told.json["profiles"][0]["signatures"][0]["fill"] == 2048
+
+
+def test_profile_tells_rows_apart_and_gives_the_ratio_of_time(
+    parts: Path, tmp_path: Path, compiler: Compilers, capsys: Captured
+) -> None:
+    other = tmp_path / "after" / parts.name
+    other.parent.mkdir()
+    shutil.copy(parts, other)
+    faster_again = f"""
+        first = not os.path.exists({str(tmp_path / "seen")!r})
+        if "gemma" in model:
+            open({str(tmp_path / "seen")!r}, "w")
+    """
+    program = dedent(BY_PART).replace("log = open", f"{dedent(faster_again)}log = open")
+    sdk = compiler(program.replace("event, value,", "event, value if first else value // 2,"))
+    shown = run(capsys, "profile", parts, other, "--soc", "SA8797", "--sdk", sdk)
+    before, after = f"{tmp_path.name}/{parts.name}", f"after/{parts.name}"
+    ratios = re.findall(r"^(\S+) +(prefill_4|decode) +([\d.]+) ", shown.out, re.MULTILINE)
+    assert [ratio[:2] for ratio in ratios] == [
+        (name, entry) for name in (before, after) for entry in ("prefill_4", "decode")
+    ]
+    assert [ratio[2] for ratio in ratios] == ["1.000", "1.000", "0.500", "0.500"]
+    assert f"{before}, by step:" in shown.out
+    assert f"{after}, by step:" in shown.out
 
 
 def test_profile_without_the_libraries_is_a_usage_error(model: Path, capsys: Captured) -> None:

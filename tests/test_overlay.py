@@ -63,7 +63,7 @@ def test_the_command_writes_it(tmp_path: Path, capsys: Captured) -> None:
 
 @pytest.mark.slow
 def test_model_explorer_finds_every_node(tmp_path: Path) -> None:
-    explorer = pytest.importorskip("model_explorer", reason="pip install 'edge-opt[explorer]'")
+    explorer = pytest.importorskip("model_explorer", reason="pip install '.[explorer]'")
     from model_explorer.builtin_tflite_flatbuffer_adapter import BuiltinTfliteFlatbufferAdapter
 
     builder = explorer.node_data_builder
@@ -110,7 +110,7 @@ def outermost_boxes(path: Path) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_heads_are_drawn_within_the_layer_that_they_belong_to(tmp_path: Path) -> None:
-    pytest.importorskip("model_explorer", reason="pip install 'edge-opt[explorer]'")
+    pytest.importorskip("model_explorer", reason="pip install '.[explorer]'")
     convert(DEMO, tmp_path / "out.tflite", verify="none")
     old, new = outermost_boxes(DEMO), outermost_boxes(tmp_path / "out.tflite")
     for signature in ("prefill_8", "decode"):

@@ -79,7 +79,12 @@ def test_objects_are_not_sent() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason", "error", "said"),
     [
-        ("missing", "tensorflow", BackendMissing, "install it with: pip install 'edge-opt[tensorflow]'"),
+        (
+            "missing",
+            "tensorflow",
+            BackendMissing,
+            "is not installed: pip install '.[tensorflow]' in a checkout of edge-opt",
+        ),
         ("internal", "KeyError", RuntimeCrashed, "region: the worker failed: KeyError"),
         ("refused", "no kernel", RuntimeRefused, "region: the runtime refused it: no kernel"),
         ("refused", "out of memory", RuntimeRefused, "out of memory; it was allowed 3 MiB of memory"),

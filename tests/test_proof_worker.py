@@ -195,7 +195,7 @@ def test_a_backend_that_is_not_installed_names_the_extra(
 ) -> None:
     (tmp_path / "tensorflow.py").write_text("raise ImportError\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with Worker() as worker, pytest.raises(BackendMissing, match=r"pip install 'edge-opt\[tensorflow\]'"):
+    with Worker() as worker, pytest.raises(BackendMissing, match=r"pip install '\.\[tensorflow\]'"):
         worker.run(models.adder(), "main", PAIR, "tensorflow")
 
 

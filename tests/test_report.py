@@ -25,7 +25,7 @@ from edge_opt.report.folding import hoisted, longest_repeat
 from edge_opt.report.writing import render
 from edge_opt.targets import load_target
 
-needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install 'edge-opt[report]'")
+needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install '.[report]'")
 Captured = pytest.CaptureFixture[str]
 LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
 HOSTILE = (
@@ -226,6 +226,7 @@ def test_without_a_picture_the_page_lists_the_operators(
     assert Reader(page).elements["pre"] == 2
     assert "... 3 more like these 11 ..." in Reader(page).words
     assert Reader(page).words.count("= BATCH_MATMUL(") == 4 + 4
+    assert Reader(page).words.count("pip install '.[report]'") == (2 if name == "can_draw" else 0)
 
 
 @needs_igraph

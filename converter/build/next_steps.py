@@ -48,7 +48,7 @@ class NextSteps:
     def lines(self) -> list[str]:
         """For people."""
         lines = [
-            "Try it here, in LiteRT-LM on CPU kernels, before the compiler (pip install 'edge-opt[lm]'):",
+            "Try it here, in LiteRT-LM on CPU kernels, before the compiler (pip install '.[lm]' in a checkout):",
             "",
         ]
         lines += [f"    {line}" for line in self.python.splitlines()]

@@ -47,7 +47,7 @@ _PACKAGES = [
     "edge-opt",
 ]
 _MODULE = "tensorflow"  # litert-torch imports it without requiring it
-_INSTALL = "pip install 'edge-opt[build]'"
+_INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 _EXPORT = "litert_torch.generative.export_hf"
 _ROOT = f"{_EXPORT}.experimental.npu_export"
 # Where a stage's argument has another name in the configuration.

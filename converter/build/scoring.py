@@ -44,13 +44,13 @@ def check_runtimes(*, checkpoint: bool) -> dict[str, str]:
         found = {_RUNTIME: version(_RUNTIME)}
     except PackageNotFoundError:
         raise UsageError(
-            "bundles are evaluated in LiteRT-LM, which is not installed: pip install 'edge-opt[lm]' (a build goes on "
-            "without it with --no-evaluate)"
+            "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of edge-opt "
+            "(a build goes on without it with --no-evaluate)"
         ) from None
     missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
     if missing:
         raise UsageError(
             f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
-            f"'edge-opt[build]', or give a float bundle as the reference"
+            f"'.[build]' in a checkout of edge-opt, or give a float bundle as the reference"
         )
     return found

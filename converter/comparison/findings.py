@@ -240,6 +240,16 @@ class ComparisonReport:
             found.append(self.generation.sentence())
         return found
 
+    def logits(self) -> list[str]:
+        """What differences mean for the tokens: one sentence for each output of logits that differs."""
+        return [
+            f"signature '{signature.name}' ({signature.backend}), logits '{output.name}', mean over rows: "
+            f"top-1 agreement {found.top1:.2%}, top-5 {found.top5:.2%}, KL divergence {found.kl:.3g} nats"
+            for signature in self.signatures
+            for output in signature.outputs
+            if (found := output.difference) is not None and found.kl is not None and not found.bitwise
+        ]
+
     def notes(self) -> list[str]:
         """What is not part of the verdict: one size of open lengths, masked rows, outputs without a finite element."""
         sizes = f"open lengths were run at one size only (--shape gives others): {', '.join(self.opened)}"

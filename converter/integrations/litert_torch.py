@@ -38,7 +38,7 @@ def export_language_model(
         from litert_torch.generative.export_hf.export import export  # noqa: PLC0415  an optional package
     except ImportError as error:
         raise UsageError(
-            f"litert-torch cannot be imported ({error}): pip install 'edge-opt[torch]'"
+            f"litert-torch cannot be imported ({error}): pip install '.[torch]' in a checkout of edge-opt"
         ) from error
     export(model=os.fspath(model), output_dir=os.fspath(output_dir), **export_options)
     found = [path for pattern in _BUNDLES for path in sorted(Path(output_dir).glob(pattern))]

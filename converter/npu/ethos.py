@@ -44,7 +44,9 @@ def find_vela() -> list[str]:
         return [sys.executable, "-c", "from ethosu.vela.vela import main; raise SystemExit(main())"]
     found = shutil.which("vela")
     if found is None:
-        raise CompilerMissingError("Vela is not installed: `pip install 'edge-opt[vela]'` gets it")
+        raise CompilerMissingError(
+            "Vela is not installed: `pip install '.[vela]'` in a checkout of edge-opt installs it"
+        )
     return [found]
 
 

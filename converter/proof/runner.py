@@ -261,7 +261,7 @@ def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
     kind, reason = reply["error"], reply["reason"]
     if kind == "missing":
         raise BackendMissing(
-            f"the backend '{reason}' is not installed; install it with: pip install 'edge-opt[{reason}]'"
+            f"the backend '{reason}' is not installed: pip install '.[{reason}]' in a checkout of edge-opt"
         )
     if kind == "internal":
         raise RuntimeCrashed(f"{where}: the worker failed: {reason}")

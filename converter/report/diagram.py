@@ -11,6 +11,7 @@ from edge_opt.report.folding import longest_repeat
 from edge_opt.targets.target import composite_name
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
+NO_PICTURE = "for a picture, pip install '.[report]' in a checkout of edge-opt"
 
 Point = tuple[float, float]
 

@@ -6,7 +6,7 @@ from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.ir import Operator
 from edge_opt.ir.words import many, shortened
 from edge_opt.passes import SiteReport, Status
-from edge_opt.report.diagram import can_draw, draw
+from edge_opt.report.diagram import NO_PICTURE, can_draw, draw
 from edge_opt.report.document import NO_LINT, Example, Report, escape
 from edge_opt.report.style import STYLE
 
@@ -114,10 +114,12 @@ def _example(example: Example) -> str:
 def _figure(example: Example, word: str, operators: Sequence[Operator]) -> str:
     """The operators as a picture; as a list where there is no library that lays one out, or they are too many."""
     label = f"{many(len(operators), 'operator')} {word}"
-    if can_draw() and len(operators) <= _MOST_DRAWN:
+    small = len(operators) <= _MOST_DRAWN
+    if can_draw() and small:
         shown = draw(operators, example.name, f"The block {word}: {label}")
     else:
         listed = "\n".join(map(escape, example.lines(operators)))
+        label += f"; {NO_PICTURE}" if small else ""
         shown = f"<pre>{listed}</pre>"
     return f"<figure><figcaption>{escape(label)}</figcaption><div class=scroll>{shown}</div></figure>"
 
