@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from fault_graphs import Edit, Size, attention
 from faults import FAULTS, PROOF, Fault
 from pass_runs import rewrites_of
+from text_parser import parse
 
 from edge_opt.ir import Model
-from edge_opt.ir.text import parse
 from edge_opt.passes import Demand
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.rewrite import Rewrite

@@ -18,10 +18,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from text_parser import parse
+
 from edge_opt.attention.block import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
-from edge_opt.ir.text_parser import parse
 from edge_opt.passes.mha_to_sha import MhaToSha
 
 LAYERS = (6, 12, 24, 48)

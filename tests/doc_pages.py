@@ -15,11 +15,11 @@ from tempfile import mkdtemp
 import generation_models as models
 from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED
+from text_parser import parse
 
 import edge_opt
 from edge_opt.comparison.golden import record
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from bundles import GENERIC, bundle, model_part, task
 from schema_models import everything, pack, with_data_after, with_options_after
+from text_parser import parse
 
 from edge_opt.ir import (
     Buffer,
@@ -23,7 +24,6 @@ from edge_opt.ir import (
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.region import reads
-from edge_opt.ir.text_parser import parse
 from edge_opt.schema import Data, Table, new_table, read_model
 from edge_opt.schema.errors import EdgeOptError
 

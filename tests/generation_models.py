@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+from text_parser import parse
 
 from edge_opt.ir import save
-from edge_opt.ir.text import parse
 
 WORDS, WIDTH, ROWS, CACHE = 128, 8, 4, 16
 

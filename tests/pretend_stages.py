@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bundles import GENERIC, bundle, model_part
+from text_parser import parse
 
 from edge_opt.build import BuildResult, Carried, Job, build
 from edge_opt.build.processes import Processes
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 
 FLOAT = """
 signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y)

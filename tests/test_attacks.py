@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
 from schema_models import everything, names, pack, tfl
+from text_parser import parse
 
 import edge_opt
 from edge_opt.attention.block import NotABlock, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load
 from edge_opt.ir.model import to_bytes
-from edge_opt.ir.text_parser import parse
 from edge_opt.schema import ModelFormatError, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import read_bundle
 

@@ -7,10 +7,10 @@ import math
 
 import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
+from text_parser import parse
 
 import edge_opt
 from edge_opt.ir import Model, Signature, Signatures, load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 
 MERGED = """%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})

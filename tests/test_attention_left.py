@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 from cli_runs import run, written
+from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.surroundings import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.conversion.result import entry_points
-from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status
 from edge_opt.passes.left import attention_left
 

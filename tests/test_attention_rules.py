@@ -10,6 +10,7 @@ from attention_checks import random_inputs
 from hypothesis import given, settings
 from labelled_shapes import labelled_shapes
 from numpy.typing import NDArray
+from text_parser import parse
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -33,7 +34,6 @@ from edge_opt.ir import (
     to_bytes,
 )
 from edge_opt.ir.region import reads
-from edge_opt.ir.text import parse
 from edge_opt.passes.rewrite import shape_violation
 from edge_opt.proof.native import Session
 from edge_opt.schema.table import new_table

@@ -4,11 +4,11 @@ import math
 
 import pytest
 from attention_checks import only_block
+from text_parser import parse
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.found import element_bytes, logits_bytes
 from edge_opt.attention.tiles import row_tiles
-from edge_opt.ir.text import parse
 
 T, S, H = 3, 5, 4
 

@@ -1,9 +1,10 @@
 """Transpositions that a matrix product does itself go; the others stay."""
 
 import pytest
+from text_parser import parse
 
 from edge_opt.attention.assembly import cancel_transposes
-from edge_opt.ir.text import operator_text, parse
+from edge_opt.ir.text import operator_text
 
 INPUTS = "%a: float32[2,3,5], %b: float32[2,5,4], %c: float32[2,4,5], %d: int8[2,5,4]"
 

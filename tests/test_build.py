@@ -27,6 +27,7 @@ from pretend_stages import (
     bundle_of,
     write,
 )
+from text_parser import parse
 
 from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
@@ -36,7 +37,6 @@ from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.schema.errors import ModelFormatError, OutputError, UsageError

@@ -6,11 +6,11 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import run
 from pretend_stages import QUANTIZED, TOKENIZER, Place, write
+from text_parser import parse
 
 from edge_opt.build.caches import Layers, notes, ring_of, shortest_ring
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.executor_metadata import read_executor_metadata
 from edge_opt.schema.litertlm import read_bundle

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sdk import require_qnn
+from text_parser import parse
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.build import Job, build, pipeline
@@ -21,7 +22,6 @@ from edge_opt.build.caches import SETTING
 from edge_opt.build.prompts import Plan
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 

@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 import typer
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
+from text_parser import parse
 
 import edge_opt
 from edge_opt.cli import app, inspect, output
@@ -22,7 +23,6 @@ from edge_opt.comparison.compare import Backend, compare
 from edge_opt.conversion import Verify, convert
 from edge_opt.conversion.container import Sections
 from edge_opt.ir import save
-from edge_opt.ir.text import parse
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
 from edge_opt.passes import PASSES

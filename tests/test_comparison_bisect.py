@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED, run, written
+from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.comparison import bisect
@@ -14,7 +15,6 @@ from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.ir import Constants, Model, Operator, save
-from edge_opt.ir.text import parse
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.runner import Worker
 

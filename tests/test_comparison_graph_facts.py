@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text_parser import parse
 from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.comparison.compare import compare
@@ -12,7 +13,6 @@ from edge_opt.comparison.golden import check, record
 from edge_opt.comparison.graph_facts import keeps_state, with_facts
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.table import new_table

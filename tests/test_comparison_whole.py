@@ -9,6 +9,7 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED, run
 from test_convert import swapped_heads
+from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
@@ -16,7 +17,6 @@ from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import SiteReport, Status, mha_to_sha
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.proof.metrics import Difference

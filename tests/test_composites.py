@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flatbuffers import flexbuffers
 from pass_runs import count, names, statuses
+from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.table import new_table

@@ -11,6 +11,7 @@ from ai_edge_litert.interpreter import Interpreter
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, written
 from plain_tables import plain, values
 from schema_models import unpack
+from text_parser import parse
 
 from edge_opt.conversion import (
     ConversionResult,
@@ -21,7 +22,7 @@ from edge_opt.conversion import (
     default_output,
 )
 from edge_opt.ir import Buffer, Metadata, Operator, load, save, to_bytes, to_tables
-from edge_opt.ir.text import parse, subgraph_text, to_text
+from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Proof, Status, mha_to_sha
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver

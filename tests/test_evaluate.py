@@ -11,6 +11,7 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import run
 from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
+from text_parser import parse
 
 from edge_opt.build import evaluating
 from edge_opt.build.jobs import Carried, Job, StageFailedError
@@ -19,7 +20,6 @@ from edge_opt.evaluation import runtime
 from edge_opt.evaluation.checkpoint import score as score_checkpoint
 from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, UsageError
 
 TEXTS = ["one two three four", "five six seven eight nine ten"]

@@ -21,11 +21,11 @@ from faults import (
     Fault,
 )
 from pass_runs import run
+from text_parser import parse
 
 from edge_opt.attention.refusal import Refusal
 from edge_opt.comparison.compare import compare
 from edge_opt.ir import Constants, Model, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Pass, Status
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite

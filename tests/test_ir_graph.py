@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_parser import parse
 
 from edge_opt.ir import DType, Operator, OperatorCode, Subgraph, Tensor, topological
 from edge_opt.ir.cleanup import Usage, remove_unused
 from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.region import reads, still_needed
-from edge_opt.ir.text import parse
 from edge_opt.schema.table import new_table
 
 ADD = OperatorCode(0)

@@ -8,6 +8,7 @@ import pytest
 from ai_edge_litert.tools import flatbuffer_utils
 from plain_tables import plain, values
 from schema_models import everything, pack, tfl, unpack, with_data_after
+from text_parser import parse
 from tiny_models import Graph, Op, T, build, options
 
 import edge_opt.testdata
@@ -28,7 +29,7 @@ from edge_opt.ir import (
     to_tables,
 )
 from edge_opt.ir.cleanup import Usage, name_apart, remove_unused
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.schema import Data, new_table, read_model
 
 DEMOS = [

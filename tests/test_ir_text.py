@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text_parser import TextFormError, parse
 
 from edge_opt.ir import (
     DType,
@@ -20,7 +21,7 @@ from edge_opt.ir import (
     to_bytes,
 )
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
-from edge_opt.ir.text import TextFormError, operator_text, parse, subgraph_text, to_text
+from edge_opt.ir.text import operator_text, subgraph_text, to_text
 from edge_opt.schema import Data, EdgeOptError, new_table
 
 TESTDATA = Path(__file__).parent.parent / "testdata"

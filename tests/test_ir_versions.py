@@ -1,12 +1,12 @@
 """Versions of the operators that rewrites add, against the rules that TFLite's own tools apply."""
 
 import pytest
+from text_parser import parse
 
 from edge_opt.ir import Buffer, DType, Metadata, Operator, Tensor
 from edge_opt.ir.cleanup import raise_runtime_version
 from edge_opt.ir.operators import _RUNTIMES, _VERSIONS, operator_version, runtime_version
 from edge_opt.ir.options import options_table
-from edge_opt.ir.text import parse
 from edge_opt.schema import Data
 from edge_opt.schema.tables import ENUMS
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from text_parser import parse
 
 from edge_opt import convert, load, testdata
 from edge_opt.ir import Buffer, Metadata, Model, save, to_bytes
 from edge_opt.ir.cleanup import CONTROL_EDGES, reordered
-from edge_opt.ir.text import parse
 from edge_opt.schema import Data, UsageError
 
 TESTDATA = Path(testdata.__file__).parent

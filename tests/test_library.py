@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import pytest
 from cli_runs import DEMO, run
+from text_parser import parse
 
 import edge_opt
 from edge_opt.conversion import ConvertOptions
 from edge_opt.ir import Operator, to_bytes
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Status
 from edge_opt.passes.contract import Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part
+from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle, stamp_by_content
 from edge_opt.schema.reader import read_model

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pass_runs import Says, convert_text, count, names, reread, run, statuses
+from text_parser import parse
 
 from edge_opt.ir import DType, Model, Quantization, to_bytes
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.passes import MaskedRows, SiteReport, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING, condition_source
 from edge_opt.proof.metrics import measure

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from attention_checks import assert_same_bits, convert, only_block, random_inputs
+from text_parser import parse
 
 from edge_opt.ir import Model, load, to_bytes
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 from edge_opt.shapes import derive
 

@@ -15,10 +15,10 @@ from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
 from pretend_npu import EVENTS, pretend
 from sdk import require_qnn
+from text_parser import parse
 
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
 from edge_opt.ir import load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.schema.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle

@@ -18,9 +18,9 @@ from bundles import TFLITE_MODEL, bundle, model_part
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
 from pretend_npu import EVENTS, FIGURES, TAKEN, executable, pretend
 from sdk import require_qnn
+from text_parser import parse
 
 from edge_opt.ir import save, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.npu import (
     CompilerFailedError,
     CompilerMissingError,

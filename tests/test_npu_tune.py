@@ -14,11 +14,11 @@ from cli_runs import DEMO, QUANTIZED, run
 from fault_graphs import Size, attention
 from pretend_npu import pretend
 from sdk import require_qnn
+from text_parser import parse
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
-from edge_opt.ir.text import parse
 from edge_opt.npu import (
     CompilerFailedError,
     CompilerMissingError,

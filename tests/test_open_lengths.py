@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_runs import run
+from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import Status
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.errors import UsageError

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pass_runs import Says, convert_text, run, statuses
+from text_parser import parse
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
 from edge_opt.attention.refusal import Refusal
@@ -22,7 +23,7 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import Buffer
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import Ran, Site, SkippedSite
 from edge_opt.passes.rewrite import (

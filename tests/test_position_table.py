@@ -9,13 +9,13 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from bundles import bundle, model_part
 from numpy.typing import NDArray
+from text_parser import parse
 
 from edge_opt import convert, inspect
 from edge_opt.attention.positions import Rotary, find_rotary
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.container import Sections
 from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import PASSES, Context, Proof, SiteReport, Status
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from cli_runs import DEMO, run, written
 from terminal_signals import gone, started
+from text_parser import parse
 
 import edge_opt
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load, save
 from edge_opt.ir.read import rare_collections
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.ir.words import signal_name
 from edge_opt.npu.process import ended
 from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError

@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from text_parser import parse
 
-from edge_opt.ir.text import parse
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof import examination

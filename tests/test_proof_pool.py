@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from text_parser import parse
 
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.proof import pool, runner, source
 from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.pool import WorkerPool

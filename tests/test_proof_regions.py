@@ -11,12 +11,12 @@ import pytest
 from fault_graphs import Edit, Size, attention, number
 from faults import FAULTS, PROOF, Fault
 from pass_runs import rewrites_of, run
+from text_parser import parse
 from toy_passes import replacing
 
 from edge_opt.conversion import convert
 from edge_opt.conversion import result as words
 from edge_opt.ir import Model, Operator, Tensor, load, to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.passes import Demand, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite

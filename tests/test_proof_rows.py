@@ -9,10 +9,10 @@ import pytest
 from fault_graphs import PARAMETERS, Size, attention
 from numpy.typing import NDArray
 from pass_runs import rewrites_of
+from text_parser import parse
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.extract import cut_out
-from edge_opt.ir.text import parse
 from edge_opt.passes import Demand
 from edge_opt.passes.rewrite import Rewrite, shape_violation
 from edge_opt.proof import noise

@@ -14,9 +14,9 @@ import proof_models as models
 import pytest
 import terminal_signals
 from terminal_signals import gone
+from text_parser import parse
 
 from edge_opt.ir import save
-from edge_opt.ir.text import parse
 from edge_opt.proof import runner
 from edge_opt.proof.errors import (
     BackendMissing,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from pass_runs import Says, convert_text, names, reread, run, statuses
+from text_parser import parse
 
 from edge_opt.ir import Model, Tensor, to_bytes
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.passes import SiteReport
 from edge_opt.proof.regions import RegionProver
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED
 from sdk import require_qnn
+from text_parser import parse
 
 from edge_opt.conversion import convert
 from edge_opt.ir import save
-from edge_opt.ir.text import parse
 from edge_opt.npu import CompilerMissingError, profile
 from edge_opt.npu.ethos import find_vela
 from edge_opt.proof.inputs import array_of, plan

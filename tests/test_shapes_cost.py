@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shapes_referee import Graph, T, const, model_bytes
+from text_parser import parse
 
 from edge_opt import ir
-from edge_opt.ir.text import parse
 from edge_opt.shapes import derive
 
 LAYER = """

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flatbuffers import flexbuffers
 from shapes_referee import Graph, Shape, T, compare_all, const, model_bytes
+from text_parser import parse
 
 from edge_opt import ir
-from edge_opt.ir.text import parse
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import ShapeReport, derive, infer_shapes
 

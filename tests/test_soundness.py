@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import QUANTIZED, run
+from text_parser import parse
 
 from edge_opt import load
 from edge_opt.conversion import UnsoundError, convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.ir.text import parse
 from edge_opt.soundness import Unsound, broken_ranges, sentences
 
 ATTENTION = """

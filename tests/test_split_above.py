@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import pytest
 from attention_checks import assert_same_bits, convert, only_block, random_inputs
 from pass_runs import Says, run
+from text_parser import parse
 
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.split import above_the_core
 from edge_opt.ir import Model, Operator, load, to_bytes
-from edge_opt.ir.text import parse, subgraph_text, to_text
+from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Status
 from edge_opt.passes.rewrite import Rewrite, shape_violation
 from edge_opt.targets import Target

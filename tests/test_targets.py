@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from text_parser import parse
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.found import logits_bytes
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save, to_bytes
 from edge_opt.ir.layout import external_weights, new_codes, take_weights_inside
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.proof.runner import Worker
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import UsageError

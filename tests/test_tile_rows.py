@@ -4,10 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from text_parser import parse
 
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, Subgraph
-from edge_opt.ir.text import parse, to_text
+from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 from edge_opt.schema.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""A model as text and back: one line an operator, shapes and constants in place. Golden tests are written in it.
+"""Prints a model as text: one line for each operator, shapes and constants in place.
 
     signature decode = #0 (query=%q) -> (output=%out)
     subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,16,8]) {
@@ -9,11 +9,11 @@
 
 Constants stand where they are read: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any
 shape row by row, `float32[1,16]{splat 0.5}` one value everywhere. Constants of more than 64 elements are printed
-as `float32[640,640]{...}`, which can be read by people but not parsed. Quantization follows a type:
+as `float32[640,640]{...}`. Quantization follows a type:
 `int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. Names that are no plain words stand in
 double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator without results stands alone:
 `ASSIGN_VARIABLE(%handle, %x)`. A tensor that no operator defines has a line of its own, in front of the operators:
-`variable %state: float32[4]`, or `unset` for one that is no state. A `#` that no digit follows begins a comment.
+`variable %state: float32[4]`, or `unset` for one that is no state.
 """
 
 import json
@@ -26,10 +26,9 @@ import numpy as np
 from edge_opt.ir.graph import Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.quantization import Quantization
-from edge_opt.ir.text_parser import TextFormError, parse
 from edge_opt.schema.table import Table
 
-__all__ = ["TextFormError", "operator_text", "parse", "subgraph_text", "to_text"]
+__all__ = ["operator_text", "subgraph_text", "to_text"]
 
 _MOST_PRINTED = 64
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")

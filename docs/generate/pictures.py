@@ -1,14 +1,19 @@
 """What each pass does, drawn: the real pass runs on a small model, and the report's own code lays out both versions."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from text_parser import parse
 
 from edge_opt import convert
 from edge_opt.conversion.result import proof as proof_words
 from edge_opt.inspection import example_rewrite
 from edge_opt.ir import Model, Operator, load
-from edge_opt.ir.text import operator_text, parse
+from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
 from edge_opt.report import Example
 from edge_opt.report.diagram import draw

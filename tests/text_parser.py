@@ -1,4 +1,8 @@
-"""Reads the text form of models (see `text`, which writes it). Every refusal names the line."""
+"""Reads the text form that `edge_opt.ir.text` prints, so that tests and pages can write a graph down.
+
+A constant printed as `{...}` has no values and is refused. A `#` that no digit follows begins a comment. Every error
+names the line.
+"""
 
 import json
 import math
