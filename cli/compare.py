@@ -6,7 +6,7 @@ from edge_opt.cli import declare, output
 from edge_opt.cli.app import Check, Compare, Record
 from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare as compare_models
-from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison
+from edge_opt.comparison.findings import ComparisonReport, FirstDifference
 from edge_opt.ir.words import many, shortened, size
 from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
 
@@ -50,9 +50,9 @@ def check(asked: Check) -> int:
 
 def show(report: ComparisonReport) -> None:
     """The report for people: a line for each signature, then each output that differs."""
-    head = "signature, kernels, outputs, bitwise equal, max abs, lowest SNR, lowest cosine"
-    rows = [tuple(head.split(", ")), *map(_row, report.signatures)]
-    _show_verdict(report, output.table(rows, left=2), (*report.logits(), *report.caches, *report.notes()))
+    _show_verdict(
+        report, output.table(report.rows(), left=2), (*report.logits(), *report.caches, *report.notes())
+    )
     if report.equal and report.generation is not None:
         output.say(f"Generated: {report.generation.sentence()}.")
     if not report.equal and report.first_difference is not None:
@@ -89,20 +89,6 @@ def _ends(operators: Sequence[str]) -> list[str]:
         return list(operators)
     note = f"... {hidden} more (all with --json) ..."
     return [*operators[:_OPERATORS_SHOWN], note, *operators[-_OPERATORS_SHOWN:]]
-
-
-def _row(signature: SignatureComparison) -> tuple[str, ...]:
-    outputs = signature.outputs
-    equal = sum(item.bitwise for item in outputs)
-    figures = [item.difference for item in outputs if item.difference is not None]
-    worst: tuple[str, ...] = ("-", "-", "-")
-    if figures and not signature.reason:
-        worst = (
-            f"{max(figure.max_abs for figure in figures):.3g}",
-            f"{min(figure.snr_db for figure in figures):.1f} dB",
-            f"{min(figure.cosine for figure in figures):.6g}",
-        )
-    return (signature.name, signature.backend, str(len(outputs)), str(equal), *worst)
 
 
 def _show_on_npu(report: NpuComparison) -> None:

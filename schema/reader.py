@@ -464,7 +464,7 @@ def _what_else(start: bytes) -> str:
     if len(start) < 8:
         return f"it has only {len(start)} bytes, export or download it again"
     if start == b"LITERTLM":
-        return "it is a .litertlm bundle, give one of the models inside it"
+        return "it is a .litertlm bundle: name a model inside it, load(path, model='prefill_decode')"
     if start.startswith(b"PK") or start[4:] == b"PK\3\4":
         return "it is a zip archive (a .task bundle or a .keras file?), give the .tflite inside it"
     if start == b"version ":

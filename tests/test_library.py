@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from bundles import bundle, model_part
 from cli_runs import DEMO, run
 from text_parser import parse
 
@@ -66,11 +67,36 @@ def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     result = edge_opt.convert(model, dry_run=True, verify="none")
     operator = model.subgraphs[0].operators[0]
     shown = [model, model.table, model.subgraphs[0], model.metadata[0], model.buffers[1], result]
+    shown += [edge_opt.inspect(DEMO), edge_opt.compare(DEMO, DEMO)]
     for thing in (*shown, model.operator_codes[0], operator.options):
         assert 0 < len(repr(thing)) < 500, type(thing)
     assert "prefill_8: 122 operators" in repr(model)
     assert repr(edge_opt.Model()) == "Model(in memory, empty; 0 subgraphs in all)"
     assert "5 of 5 sites converted" in repr(result)
+
+
+def test_a_notebook_shows_tables_whose_names_are_text() -> None:
+    model = edge_opt.load(DEMO)
+    model.signatures[0].key = "<b>prefill</b>"
+    result = edge_opt.convert(model, dry_run=True, verify="none")
+    for thing in (model, result, edge_opt.compare(model, model)):
+        page = thing._repr_html_()
+        assert page.count("<tr>") == 3
+        assert "&lt;b&gt;prefill&lt;/b&gt;" in page
+        assert "<b>" not in page
+
+
+def test_a_model_of_a_bundle_is_loaded_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "m.litertlm"
+    path.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
+    with edge_opt.load(path, model="prefill_decode") as model:
+        assert [signature.key for signature in model.signatures] == ["prefill_8", "decode"]
+    with pytest.raises(edge_opt.UsageError, match="model 'aux' does not exist, there are: prefill_decode"):
+        edge_opt.load(path, model="aux")
+    with pytest.raises(edge_opt.UsageError, match="is no bundle: leave model='aux' out"):
+        edge_opt.load(DEMO, model="aux")
+    with pytest.raises(edge_opt.EdgeOptError, match=r"load.path, model='prefill_decode'"):
+        edge_opt.load(path)
 
 
 def test_operators_are_a_sequence_and_signatures_have_names() -> None:

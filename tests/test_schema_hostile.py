@@ -61,7 +61,7 @@ TENSOR = ("Subgraphs", 0, "Tensors", 0)
     [
         (b"TFL3", "only 4 bytes"),
         (b"# A text file, not a model\n", "give a .tflite file"),
-        (b"LITERTLM" + bytes(100), "give one of the models inside it"),
+        (b"LITERTLM" + bytes(100), "load(path, model='prefill_decode')"),
         (b"PK\3\4" + bytes(100), "give the .tflite inside it"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edge_opt.ir.html import shown
 from edge_opt.ir.words import many
 from edge_opt.proof.metrics import Difference, measure, merge
 from edge_opt.proof.protocol import Array
@@ -96,6 +97,19 @@ class SignatureComparison:
     def bitwise(self) -> bool:
         """Whether every output is the same bit for bit."""
         return not self.reason and all(output.bitwise for output in self.outputs)
+
+    def row(self) -> tuple[str, ...]:
+        """How many outputs are equal, and the worst figures of all: a row of `ComparisonReport.rows`."""
+        equal = sum(output.bitwise for output in self.outputs)
+        figures = [output.difference for output in self.outputs if output.difference is not None]
+        worst: tuple[str, ...] = ("-", "-", "-")
+        if figures and not self.reason:
+            worst = (
+                f"{max(figure.max_abs for figure in figures):.3g}",
+                f"{min(figure.snr_db for figure in figures):.1f} dB",
+                f"{min(figure.cosine for figure in figures):.6g}",
+            )
+        return (self.name, self.backend, str(len(self.outputs)), str(equal), *worst)
 
     def masked_rows_sentence(self) -> str:
         """How far outputs are apart where rows are masked everywhere; empty where they are not."""
@@ -200,7 +214,7 @@ def first_of(differences: Sequence[str]) -> str:
     return f"{differences[0]}{more}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ComparisonReport:
     """Two models, or a model and its golden file, on the same inputs.
 
@@ -221,6 +235,14 @@ class ComparisonReport:
     caches: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"ComparisonReport({self.a!r}, {self.b!r}: {self.summary()})"
+
+    def _repr_html_(self) -> str:
+        return shown(
+            "\n".join([f"{self.summary()}.", *self.logits(), *self.caches, *self.notes()]), self.rows()
+        )
+
     @property
     def equal(self) -> bool:
         """Whether |a-b| <= atol + rtol*|a| holds for every element of every output, and generated tokens are equal."""
@@ -239,6 +261,11 @@ class ComparisonReport:
         if self.generation is not None and not self.generation.equal:
             found.append(self.generation.sentence())
         return found
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table of the signatures; the first row is its heads."""
+        heads = ("signature", "kernels", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine")
+        return [heads, *(signature.row() for signature in self.signatures)]
 
     def logits(self) -> list[str]:
         """What differences mean for the tokens: one sentence for each output of logits that differs."""

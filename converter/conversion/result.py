@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
+from edge_opt.ir.html import shown
 from edge_opt.ir.words import many, one_line, size
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
@@ -97,6 +98,9 @@ class ConversionResult:
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
         return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
+
+    def _repr_html_(self) -> str:
+        return shown(self.summary(), entry_points(self))
 
     @property
     def converted(self) -> list[SiteReport]:

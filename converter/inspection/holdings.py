@@ -14,6 +14,7 @@ from edge_opt.conversion.container import find_stopped, find_unsound, open_conta
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
+from edge_opt.ir.words import many
 from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
@@ -78,7 +79,7 @@ class SignatureContent:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Inspection:
     """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type.
 
@@ -98,6 +99,10 @@ class Inspection:
     made_from: str | None = None
     soundness: list[Unsound] = field(default_factory=list)
     caches: Caches = field(default_factory=Caches)
+
+    def __repr__(self) -> str:
+        entries = ", ".join(f"{one.name}: {sum(one.operators.values())} operators" for one in self.signatures)
+        return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""

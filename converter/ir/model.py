@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor
+from edge_opt.ir.html import shown
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
@@ -90,6 +91,13 @@ class Model:
         where = "in memory" if self.file is None or self.file.path is None else repr(str(self.file.path))
         entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, str(len(graph)), str(len(graph.inputs)), str(len(graph.outputs)))
+            for name, graph in self.entry_points()
+        ]
+        return shown(repr(self), [("signature", "operators", "inputs", "outputs"), *rows])
 
     def __enter__(self) -> Self:
         return self

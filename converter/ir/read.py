@@ -18,8 +18,9 @@ from edge_opt.ir.operators import misformed
 from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.references import SUBGRAPH_FIELDS, check_references
+from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.data import Source
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.schema.errors import ModelFormatError, UsageError, unknown
 from edge_opt.schema.reader import ModelFile, read_model
 from edge_opt.schema.table import Table
 
@@ -54,15 +55,32 @@ def rare_collections() -> Iterator[None]:
                 gc.set_threshold(*_before)
 
 
-def load(source: str | os.PathLike[str] | bytes | Source) -> Model:
-    """Read a .tflite file, its bytes, or a section of a bundle. Weights stay on disk until their numbers are needed.
+def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None = None) -> Model:
+    """Read a .tflite file or its bytes. Weights stay on disk until their numbers are needed.
+
+    Of a bundle, `model` names the one to read: `prefill_decode`, `embedder`, `aux`.
 
     Raises:
+        UsageError: the source is no bundle, or holds no such model.
         ModelFormatError: where the file is not a valid model; names table, field and byte offset, or subgraph,
             operator and tensor.
     """
+    section = source if model is None else _section(source, model)
     with rare_collections():
-        return from_tables(read_model(source))
+        return from_tables(read_model(section))
+
+
+def _section(source: object, model: str) -> Source:
+    bundle = open_bundle(source) if isinstance(source, str | os.PathLike) else None
+    if bundle is None:
+        what = source if isinstance(source, str | os.PathLike) else "what was given"
+        raise UsageError(f"{what} is no bundle: leave model={model!r} out")
+    sections = {
+        section.model_type: place for place, section in enumerate(bundle.sections) if section.is_model
+    }
+    if model not in sections:
+        raise unknown("model", model, sections)
+    return bundle.content(sections[model])
 
 
 def from_tables(file: ModelFile) -> Model:

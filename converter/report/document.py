@@ -1,10 +1,5 @@
-"""The content of a report, the same for every format; a table is a list of rows, its heads first.
+"""The content of a report, the same for every format; a table is a list of rows, its heads first."""
 
-Text of a model may hold anything: `one_line` and `escape` make it fit for a page.
-"""
-
-import html
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,10 +17,6 @@ NO_LINT = "Nothing in the result that the target is known to refuse or to get wr
 _LONGEST_EXAMPLE = 120
 _EXACT, _MORE = "bit for bit", "more"
 _BUCKETS = {"up to 1e-7": 1e-7, "up to 1e-6": 1e-6, "up to 1e-4": 1e-4}
-# Control characters, line separators, what turns the direction of writing, and halves of characters.
-_UNSEEN = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
 
 Table = list[tuple[str, ...]]
 
@@ -117,13 +108,3 @@ class Report:
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
             "example": None if self.example is None else self.example.to_dict(),
         }
-
-
-def one_line(text: str) -> str:
-    """Text in one line; characters that cannot be seen become their numbers."""
-    return _UNSEEN.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
-def escape(text: str) -> str:
-    """Text for HTML."""
-    return html.escape(one_line(text))

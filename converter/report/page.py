@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.ir import Operator
+from edge_opt.ir.html import escape, table
 from edge_opt.ir.words import many, shortened
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report.diagram import NO_PICTURE, can_draw, draw
-from edge_opt.report.document import NO_LINT, Example, Report, escape
+from edge_opt.report.document import NO_LINT, Example, Report
 from edge_opt.report.style import STYLE
 
 _MOST_DRAWN = 160
@@ -20,7 +21,7 @@ def to_html(report: Report) -> str:
     body = [
         f"<header><p class=kicker>edge-opt report</p><h1>{name}</h1><p>{escape(report.summary)}</p></header>",
         _cards(report),
-        _section("Signatures", _table(entry_points(report.result))),
+        _section("Signatures", table(entry_points(report.result))),
         _section("Verdicts", "".join(_verdict(*verdict) for verdict in report.verdicts()) or _NO_SITES),
         _section("What the proofs measured", _measured(report)),
     ]
@@ -65,8 +66,8 @@ def _verdict(name: str, status: Status, reason: str, sites: Sequence[SiteReport]
     kind = "good" if status is Status.CONVERTED else "left"
     head = f"<span class='tag {kind}'>{escape(status)}</span> {escape(name)}, {many(len(sites), 'site')}"
     head += f": {escape(reason)}" if reason else ""
-    table = _table([("signature", "site", "heads", "proof", "tensor"), *rows])
-    return f"<details><summary>{head}</summary>{table}</details>"
+    listed = table([("signature", "site", "heads", "proof", "tensor"), *rows])
+    return f"<details><summary>{head}</summary>{listed}</details>"
 
 
 def _measured(report: Report) -> str:
@@ -91,9 +92,9 @@ def _bars(counts: Sequence[tuple[str, int]]) -> str:
 
 
 def _whole(report: Report) -> str:
-    table, counts = _table(report.whole(), kind="wide"), report.distances()
+    signatures, counts = table(report.whole(), kind="wide"), report.distances()
     lead = "<p>Elements of all float outputs, by distance in units in the last place.</p>"
-    return f"{table}{lead}{_bars(counts)}" if counts else table
+    return f"{signatures}{lead}{_bars(counts)}" if counts else signatures
 
 
 def _lint(report: Report) -> str:
@@ -122,10 +123,3 @@ def _figure(example: Example, word: str, operators: Sequence[Operator]) -> str:
         label += f"; {NO_PICTURE}" if small else ""
         shown = f"<pre>{listed}</pre>"
     return f"<figure><figcaption>{escape(label)}</figcaption><div class=scroll>{shown}</div></figure>"
-
-
-def _table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
-    head, *body = rows
-    cells = "".join(f"<th scope=col>{escape(text)}</th>" for text in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
-    return f"<div class={kind}><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"

@@ -1,0 +1,33 @@
+"""Text and tables as HTML, for reports and for what a notebook shows. Text of a model may hold anything."""
+
+import html
+import re
+from collections.abc import Sequence
+
+# Control characters, line separators, what turns the direction of writing, and halves of characters.
+_UNSEEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def one_line(text: str) -> str:
+    """Text in one line; characters that cannot be seen become their numbers."""
+    return _UNSEEN.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def escape(text: str) -> str:
+    """Text for HTML."""
+    return html.escape(one_line(text))
+
+
+def table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
+    """Rows as a table, the first being its heads."""
+    head, *body = rows
+    cells = "".join(f"<th scope=col>{escape(text)}</th>" for text in head)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
+    return f"<div class={kind}><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
+
+
+def shown(text: str, rows: Sequence[Sequence[str]]) -> str:
+    """What a notebook shows of an object: its lines, and a table."""
+    return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines()) + table(rows)
