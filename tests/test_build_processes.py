@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from cli_runs import run
-from pretend_stages import FLOAT, Place, Stages, write
+from pretend_stages import Place, Stages
 from terminal_signals import gone
 
 from edge_opt import build as package
@@ -264,27 +264,19 @@ def test_of_a_compiler_that_fails_the_first_complaint_is_told(
 @pytest.mark.parametrize(
     ("ranges", "sentence"),
     [
-        ({}, "every prompt is as long as the cache, 64 tokens, or longer"),
-        ({"decode_kv_cache_k_0": 0}, "no prompt is of a length for prefill_4, so its ranges are not known"),
-        ({"prefill_4_kv_cache_k_0": 0}, ""),
+        ({}, "does not run prefill_4, decode, so the ranges"),
+        ({"decode_kv_cache_k_0": 0}, "does not run prefill_4, so the ranges"),
+        ({"decode_kv_cache_k_0": 0, "prefill_4_kv_cache_k_0": 0}, ""),
     ],
 )  # fmt: skip
 def test_prompts_that_leave_an_entry_point_out_are_a_sentence(
-    place: Place, monkeypatch: pytest.MonkeyPatch, ranges: dict[str, int], sentence: str
+    tmp_path: Path, ranges: dict[str, int], sentence: str
 ) -> None:
     """The pipeline says nothing, and fails in the next stage."""
-
-    def npu_calibrate(_: object, __: str, ___: str, output: str, **____: object) -> None:
-        told = json.dumps({"model_qsvs": ranges})
-        (Path(output) / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)
-
-    from_dict = SimpleNamespace(from_dict=lambda told: SimpleNamespace(**told))
-    pretend = SimpleNamespace(npu_calibrate=npu_calibrate, NpuPipelineConfig=from_dict)
-    monkeypatch.setattr(pipeline, "_lib", lambda _: pretend)
-    inputs = {"model": str(write(place.folder / "m.litertlm", FLOAT)), "prompts": str(place.prompts)}
-    job = Job("calibrate", str(place.folder), inputs, {"cache_length": 64})
+    told = json.dumps({"model_qsvs": ranges})
+    (tmp_path / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)
     with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
-        pipeline.calibrate(job, lambda *_: None)
+        pipeline._check_all_ran(["prefill_4", "decode"], tmp_path)
 
 
 def _wait_for(told: Path, command: subprocess.Popen[bytes] | None = None) -> None:

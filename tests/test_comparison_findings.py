@@ -2,11 +2,13 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_runs import DEMO
 
 from edge_opt.comparison import golden
 from edge_opt.comparison.filling import keep
@@ -251,7 +253,7 @@ def test_helpers_lie_beside_the_model(
     files: tuple[str, ...], embedder: str | None, auxiliary: str | None, tmp_path: Path
 ) -> None:
     for name in ("m.int8.tflite", *files):
-        (tmp_path / name).write_bytes(b"TFL3")
+        shutil.copy(DEMO, tmp_path / name)
     found = find_models(tmp_path / "m.int8.tflite")
     assert found.embedder == (tmp_path / embedder if embedder else None)
     assert found.auxiliary == (tmp_path / auxiliary if auxiliary else None)

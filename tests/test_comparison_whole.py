@@ -32,7 +32,7 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for product in [operator for operator in graph.operators if operator.name == "BATCH_MATMUL"]:
         result = product.output
         assert result.quantization is not None
-        coarser = Quantization.affine(1.31 * float(result.quantization.scale[0]))
+        coarser = Quantization.affine(1.07 * float(result.quantization.scale[0]))
         wide = Tensor(f"{result.name}/wide", result.shape, result.dtype, quantization=coarser)
         between = graph.add_tensor(wide)
         after = graph.after(product)

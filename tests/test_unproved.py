@@ -146,5 +146,5 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
 
 
 def test_seconds_of_a_proof_must_be_more_than_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="more than 0, not 0"):
+    with pytest.raises(UsageError, match="more than 0 and at most 1,000,000, not 0"):
         convert_decode(tmp_path / "out.tflite", proof_seconds=0.0)

@@ -6,9 +6,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import sha256
 
-from edge_opt.ir import Model, Tensor, to_bytes
+from edge_opt.ir import Buffer, Model, Tensor, to_bytes
 from edge_opt.ir.extract import cut_out
 from edge_opt.passes.contract import Demand
+from edge_opt.schema.data import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ def _bare(model: Model) -> Model:
     for tensor in _tensors(bare):
         if _is_number(tensor):
             tensor.buffer = None
+        elif tensor.buffer is not None and tensor.buffer.data is not None:
+            # In memory: bytes of a file are written as aligned as they were there, which is no part of the structure.
+            tensor.buffer = Buffer(Data(tensor.buffer.data.view()))
         if tensor.is_quantized:
             tensor.quantization = None
     return bare
