@@ -213,14 +213,8 @@ class Compare(Command):
 class Shapes(Command):
     """Derive every shape again; exit 1 if one disagrees with the file."""
 
-    file: Path | None = file_argument("A model or bundle; - for standard input.", default=None)
-    coverage: bool = flag("List the operators that have a rule.", "--coverage")
+    file: Path = file_argument("A model or bundle; - for standard input.")
     as_json: bool = json_flag()
-
-    def check(self) -> None:
-        """It does one of two things."""
-        if self.coverage == (self.file is not None):
-            raise typer.BadParameter("give either FILE or --coverage")
 
 
 @command(app, "inspect:explain")

@@ -66,9 +66,9 @@ def one_of(known: Sequence[str], text: str) -> Any:
     return option(text, "|".join(known), default=known[0], callback=check, autocompletion=starting(known))
 
 
-def file_argument(text: str, metavar: str = "FILE", *, default: Any = REQUIRED) -> Any:
+def file_argument(text: str, metavar: str = "FILE") -> Any:
     """An argument that is a file, or `-` for standard input."""
-    return argument(text, metavar, default=default, callback=streams.given)
+    return argument(text, metavar, callback=streams.given)
 
 
 def names_option(text: str, metavar: str, **how: Any) -> Any:

@@ -1,20 +1,14 @@
-"""`edge-opt shapes`: prints where derived shapes disagree with a file, and which operators have a rule."""
+"""`edge-opt shapes`: prints where derived shapes disagree with a file."""
 
 from edge_opt.cli import output
 from edge_opt.cli.app import Shapes
 from edge_opt.conversion.container import open_container
 from edge_opt.ir.words import many
-from edge_opt.shapes import coverage, coverage_counts, coverage_page, derive
+from edge_opt.shapes import derive
 
 
 def run(asked: Shapes) -> int:
     """Derive every shape again (of a bundle: its prefill/decode model); 1 where one disagrees."""
-    if asked.file is None:
-        if asked.as_json:
-            output.say_json({"operators": [row._asdict() for row in coverage()], "counts": coverage_counts()})
-        else:
-            output.say(*coverage_page().rstrip().split("\n"))
-        return 0
     report = derive(open_container(asked.file).parts[0].model)
     if asked.as_json:
         output.say_json({"file": str(asked.file), **report.to_dict()})

@@ -104,11 +104,3 @@ def test_a_shape_that_the_file_has_wrong_is_exit_1(tmp_path: Path, capsys: Captu
     assert "'half'" in ran.out
     found = run(capsys, "shapes", model, "--json").json["disagreements"]
     assert {"tensor": "half", "recorded": [1, 5], "derived": [1, 4]}.items() <= found[0].items()
-
-
-def test_coverage_lists_every_operator(capsys: Captured) -> None:
-    ran = run(capsys, "shapes", "--coverage")
-    assert ran.code == 0
-    assert "| BATCH_MATMUL | The matrix product" in ran.out
-    said = run(capsys, "shapes", "--coverage", "--json").json
-    assert len(said["operators"]) == sum(said["counts"].values()) > 200

@@ -38,7 +38,7 @@ OPTIONS = {
     ),
     "inspect": "--json",
     "compare": "--backend --runs --seed --atol --rtol --json",
-    "shapes": "--json --coverage",
+    "shapes": "--json",
     "explain": "--json",
     "demo": "--force",
 }
@@ -136,8 +136,7 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
         (["compare", "a", "b", "--runs", "0"], "--runs"),
         (["compare", "a", "b", "--backend", "xnpack"], "did you mean 'xnnpack'?"),
         (["golden"], "Missing command"),
-        (["shapes"], "give either FILE or --coverage"),
-        (["shapes", "a", "--coverage"], "give either FILE or --coverage"),
+        (["shapes"], "Missing argument 'FILE'"),
     ],
 )
 def test_usage_errors_are_one_sentence_and_exit_2(
@@ -310,7 +309,7 @@ def test_a_bug_is_one_sentence_that_says_how_to_see_more(
 
 
 def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
-    command = [sys.executable, "-m", "edge_opt", "shapes", "--coverage"]
+    command = [sys.executable, "-m", "edge_opt", "passes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -10,7 +10,6 @@ from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the tab
     windows,
 )
 from edge_opt.shapes.broadcast import broadcast, verify_broadcast
-from edge_opt.shapes.coverage import CoverageRow, coverage, coverage_counts, coverage_page
 from edge_opt.shapes.dimension import Shape, ShapeError
 from edge_opt.shapes.inference import derive, infer_shapes
 from edge_opt.shapes.matmul import matmul
@@ -18,15 +17,11 @@ from edge_opt.shapes.report import Disagreement, ShapeReport
 from edge_opt.shapes.rules import infer_operator
 
 __all__ = [
-    "CoverageRow",
     "Disagreement",
     "Shape",
     "ShapeError",
     "ShapeReport",
     "broadcast",
-    "coverage",
-    "coverage_counts",
-    "coverage_page",
     "derive",
     "infer_operator",
     "infer_shapes",

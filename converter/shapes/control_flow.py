@@ -113,7 +113,6 @@ def var_handle(call: Call) -> Results:
 @rule(
     "READ_VARIABLE",
     "TFLite, read_variable.cc, Prepare (it trusts the recorded shape too)",
-    data_dependent=True,
 )
 def read_variable(call: Call) -> Results:
     """The shape of whatever was assigned last, where the model's assignments tell; else the recorded one."""

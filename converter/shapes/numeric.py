@@ -204,7 +204,7 @@ def rfft2d(call: Call) -> Results:
     return [(*shape[:-2], height, DYNAMIC if width < 0 else width // 2 + 1)]
 
 
-@rule("WHERE", "TFLite, where.cc, ResizeOutputTensor", data_dependent=True)
+@rule("WHERE", "TFLite, where.cc, ResizeOutputTensor")
 def where(call: Call) -> Results:
     """A row for each element that is not 0, with one number for each axis."""
     count = int((call.numbers(0) != 0).sum()) if call.is_known(0) else DYNAMIC

@@ -12,28 +12,22 @@ Rule: TypeAlias = Callable[[Call], Results]
 
 
 class RuleEntry(NamedTuple):
-    """A rule, where it comes from, and whether sizes follow from the data, so that only a bound (-1) is derived."""
+    """A rule, and where it comes from."""
 
     rule: Rule
     source: str
-    data_dependent: bool
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """What the rule says, the first line of its docstring, and its source."""
-        return (self.rule.__doc__ or "").partition("\n")[0], self.source
 
 
 RULES: dict[str, RuleEntry] = {}
 
 
-def rule(names: str, source: str, *, data_dependent: bool = False) -> Callable[[Rule], Rule]:
+def rule(names: str, source: str) -> Callable[[Rule], Rule]:
     """Enter a rule for the named operators (the schema's names, one after the other), and say where it comes from."""
 
     def enter(function: Rule) -> Rule:
         for name in names.split():
             assert name not in RULES, f"{name} has two rules"
-            RULES[name] = RuleEntry(function, source, data_dependent)
+            RULES[name] = RuleEntry(function, source)
         return function
 
     return enter

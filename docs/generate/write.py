@@ -14,6 +14,7 @@ import page_commands
 import page_families
 import page_messages
 import page_passes
+import page_shapes
 import page_targets
 from outputs import Outputs
 from pictures import picture
@@ -29,6 +30,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "targets": page_targets.table,
     "target-sections": page_targets.sections,
     "target-facts": page_targets.meanings,
+    "shapes": page_shapes.table,
     "commands": page_commands.table,
     "command-sections": page_commands.sections,
     "messages": page_messages.listed,

@@ -1,0 +1,39 @@
+"""The page of the shape rules: which operators have one, what it derives and where it comes from."""
+
+from edge_opt.ir.graph import BUILTIN_OPERATORS
+from edge_opt.shapes.rules import RULES
+
+_WHY_NOT = {
+    "CONCAT_EMBEDDINGS": "no kernel defines it",
+    "CUSTOM": "its kernel is the user's own",
+    "DELEGATE": "made by the runtime, never stored",
+    "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
+    "STABLEHLO_CUSTOM_CALL": "its kernel is the user's own",
+}
+
+
+def table() -> str:
+    """Every builtin operator of the schema: those with a rule in a table, then the others with the reason."""
+    derived: dict[tuple[str, str], list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for name in sorted(BUILTIN_OPERATORS):
+        entry = RULES.get(name)
+        if entry is None:
+            missing.setdefault(why_not(name), []).append(name)
+        else:
+            rule = (entry.rule.__doc__ or "").partition("\n")[0]
+            derived.setdefault((rule, entry.source), []).append(name)
+    lines = [f"| {', '.join(names)} | {' | '.join(words)} |" for words, names in derived.items()]
+    reasons = [f"- {', '.join(names)}: {why}." for why, names in missing.items()]
+    without = len(BUILTIN_OPERATORS) - len(RULES)
+    counts = f"{len(BUILTIN_OPERATORS)} operators: {len(RULES)} have a rule, {without} have none."
+    head = ["| operators | what is derived | source of the rule |", "| --- | --- | --- |"]
+    rest = "Of other operators nothing is derived, and readers of their results use the recorded shapes:"
+    return "\n".join([counts, "", *head, *lines, "", rest, "", *reasons])
+
+
+def why_not(name: str) -> str:
+    """Why an operator has no rule."""
+    stablehlo = name.startswith("STABLEHLO_")
+    known = "the runtime has no kernel for it" if stablehlo else "no language model is known to hold it"
+    return _WHY_NOT.get(name, known)
