@@ -47,8 +47,10 @@ class OlderExported(Exported):
 @pytest.mark.parametrize("kind", [Exported, OlderExported])
 def test_convert_gives_back_the_kind_it_was_given(kind: type[Exported]) -> None:
     given = kind(DEMO.read_bytes())
-    made = edge_opt.convert(given, verify="none")
+    results: list[edge_opt.ConversionResult] = []
+    made = edge_opt.convert(given, verify="none", on_result=results.append)
     assert type(made) is kind
+    assert [len(result.converted) for result in results] == [5]
     assert given.content == DEMO.read_bytes(), "the given model stays as it is"
     assert edge_opt.compare(DEMO.read_bytes(), made.content).bitwise
     assert made.content != given.content

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 from edge_opt.attention.form import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
+from edge_opt.conversion.result import ConversionResult
 from edge_opt.ir import Model, Shape, Tensor
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.contract import shape_options
@@ -49,6 +50,7 @@ class ConvertOptions(TypedDict, total=False):
     extract_signature: str | None
     shapes: Mapping[str, Sequence[int]] | None
     progress: Progress | None
+    on_result: Callable[[ConversionResult], None] | None
 
 
 def path_of(source: ModelLike) -> str | None:

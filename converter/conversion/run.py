@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
@@ -97,13 +97,14 @@ def convert(
     extract_signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
+    on_result: Callable[[ConversionResult], None] | None = None,
 ) -> ConversionResult | ExportedModel:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
     Args:
         source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place,
             unless `dry_run`, and stays as it was where an error is raised), or what `litert_torch.convert` returns;
-            then the result is of that kind too.
+            then a model of that kind comes back, and `on_result` gets the result.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
         target: a bundled target's name, the path of a target file, or a `Target`; "generic" where None.
         passes: what to run, all that are on for the target where None: names of `edge_opt.passes.PASSES`, which run in
@@ -125,6 +126,7 @@ def convert(
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
         sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
         progress: called with (stage, done, total) on long work.
+        on_result: called with the result when all is done: what was converted, and why the rest was not.
 
     Raises:
         ModelFormatError: the source is not a valid model.
@@ -183,8 +185,11 @@ def convert(
         result.compile_with = facts.compile_command(str(destination or "MODEL"), result.compiler_flags)
         _lay_out(container, facts)
         check_requirements(result, require_match=require_match, require_all=require_all)
-        kept = None if extract_signature is None else [extract_signature]
-        check = partial(_compare_whole, container, result, kept, progress) if verify == "full" else None
+        check = (
+            partial(_compare_whole, container, result, extract_signature, progress)
+            if verify == "full"
+            else None
+        )
         if destination is not None:
             on_bytes = None if progress is None else partial(progress, "writing")
             container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
@@ -192,6 +197,7 @@ def convert(
         elif check is not None:
             check(None)
     result.seconds = time.perf_counter() - started
+    (on_result or (lambda _: None))(result)
     return result if exported is None else remade(exported, model)
 
 
@@ -312,11 +318,12 @@ def _largest_tensor(graph: Subgraph) -> int:
 def _compare_whole(
     container: Container,
     result: ConversionResult,
-    signatures: list[str] | None,
+    extracted: str | None,
     progress: Progress | None,
     written: Path | None,
 ) -> None:
     """Compare the models as they were with those written or, in a dry run, with those in memory."""
+    signatures = None if extracted is None else [extracted]
     for part, (before, after) in zip(container.parts, container.pairs(written), strict=True):
         if part.is_helper:
             continue
