@@ -18,6 +18,7 @@ from edge_opt.conversion.container import Sections
 from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
 from edge_opt.passes import PASSES, Context, Proof, SiteReport, Status
 from edge_opt.passes.contract import Site
+from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.executor_metadata import SECTION_TYPE
@@ -104,6 +105,55 @@ WITH_OTHER = changed(
         "  %other: int16[1,4,2] q(0.00030518509, 0) = MUL(%position, int16{100, 7} q(3.051851e-05, 0))\n  %angles",
     )
 )
+
+
+EXPORTED = """
+signature rope_4 = #0 (input_pos=%input_pos) -> (pos_emb_cos=%cos, pos_emb_sin=%sin)
+subgraph rope_4 (%input_pos: int32[4]) {
+  %row: int32[1,4,1] = RESHAPE(%input_pos, int32{1, 4, 1})
+  %position: float32[1,4,1] = CAST(%row)
+  %angle: float32[1,4,2] = MUL(%position, float32{1, 0.1})
+  %angles: float32[1,4,4] = CONCATENATION(%angle, %angle) {axis: 2}
+  %c: float32[1,4,4] = COS(%angles)
+  %s: float32[1,4,4] = SIN(%angles)
+  %cos: float32[1,4,1,4] = RESHAPE(%c, int32{1, 4, 1, 4})
+  %sin: float32[1,4,1,4] = RESHAPE(%s, int32{1, 4, 1, 4})
+  return %cos, %sin
+}
+"""
+
+
+def cosines_off(exported: str, frequencies: list[float]) -> float:
+    """How far the cosines of the last four positions are from those of frequencies, given the model in float."""
+    model = parse(TEXT)
+    table = PositionTable(dict(parse(exported).entry_points()))
+    result = convert(model, passes=[table])
+    assert [site.status for site in result.sites] == [Status.CONVERTED] * 2
+    is_told = "; has the exact frequencies of the export" in result.sites[0].note
+    assert is_told == (exported == EXPORTED)
+    positions = [20, 21, 22, 23]
+    expected = np.cos(np.outer(positions, frequencies * 2))
+    return float(np.abs(rope(model, positions)["pos_emb_cos"] - expected).max())
+
+
+def test_given_the_exported_model_the_table_has_its_exact_frequencies() -> None:
+    """0.1 is stored as 3277 steps, which are 0.100009; at position 23 that is 0.0002 too far."""
+    assert cosines_off(EXPORTED, [1, 0.1]) <= HALF_A_STEP + 1e-6
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("{1, 0.1}", "{1, 0.2}"),
+        ("= COS(", "= SIN("),
+        ("float32{1, 0.1}", "float32[1,4,2]{1, 0.1, 1, 0.1, 1, 0.1, 1, 0.1}"),
+    ],
+    ids=["numbers that round to other codes", "other operators", "another shape"],
+)
+def test_what_does_not_round_to_the_codes_is_not_what_was_exported(edit: tuple[str, str]) -> None:
+    stored = [32767 * 3.051851e-05, 3277 * 3.051851e-05]
+    assert cosines_off(changed(edit, text=EXPORTED), stored) <= HALF_A_STEP + 1e-6
+    assert cosines_off(changed(edit, text=EXPORTED), [1, 0.1]) > 4 * HALF_A_STEP
 
 
 # --- the proof ---

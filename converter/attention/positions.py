@@ -5,8 +5,8 @@ followed through every operator, which shows that each entry of the result depen
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,22 +24,24 @@ _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _CONSTANT, _MIXED = -1, -2
 _BLOCK = 1 << 12
+_HALF_A_STEP = 0.501  # quantizers divide in float32
 
 
 class FloatForm:
     """`operators` on float tensors that read `position` and make `result`: no QUANTIZE, constants in real numbers.
 
     `angles` has the integer tensors of the original in front of the COS or SIN, each with the float one in its place.
+    `exact` has constants to take instead, see `exact_constants`.
 
     Raises:
         RefusedError: an operator is not understood.
     """
 
-    def __init__(self, operators: Sequence[Operator], position: Tensor) -> None:
+    def __init__(self, operators: Sequence[Operator], position: Tensor, exact: Mapping[int, Tensor]) -> None:
         self.position = position
         self.operators: list[Operator] = []
         self.angles: list[tuple[Tensor, Tensor]] = []
-        known = {id(position): position}
+        known = {**exact, id(position): position}
         for operator in operators:
             old = operator.outputs[0]
             if operator.name in _RETYPED:
@@ -86,11 +88,19 @@ class FloatForm:
 class Rotary:
     """`operators`, in execution order, make `result` of the graph input `position`, with integers in between.
 
-    `position` holds T integers, and they lie along an axis of size T of `result`.
+    `position` holds T integers, and they lie along an axis of size T of `result`. `exact` is as `exact_constants` gives
+    it.
     """
 
     position: Tensor
     operators: tuple[Operator, ...]
+    exact: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether constants of the float model stand in for all that are quantized."""
+        read = [tensor for operator in self.operators for tensor in operator.inputs if tensor is not None]
+        return bool(self.exact) and all(id(t) in self.exact for t in read if t.is_constant and _is_code(t))
 
     @property
     def result(self) -> Tensor:
@@ -100,7 +110,7 @@ class Rotary:
     @cached_property
     def form(self) -> FloatForm:
         """The same in float; raises RefusedError where an operator is not understood."""
-        return FloatForm(self.operators, self.position)
+        return FloatForm(self.operators, self.position, self.exact)
 
     @cached_property
     def axis(self) -> int:
@@ -151,7 +161,45 @@ class Rotary:
             yield begin * size, self.form.evaluate(given)
 
 
-def find_rotary(graph: Subgraph) -> Iterator[Rotary]:
+def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[int, Tensor]:
+    """The float constants that the codes of a quantized graph were rounded from, by the identity of the latter.
+
+    `exported` is the graph before it was quantized: the same operators in the same order, QUANTIZE and DEQUANTIZE left
+    out. Nothing is found where it has others, nor for a constant whose numbers do not round to the codes.
+    """
+    stored, real = (
+        [operator for operator in whole.operators if operator.name not in _RETYPED]
+        for whole in (graph, exported)
+    )
+    if [operator.name for operator in stored] != [operator.name for operator in real]:
+        return {}
+    pairs = (
+        pair
+        for old, new in zip(stored, real, strict=True)
+        for pair in zip(old.inputs, new.inputs, strict=False)
+    )
+    return {
+        id(old): new for old, new in pairs if old is not None and new is not None and _rounds_to(new, old)
+    }
+
+
+def _rounds_to(real: Tensor, stored: Tensor) -> bool:
+    """Whether a float constant has the codes of another one: it is at most half a step away."""
+    parameters = stored.quantization
+    if (
+        parameters is None
+        or len(parameters.scale) != 1
+        or not _is_code(stored)
+        or real.dtype is not DType.FLOAT32
+    ):
+        return False
+    if real.shape != stored.shape or not (real.has_numbers and stored.has_numbers):
+        return False
+    apart = np.abs(real.array().astype(np.float64) - _in_float(stored).array())
+    return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
+
+
+def find_rotary(graph: Subgraph, exact: Mapping[int, Tensor] | None = None) -> Iterator[Rotary]:
     """Every cosine and sine of an integer input of the graph, where integers stand for angles on the way."""
     places: dict[Operator, int] = {}
     for angle in graph.operators:
@@ -163,7 +211,8 @@ def find_rotary(graph: Subgraph) -> Iterator[Rotary]:
         if len(sources) == 1 and through_codes and sources[0].dtype in (DType.INT32, DType.INT64):
             (position,) = sources
             if not position.is_quantized and position in graph.inputs:
-                yield Rotary(position, (*sorted(above, key=places.__getitem__), *_following(graph, angle)))
+                operators = (*sorted(above, key=places.__getitem__), *_following(graph, angle))
+                yield Rotary(position, operators, exact or {})
 
 
 def _leading_to(operator: Operator) -> tuple[list[Operator], list[Tensor]]:

@@ -188,8 +188,8 @@ def build(
         try:
             root = given.path if given.path.is_dir() else given.path.parent
             origin = _Input(given.path, digest_of(given.files, root))
-            quantized = _quantized(run, given, origin, options, _rest(kept, text, prompts))
-            made = run.stage("optimize", [*run.compiler, how, facts.to_dict()], told, model=quantized)
+            bundles = _quantized(run, given, origin, options, _rest(kept, text, prompts))
+            made = run.stage("optimize", [*run.compiler, how, facts.to_dict()], told, **bundles)
             result.optimized, converted = made.told, _bundle(made)
             result.converted = str(converted.path)
             after = partial(next_steps, vendor, chip, libraries, result.converted)
@@ -198,7 +198,7 @@ def build(
                 written = made.folder / f"{REPORT}{Path(path).suffix.lower()}"
                 write_whole(path, written.read_bytes(), overwrite=overwrite)
             if evaluate:
-                models = {str(given.kind): origin, "quantized": quantized, "converted": converted}
+                models = {str(given.kind): origin, "quantized": bundles["model"], "converted": converted}
                 if given.kind is Kind.QUANTIZED:
                     del models["quantized"]
                 result.evaluation = _evaluated(run, text, runtimes, models)
@@ -365,8 +365,8 @@ class _Run:
 
 def _quantized(
     run: _Run, given: Given, model: _Input, options: Mapping[str, Any], prompts: StagePath | None
-) -> _Input:
-    """The quantized bundle: the input itself, or what the first stages make of it."""
+) -> dict[str, _Input]:
+    """The quantized `model`: the input itself, or made of it by the first stages; and the float `exported`, if any."""
     # Of the content the configuration alone: nothing else decides on settings.
     configured = digest_of([given.path / CONFIG], given.path) if given.kind is Kind.CHECKPOINT else ""
     depends = [str(given.path.resolve()), options]
@@ -379,14 +379,16 @@ def _quantized(
     if given.kind is Kind.CHECKPOINT:
         window = {"window": told["caches"]["window"]}
         model = _bundle(run.stage("export", [settings["export"], window], window, model=model))
+    bundles = {}
     if given.kind is not Kind.QUANTIZED:
+        bundles["exported"] = model
         ranges = run.stage("calibrate", settings["calibrate"], None, model=model, **given_text)
         found = _Input(ranges.folder, ranges.digest)
         made = run.stage("quantize", settings["quantize"], model=model, ranges=found)
         run.result.sections_put_back = list(made.told["put_back"])
         model = _bundle(made)
     _check_ranges(model.path)
-    return model
+    return {**bundles, "model": model}
 
 
 def _check_ranges(model: Path) -> None:

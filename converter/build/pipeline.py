@@ -227,7 +227,8 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Our own stage, and the reports of its conversion."""
-    done = npu_optimize(_config(job), job.inputs["model"], job.model, **job.options, progress=progress)
+    given = {**job.options, "exported": job.inputs.get("exported")}
+    done = npu_optimize(_config(job), job.inputs["model"], job.model, **given, progress=progress)
     told = {name: job.options[name] for name in ("target", "sections")}
     report = conversion_report(done.conversion, **told)
     for suffix in FORMATS:

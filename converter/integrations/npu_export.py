@@ -21,14 +21,18 @@ from typing import Any, Literal, Protocol
 from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import AUXILIARY_SECTION, MAIN_SECTION, Sections
+from edge_opt.ir import Subgraph, load
 from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.figures import Profile, SpillFigures, Step
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import find_sdk
+from edge_opt.passes import PASSES
+from edge_opt.passes.position_table import PositionTable
 from edge_opt.schema.atomic import resolve_target
 from edge_opt.schema.errors import UsageError, did_you_mean
+from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import Target, load_target
 
 Kept = Literal["converted", "exported"]
@@ -117,6 +121,7 @@ def npu_optimize(
     target: str | Target | None = None,
     sections: Sections = "prefill-decode",
     verify: Verify = "regions",
+    exported: str | os.PathLike[str] | None = None,
     overwrite: bool | None = None,
     seconds: float | None = None,
     progress: Progress | None = None,
@@ -137,6 +142,7 @@ def npu_optimize(
         target: a target's name or file, or a `Target`; None the one for `cfg.backend`. Its compiler flags are used.
         sections: of the bundle, rewrite the prefill/decode model only, or "all" of its models.
         verify: as `edge_opt.convert` has it.
+        exported: the float bundle that `npu_export` wrote; tables of rope then have its exact frequencies.
         overwrite: replace an existing output; None as `cfg` says.
         seconds: after so long the compiler is stopped; None never.
         progress: called with (stage, done, total) on long work.
@@ -153,7 +159,9 @@ def npu_optimize(
     tell = progress or (lambda *_: None)
     tell("compiling as exported", 0, 1)
     before = _measured(compiler, input_litertlm, parts=False)
-    how = {"target": facts, "sections": sections, "verify": verify, "progress": progress}
+    table = PositionTable(None if exported is None else _auxiliary(exported))
+    passes = [*(name for name in PASSES if name != table.name), table]
+    how = {"target": facts, "sections": sections, "verify": verify, "progress": progress, "passes": passes}
     run = partial(convert, input_litertlm, output_litertlm, **how)
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)
@@ -165,6 +173,13 @@ def npu_optimize(
         result = run(overwrite=True, signatures=kept)
     steps = tuple(_kept(step, gains) for step in after.steps)
     return Optimized(result, gains, configs, (*filter(None, [note]), *before.notes), steps)
+
+
+def _auxiliary(path: str | os.PathLike[str]) -> dict[str, Subgraph]:
+    """The entry points of a bundle's auxiliary model; none where it has no such model."""
+    bundle = read_bundle(path)
+    models = (n for n, section in enumerate(bundle.sections) if section.model_type == AUXILIARY_SECTION)
+    return {name: graph for index in models for name, graph in load(bundle.content(index)).entry_points()}
 
 
 def _kept(step: Step, gains: Sequence[Gain]) -> Step:

@@ -1,15 +1,15 @@
 """Cosines and sines of positions that are computed in integers -> a table by position, read with GATHER."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.attention.positions import Rotary, find_rotary
+from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.attention.refusal import Refusal, RefusedError
-from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Reference, Rewrite
@@ -27,15 +27,23 @@ class PositionTable(Pass):
     cosines of that one. So the old region is no reference. The new one is held to the old one in float (no QUANTIZE,
     constants in real numbers), at every position from 0 to S - 1 and at some beyond both ends, to half a step of the
     result.
+
+    Frequencies in 16 bits are off by up to half a step, and an angle by that times its position. Given `exported`, the
+    entry points before they were quantized, f and the region in float are those of the export.
     """
 
     name: ClassVar[str] = "position_table"
     summary: ClassVar[str] = "reads cosines and sines of positions from a table where integers computed them"
     demand: ClassVar[Demand] = Demand("absolute", 2.0**-16)
 
+    def __init__(self, exported: Mapping[str, Subgraph] | None = None) -> None:
+        self.exported = exported or {}
+
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each COS or SIN of an integer input with integers that stand for angles on the way."""
-        for rotary in find_rotary(context.subgraph):
+        exported = self.exported.get(context.model.signature_name(context.subgraph))
+        exact = {} if exported is None else exact_constants(context.subgraph, exported)
+        for rotary in find_rotary(context.subgraph, exact):
             anchor, count = rotary.operators[-1], context.positions
             try:
                 tolerance = _tolerance(rotary)
@@ -49,13 +57,11 @@ class PositionTable(Pass):
             except RefusedError as refused:
                 yield SkippedSite(anchor, str(refused))
                 continue
-            note = (
-                ""
-                if stopped is None
-                else f"stopped counting at position {stopped} of {count}, and counts on now"
-            )
+            notes = ["has the exact frequencies of the export"] if rotary.is_exact else []
+            if stopped is not None:
+                notes.insert(0, f"stopped counting at position {stopped} of {count}, and counts on now")
             build = partial(_build, context, rotary, count)
-            yield Site(anchor, build, demand=Demand("absolute", tolerance), note=note)
+            yield Site(anchor, build, demand=Demand("absolute", tolerance), note="; ".join(notes))
 
 
 def _tolerance(rotary: Rotary) -> float:
