@@ -195,7 +195,7 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
         return False
     if real.shape != stored.shape or not (real.has_numbers and stored.has_numbers):
         return False
-    apart = np.abs(real.array().astype(np.float64) - _in_float(stored).array())
+    apart = np.abs(real.array().astype(np.float64) - _in_float(stored).array().astype(np.float64))
     return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
 
 
