@@ -18,6 +18,7 @@ from edge_opt.cli.declare import (
     names_option,
     one_of,
     option,
+    option_name,
     pass_names,
     several,
     shape_option,
@@ -203,9 +204,8 @@ class Compare(Command):
         """Options that say nothing where the models run are mistakes, not wishes to be ignored."""
         for name in self.ON_CPU if self.on == "npu" else self.ON_NPU:
             if getattr(self, name) != getattr(type(self), name):
-                written = {"chip": "soc", "flags": "flag", "least_db": "npu-db"}.get(name, name)
                 raise typer.BadParameter(
-                    f"--{written} has no meaning with --on {self.on}: leave one of them out"
+                    f"{option_name(name)} has no meaning with --on {self.on}: leave one of them out"
                 )
 
 

@@ -32,6 +32,7 @@ def run(asked: Convert) -> int:
             with output.bar(wanted=not asked.quiet) as progress:
                 result = convert_model(asked.source, destination, **given, progress=progress)
         except (RequirementError, DifferenceFoundError) as error:
+            error.result.failure = declare.as_written(str(error))
             _write_reports(asked, error.result)
             raise
         _write_reports(asked, result)

@@ -1,5 +1,6 @@
 """How a command is declared: a class whose fields are its arguments and options, with help and default, once."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
@@ -13,8 +14,29 @@ from edge_opt.cli import streams
 
 Action = Callable[[], int]
 Completion = Callable[[str], list[str]]
+_OPTION = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
+_written: dict[str, str] = {}
 REQUIRED = MISSING
 """In place of a default: the option must be given."""
+
+
+def as_written(text: str) -> str:
+    """A message of the library in the words of the command line: `overwrite=True` is `--force`."""
+
+    def replaced(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'")
+        if name not in _written:
+            return found[0]
+        if value == "False":
+            return option_name(name).replace("--", "--no-")
+        return option_name(name) if value in {"True", "..."} else f"{option_name(name)} {value}"
+
+    return _OPTION.sub(replaced, text)
+
+
+def option_name(name: str) -> str:
+    """How a field of a command is written on the command line."""
+    return _written[name].split("/")[0]
 
 
 def starting(names: Iterable[str]) -> Completion:
@@ -45,7 +67,10 @@ def argument(text: str, metavar: str, *, default: Any = REQUIRED, **how: Any) ->
 
 def option(text: str, metavar: str | None = None, *names: str, default: Any = None, **how: Any) -> Any:
     """An option by these names, else by the field's; `how` is typer's."""
-    return field(default=default, metadata={"told": typer.Option(*names, metavar=metavar, help=text, **how)})
+    return field(
+        default=default,
+        metadata={"told": typer.Option(*names, metavar=metavar, help=text, **how), "names": names},
+    )
 
 
 def flag(text: str, *names: str) -> Any:
@@ -147,6 +172,10 @@ def command(group: typer.Typer, run: str) -> Callable[[type[Declared]], type[Dec
             module, function = run.split(":")
             return partial(getattr(import_module(f"edge_opt.cli.{module}"), function), asked)
 
+        for entry in fields(cast("Any", made)):
+            if "names" in entry.metadata:  # an option
+                own = f"--{entry.name.replace('_', '-')}"
+                _written[entry.name] = next((n for n in entry.metadata["names"] if n.startswith("--")), own)
         parameters = [
             Parameter(
                 entry.name,

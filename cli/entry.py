@@ -16,7 +16,7 @@ import typer
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.app import app
-from edge_opt.cli.declare import Action
+from edge_opt.cli.declare import Action, as_written
 from edge_opt.cli.suggestion import nearest
 
 PROGRAM = "edge-opt"
@@ -96,7 +96,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
     from edge_opt.schema.errors import TRACEBACK, EdgeOptError  # noqa: PLC0415
 
     if isinstance(error, EdgeOptError):
-        code, sentence = error.exit_code, streams.named(str(error))
+        code, sentence = error.exit_code, as_written(streams.named(str(error)))
     elif isinstance(error, _ParseError):
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:

@@ -50,7 +50,7 @@ def resolve_target(
     if not stat.S_ISREG(status.st_mode):
         raise OutputError(f"{path} cannot be written: it is a folder, pipe or device, give a file name")
     if not overwrite:
-        raise UsageError(f"{path} exists: pass --force to overwrite it, or give another output")
+        raise UsageError(f"{path} exists: pass overwrite=True to replace it, or give another output")
     return target
 
 
@@ -175,7 +175,9 @@ def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:
         pass  # nothing to replace, the umask has decided
     else:
         if not overwrite:
-            raise UsageError(f"{target} was made by somebody else meanwhile: pass --force to overwrite it")
+            raise UsageError(
+                f"{target} was made by somebody else meanwhile: pass overwrite=True to replace it"
+            )
     temporary.rename(target)
 
 

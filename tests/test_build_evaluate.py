@@ -114,7 +114,7 @@ def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch:
 
     monkeypatch.setattr("edge_opt.build.scoring._RUNTIME", "no-such-package")
     stages = Without()
-    with pytest.raises(UsageError, match=r"pip install '\.\[lm\]' .*--no-evaluate"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[lm\]' .*evaluate=False"):
         place.build(stages=stages)
     assert stages.ran == []
     place.build(stages=stages, evaluate=False)

@@ -90,7 +90,7 @@ def test_too_little_text_is_refused_with_the_tokens_that_are_missing() -> None:
 @pytest.mark.parametrize("cache", [31, 16])
 def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
     with pytest.raises(
-        UsageError, match=r"no room for two prefills of 16.*--cache 32 or more, or a shorter --prefill"
+        UsageError, match=r"no room for two prefills of 16.*cache=32 or more, or a shorter prefill"
     ):
         check_lengths([8, 16], cache)
     check_lengths([8, 16], 32)

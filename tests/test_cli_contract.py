@@ -18,7 +18,7 @@ from text_parser import parse
 
 import edge_opt
 from edge_opt.cli import app, inspect, output
-from edge_opt.cli.declare import Command
+from edge_opt.cli.declare import Command, as_written
 from edge_opt.comparison.compare import Backend, compare
 from edge_opt.conversion import Verify, convert
 from edge_opt.conversion.container import Sections
@@ -26,6 +26,7 @@ from edge_opt.ir import save
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
 from edge_opt.passes import PASSES
+from edge_opt.schema.errors import UsageError
 from edge_opt.targets import target_names
 
 Captured = pytest.CaptureFixture[str]
@@ -362,3 +363,33 @@ def test_a_line_break_in_a_name_forges_no_line(command: str, tmp_path: Path, cap
     lines = (ran.out + ran.err).splitlines()
     assert lines
     assert not [line for line in lines if line.startswith("Forged")]
+
+
+def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) -> None:
+    """The library its arguments, the command line its options."""
+    output = tmp_path / "out.tflite"
+    output.touch()
+    for command, word, flag in (
+        (["convert", DEMO, "-o", output], "pass overwrite=True", "pass --force"),
+        (
+            ["convert", DEMO, "--require-match", "--passes", "tile_rows"],
+            "require_match=True",
+            "--require-match",
+        ),
+    ):
+        told = run(capsys, *command).err
+        assert flag in told
+        assert word not in told
+    with pytest.raises(UsageError, match="overwrite=True"):
+        convert(DEMO, output)
+
+
+def test_words_of_the_library_become_options_and_others_stay() -> None:
+    for text, expected in (
+        ("verify='none', evaluate=False", "--verify none, --no-evaluate"),
+        ("give cache=32 or more, or seconds=... for it", "give --cache 32 or more, or --seconds for it"),
+        ("chip=SM8750 and flags=...", "--soc SM8750 and --flag"),
+        ("load(path, model='prefill_decode')", "load(path, model='prefill_decode')"),
+        ("--target=x 'target=x' retarget=x", "--target=x 'target=x' retarget=x"),
+    ):
+        assert as_written(text) == expected

@@ -53,7 +53,7 @@ def test_kinds_of_errors_are_found_by_their_base() -> None:
 
 def test_a_message_is_what_stands_in_the_source() -> None:
     exists = page_messages.Message(
-        "UsageError", "… exists: pass --force to overwrite it, or give another output", "atomic"
+        "UsageError", "… exists: pass --force to replace it, or give another output", "atomic"
     )
     assert exists in page_messages.messages()
     assert exists.text in page_messages.listed()

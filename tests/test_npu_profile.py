@@ -203,7 +203,7 @@ def test_a_compiler_that_fails_says_why(model: Path, compiler: Compilers, progra
 
 def test_without_the_libraries_the_error_says_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(
-        CompilerMissingError, match=r"pip download --no-deps onnxruntime-qnn==.*--sdk or in EDGE_OPT_QNN"
+        CompilerMissingError, match=r"pip download --no-deps onnxruntime-qnn==.*sdk=DIR or in EDGE_OPT_QNN"
     ):
         find_libraries(None)
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
@@ -352,7 +352,7 @@ def test_a_bundle_is_profiled_by_its_prefill_and_decode_model(tmp_path: Path, co
             "SA8797",
             "import time; time.sleep(60)",
             CompilerFailedError.exit_code,
-            "was not done after 0.3 seconds; --seconds gives it more",
+            "was not done after 0.3 seconds; give more with --seconds",
         ),
         (
             "SA8797",

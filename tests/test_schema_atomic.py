@@ -74,7 +74,7 @@ def test_a_full_disk_is_an_output_error(
 def test_an_existing_output_needs_overwrite(tmp_path: Path) -> None:
     path = tmp_path / "model.tflite"
     path.write_bytes(b"old")
-    with pytest.raises(UsageError, match="--force") as caught:
+    with pytest.raises(UsageError, match="overwrite=True") as caught:
         write_model(ROOT, path)
     assert caught.value.exit_code == 2
     assert path.read_bytes() == b"old"
@@ -108,7 +108,7 @@ def test_a_symlink_stands_for_what_it_points_to(tmp_path: Path) -> None:
     write(link, b"new")
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
-    with pytest.raises(UsageError, match="--force"):
+    with pytest.raises(UsageError, match="overwrite=True"):
         write(link, b"newer")
 
 

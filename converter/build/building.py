@@ -227,7 +227,7 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
     if output.suffix != _SUFFIX:
         raise UsageError(f"{output} must end in {_SUFFIX}, as LiteRT-LM's bundles do")
     if output.resolve() == work.resolve():
-        raise UsageError(f"{work} is the output, too: give another --work")
+        raise UsageError(f"{work} is the output, too: give another work=...")
 
 
 def _check_together(
@@ -240,15 +240,13 @@ def _check_together(
 ) -> None:
     if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None or whole_caches):
         raise UsageError(
-            f"{given.path} has its lengths already: leave --prefill, --cache and --whole-caches out"
+            f"{given.path} has its lengths already: leave prefill=..., cache=... and whole_caches=True out"
         )
     if given.kind is Kind.QUANTIZED:
         if prompts is not None:
-            raise UsageError(f"{given.path} is quantized already: leave --prompts out")
+            raise UsageError(f"{given.path} is quantized already: leave prompts=... out")
     elif prompts is None:
-        raise UsageError(
-            f"a {given.kind} is calibrated on text: give --prompts FILE.jsonl, one prompt a line"
-        )
+        raise UsageError(f"a {given.kind} is calibrated on text: give prompts=FILE.jsonl, one prompt a line")
     else:
         read_prompts(Path(prompts))
 

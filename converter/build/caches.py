@@ -71,7 +71,7 @@ def ring_of(
         return ring if 0 < layers.sliding < layers.count and ring < cache and not whole else None
     where = f"{SETTING} {asked}"
     if whole:
-        raise UsageError(f"{where} asks for rings, and --whole-caches for none: leave one of them out")
+        raise UsageError(f"{where} asks for rings, and whole_caches=True for none: leave one of them out")
     if not layers.sliding:
         raise UsageError(f"{where}: the checkpoint has no sliding layers, so leave it out")
     least = shortest_ring(layers.window, prefill)
@@ -82,13 +82,13 @@ def ring_of(
     if asked < max(prefill):
         raise UsageError(
             f"{where} is shorter than the longest prefill, {max(prefill)} tokens, which LiteRT-LM refuses: set "
-            f"{least} or more, or give a shorter --prefill"
+            f"{least} or more, or give a shorter prefill=..."
         )
     if asked % _STEP:
         raise UsageError(f"{where} is no multiple of {_STEP}: set {-(-asked // _STEP) * _STEP}")
     if asked >= cache:
         raise UsageError(
-            f"{where} is not shorter than the cache, {cache} positions: give a longer --cache, or --whole-caches"
+            f"{where} is not shorter than the cache, {cache} positions: give a longer cache=..., or whole_caches=True"
         )
     return asked
 

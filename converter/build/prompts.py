@@ -59,7 +59,7 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
     if 2 * max(lengths) > cache:
         raise UsageError(
             f"a cache of {cache} tokens has no room for two prefills of {max(lengths)}, so calibration cannot see one "
-            f"on a filled cache: give --cache {2 * max(lengths)} or more, or a shorter --prefill"
+            f"on a filled cache: give cache={2 * max(lengths)} or more, or a shorter prefill=..."
         )
 
 
@@ -87,7 +87,7 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
             raise UsageError(
                 f"the prompts have too little text to calibrate a cache of {cache} tokens and prefills of "
                 f"{', '.join(map(str, lengths))}: {tokens} tokens in all, {least - tokens} are missing; give more or "
-                f"longer prompts, or a shorter --cache"
+                f"longer prompts, or a shorter cache=..."
             )
         found.prompts.append(text)
         found.tokens.append(tokens)

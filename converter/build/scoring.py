@@ -45,7 +45,7 @@ def check_runtimes(*, checkpoint: bool) -> dict[str, str]:
     except PackageNotFoundError:
         raise UsageError(
             "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of edge-opt "
-            "(a build goes on without it with --no-evaluate)"
+            "(a build goes on without it with evaluate=False)"
         ) from None
     missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
     if missing:

@@ -70,7 +70,7 @@ def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | 
     if sdk is None and not packaged:
         raise CompilerMissingError(
             f"{vendor.title}'s compiler is missing: `pip install {pip_name}`, which gets it from {vendor.title}, or "
-            f"give its folder with --sdk"
+            f"give its folder with sdk=DIR"
         )
     if sdk is None:
         return None

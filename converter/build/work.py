@@ -109,7 +109,7 @@ def taken(path: Path) -> Iterator[WorkFolder]:
     mark, work = path / _MARK, WorkFolder(path)
     try:
         if path.is_dir() and any(path.iterdir()) and not mark.exists():
-            raise UsageError(f"{path} holds other files: give an empty folder, or a new one, with --work")
+            raise UsageError(f"{path} holds other files: give an empty folder, or a new one, with work=...")
         path.mkdir(exist_ok=True)
         lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -118,7 +118,9 @@ def taken(path: Path) -> Iterator[WorkFolder]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise UsageError(f"another build is at work in {path}: wait for it, or give another --work") from None
+        raise UsageError(
+            f"another build is at work in {path}: wait for it, or give another work=..."
+        ) from None
     for left in (work.scratch, *path.glob(f"*{_PARTIAL}")):
         shutil.rmtree(left, ignore_errors=True)
     try:

@@ -153,7 +153,7 @@ class _Planner:
         dynamic = next((info for info in signature.inputs if -1 in info.declared), None)
         if dynamic is not None:
             why = "has a dynamic shape, and text is generated with fixed ones only"
-            remedy = "leave out --generate, or export with fixed lengths"
+            remedy = "leave out generate=..., or export with fixed lengths"
             raise self._refused(signature, f"input '{dynamic.name}' {why}: {remedy}")
         return signature
 

@@ -68,9 +68,9 @@ def asked(
         raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
     names = {entry.name for entry in passes}
     for option, given, needed in (
-        ("--rows-per-tile", rows_per_tile is not None, TileRows.name),
-        ("--form", form is not None, MhaToSha.name),
-        ("--inline-composites", inline_composites, InlineComposites.name),
+        (f"rows_per_tile={rows_per_tile}", rows_per_tile is not None, TileRows.name),
+        (f"form='{form}'", form is not None, MhaToSha.name),
+        ("inline_composites=True", inline_composites, InlineComposites.name),
     ):
         if given and needed not in names:
             raise UsageError(
@@ -175,11 +175,11 @@ def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> 
 def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
     declared = tensor.shape_signature or tensor.shape
     if len(given) != len(declared):
-        raise UsageError(f"input '{where}' has {len(declared)} axes, --shape gives it {len(given)}")
+        raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
     for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
         if wanted < 1 or size not in (-1, wanted):
             expected = "1 or more" if size < 0 else size
-            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, --shape gives it {wanted}")
+            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted} was given")
     return tuple(given)
 
 

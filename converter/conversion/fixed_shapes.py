@@ -27,7 +27,7 @@ def fix_shapes(model: Model, given: Mapping[Tensor, Shape]) -> None:
     report = derive(model, resize=given)
     for found in report.disagreements:
         if found.derived is None and (found.subgraph, found.operator) not in before:
-            raise UsageError(f"the shapes that --shape gives do not go together: {found}")
+            raise UsageError(f"the given shapes do not go together: {found}")
     roots = [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
     reached = called(model, roots)
     usage = Usage.of(model)

@@ -153,7 +153,7 @@ def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
     found = unsound(result)
     if require_sound and found:
         raise UnsoundError(
-            f"the model is not sound and --require-sound asks for that: nothing was written; {found[0]}"
+            f"the model is not sound and require_sound=True asks for that: nothing was written; {found[0]}"
         )
 
 
@@ -161,14 +161,14 @@ def check_requirements(result: ConversionResult, *, require_match: bool, require
     """Raise `NothingMatchedError` or `SitesLeftError` where less was converted than was asked for."""
     if require_match and not result.converted:
         raise NothingMatchedError(
-            "no attention block was converted and --require-match asks for one: nothing was written; "
+            "no attention block was converted and require_match=True asks for one: nothing was written; "
             "run `edge-opt explain` to see why each block was left"
         )
     left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
     if require_all and left:
         first = left[0]
         raise SitesLeftError(
-            f"{len(left)} of {len(result.sites)} sites were not converted and --require-all asks for all: nothing "
+            f"{len(left)} of {len(result.sites)} sites were not converted and require_all=True asks for all: nothing "
             f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}"
         )
 

@@ -361,4 +361,4 @@ def _known(result: ConversionResult, signature: str) -> str:
     if not known:
         return ""
     text, site = known[0]
-    return f" (known of {site.pass_name}: {text}; --skip {site.pass_name} leaves that as it was)"
+    return f" (known of {site.pass_name}: {text}; skip='{site.pass_name}' leaves that as it was)"

@@ -208,5 +208,5 @@ def _written(value: int) -> bytes:
 def _unreadable() -> UsageError:
     return UsageError(
         f"the model orders operators by their place (metadata {CONTROL_EDGES}) in a form that is not known, so its "
-        "subgraphs cannot be moved: leave --extract-signature out"
+        "subgraphs cannot be moved: leave extract_signature=... out"
     )

@@ -266,7 +266,7 @@ def _figures(
         if entry is None:
             raise CompilerFailedError(
                 f"{path.name}: the Hexagon compiler says nothing of signature '{name}' (subgraph {index}): "
-                f"its plugin may not know the chip, see --soc"
+                f"its plugin may not know the chip, give another with chip=..."
             )
         known = [time for time in parts[index] if time is not None]
         found.append(

@@ -56,7 +56,7 @@ def run(
         except subprocess.TimeoutExpired as error:
             process.kill()
             raise CompilerTimeoutError(
-                f"{name} was not done after {seconds:g} seconds; --seconds gives it more"
+                f"{name} was not done after {seconds:g} seconds; give more with seconds=..."
             ) from error
         except BaseException:
             process.kill()

@@ -29,7 +29,7 @@ _COMPILING = "lib*Htp*.so"
 _COMPILERS = ("cc", "gcc", "clang")
 _HOW_TO_GET = (
     "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
-    "onnxruntime-qnn==2.7.0` on x86-64 Linux), with --sdk or in EDGE_OPT_QNN or QNN_SDK_ROOT"
+    "onnxruntime-qnn==2.7.0` on x86-64 Linux), with sdk=DIR or in EDGE_OPT_QNN or QNN_SDK_ROOT"
 )
 
 

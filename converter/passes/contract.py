@@ -319,7 +319,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     if violation:
         raise BrokenFrameError(
             f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {violation}; nothing "
-            f"was written, convert with --skip {chosen.name} and report this mistake of edge-opt"
+            f"was written, convert with skip='{chosen.name}' and report this mistake of edge-opt"
         )
     remove_dead(context.subgraph, staying, context.model.subgraphs)
     share_equal(context.subgraph, added)

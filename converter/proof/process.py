@@ -76,7 +76,7 @@ class ChildProcess:
         if "reason" in reply:
             raise RuntimeUnavailable(
                 f"the LiteRT runtime could not be loaded ({reply['reason']}): check the installation of "
-                "ai-edge-litert, or go on without verification (--verify none)"
+                "ai-edge-litert, or go on without verification (verify='none')"
             )
         self._ready = True
 

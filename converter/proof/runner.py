@@ -271,7 +271,7 @@ def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
     if custom is not None:
         raise RuntimeRefused(
             f"{where}: the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
-            "what edge-opt rewrites in it can be proved without it (convert --verify regions)",
+            "what edge-opt rewrites in it can be proved without it (verify='regions')",
             reason,
         )
     raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)
