@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from edge_opt.ir import Model, Signature, load, save, to_bytes, to_tables
+from edge_opt.ir import Model, Signature, load, save, to_bytes
+from edge_opt.ir.model import checked_tables
 from edge_opt.passes import Pass
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.roles import known_length
@@ -90,7 +91,7 @@ class Container:
         if self.bundle is None:
             save(self.parts[0].model, path, overwrite=overwrite, progress=progress, check=check)
             return
-        models = {part.index: to_tables(part.model) for part in self.parts if part.changed}
+        models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
         self.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
     def pairs(self, written: Path | None) -> Iterator[tuple[ModelLike, ModelLike]]:

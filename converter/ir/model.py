@@ -4,7 +4,7 @@ What nobody changed keeps its table as it was read; indices are given out anew.
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -14,6 +14,7 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.ir.checks import check_subgraphs, tensors_of
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor
 from edge_opt.ir.html import shown
@@ -21,6 +22,7 @@ from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
 from edge_opt.schema.data import Data
+from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import Table, new_table
 from edge_opt.schema.tables import UNIONS
@@ -116,7 +118,7 @@ class Model:
         Raises:
             UsageError: the output is the file that the model was read from, or exists and `overwrite` is False.
             OutputError: the output cannot be written; nothing is left behind.
-            ModelFormatError: the model holds what the format cannot, or its file was changed meanwhile.
+            ModelFormatError: `load` would refuse the model, or its file was changed meanwhile.
         """
         save(self, path, overwrite=overwrite)
 
@@ -218,17 +220,52 @@ def save(
     Raises:
         UsageError: the output is the input, or exists and `overwrite` is False.
         OutputError: the output cannot be written; nothing is left behind.
+        ModelFormatError: `load` would refuse the model, or its file was changed meanwhile.
     """
-    write_model(to_tables(model), path, overwrite=overwrite, progress=progress, check=check)
+    write_model(checked_tables(model), path, overwrite=overwrite, progress=progress, check=check)
 
 
 def to_bytes(model: Model) -> bytes:
-    """The model as the bytes of a .tflite file."""
-    return model_bytes(to_tables(model))
+    """The model as the bytes of a .tflite file.
+
+    Raises:
+        ModelFormatError: `load` would refuse the model.
+    """
+    return model_bytes(checked_tables(model))
+
+
+def checked_tables(model: Model) -> Table:
+    """The root table of a model that `load` would read.
+
+    Raises:
+        ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
+    """
+    check_subgraphs(model.subgraphs)
+    tensors = {id(graph): {id(tensor) for tensor in tensors_of(graph)} for graph in model.subgraphs}
+    keys: set[str] = set()
+    for signature in model.signatures:
+        check_new_key(signature.key, keys)
+        keys.add(signature.key)
+        if id(signature.subgraph) not in tensors:
+            raise ModelFormatError(f"signature '{signature.key}': its subgraph is not one of the model's")
+        for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
+            if id(tensor) not in tensors[id(signature.subgraph)]:
+                raise ModelFormatError(f"signature '{signature.key}': its subgraph does not hold '{name}'")
+    return to_tables(model)
+
+
+def check_new_key(key: str, keys: Collection[str]) -> None:
+    """Check that no signature before has the key.
+
+    Raises:
+        ModelFormatError: one has.
+    """
+    if key in keys:
+        raise ModelFormatError(f"signature '{key}' is there twice", table="Model", field="signature_defs")
 
 
 def to_tables(model: Model) -> Table:
-    """The root table of a model."""
+    """The root table of a model, unchecked."""
     return _ModelWriter(model).write()
 
 

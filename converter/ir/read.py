@@ -1,7 +1,6 @@
 """Tables -> IR. Checks what makes a graph a graph (indices, one producer each, execution order); edits nothing."""
 
 import gc
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,23 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt.ir.checks import SubgraphChecks
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.model import Metadata, Model, Signature
-from edge_opt.ir.operators import misformed
-from edge_opt.ir.options import options_table
+from edge_opt.ir.model import Metadata, Model, Signature, check_new_key
 from edge_opt.ir.quantization import Quantization
-from edge_opt.ir.references import SUBGRAPH_FIELDS, check_references
+from edge_opt.ir.references import check_references
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.data import Source
 from edge_opt.schema.errors import ModelFormatError, UsageError, unknown
 from edge_opt.schema.reader import ModelFile, read_model
 from edge_opt.schema.table import Table
-
-_MAX_ELEMENTS = 1 << 48
-_MAX_RANK = 32  # of a numpy array, in its older versions
-
 
 # A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
 # that soon go, and are still found among the young ones.
@@ -99,8 +93,7 @@ def from_tables(file: ModelFile) -> Model:
     sound_scales: set[int] = set()
     for index, table in enumerate(root.get("subgraphs") or []):
         model.subgraphs.append(_SubgraphReader(model, table, index, sound_scales).read())
-    if not model.subgraphs:
-        raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
+    check_references(model.subgraphs)
     for table in root.get("signature_defs") or []:
         _add_signature(model, table)
     for table in root.get("metadata") or []:
@@ -109,7 +102,6 @@ def from_tables(file: ModelFile) -> Model:
         model.metadata.append(Metadata(name, buffer, table))
     for index in _integers(root.get("metadata_buffer")):
         model.metadata_buffers.append(_at(model.buffers, index, "metadata_buffer", "buffer"))
-    check_references(model)
     return model
 
 
@@ -128,141 +120,68 @@ def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:
 class _SubgraphReader:
     def __init__(self, model: Model, table: Table, index: int, sound_scales: set[int]) -> None:
         self._model = model
-        self._sound_scales = sound_scales
         self._table = table
-        self._place = f"subgraph '{table.get('name') or f'#{index}'}'"
         self._graph = Subgraph(table.get("name") or "", table)
-        self._defined: set[int] = set()
-        self._scratch: list[tuple[str, Tensor]] = []
+        self._checks = SubgraphChecks(self._graph, index, sound_scales)
+        self._place = self._checks.place
 
     def read(self) -> Subgraph:
         graph, table = self._graph, self._table
         graph.tensors = [self._tensor(t, i) for i, t in enumerate(table.get("tensors") or [])]
         graph.inputs = self._tensors(table, "inputs", f"{self._place} inputs", "tensor")
         graph.outputs = self._tensors(table, "outputs", f"{self._place} outputs", "tensor")
-        self._defined.update(id(tensor) for tensor in graph.inputs)
+        self._checks.define(graph.inputs)
         for position, operator in enumerate(table.get("operators") or []):
-            self._read_operator(operator, position)
-        for where, tensor in self._scratch:
-            if id(tensor) in self._defined:
-                raise self._too_early(where, tensor)
+            graph.append(self._operator(operator, position))
+        self._checks.check_scratch()
         return graph
-
-    def _fail(self, message: str) -> ModelFormatError:
-        return ModelFormatError(f"{self._place}, {message}")
 
     def _tensors(self, table: Table, field: str, where: str, what: str) -> list[Tensor]:
         return [_at(self._graph.tensors, index, where, what) for index in _integers(table.get(field))]
 
     def _tensor(self, table: Table, index: int) -> Tensor:
         name = table.get("name") or ""
-        where = f"tensor {index} '{name}'"
         signature, quantization = table.get("shape_signature"), table.get("quantization")
-        shape = self._shape(table.get("shape"), where, 0)
         # Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it.
-        buffer = _at(self._model.buffers, table.get("buffer"), f"{self._place}, {where}", "buffer")
+        where = f"{self._place}, tensor {index} '{name}'"
+        buffer = _at(self._model.buffers, table.get("buffer"), where, "buffer")
         tensor = Tensor(
             name,
-            shape,
+            _integers(table.get("shape")),
             DType(table.get("type")),
             quantization=None if quantization is None else Quantization(quantization),
             buffer=buffer if table.get("buffer") else None,
-            shape_signature=None if signature is None else self._shape(signature, where, -1),
+            shape_signature=None if signature is None else _integers(signature),
             is_variable=table.get("is_variable"),
             table=table,
         )
-        if tensor.wrong_size is not None:
-            raise self._fail(f"{where}: {tensor.wrong_size}")
-        self._check_quantization(tensor, where)
+        self._checks.check_tensor(tensor, index)
         return tensor
 
-    def _shape(self, sizes: Sequence[int] | None, where: str, least: int) -> tuple[int, ...]:
-        if sizes is not None and len(sizes) > _MAX_RANK:
-            raise self._fail(f"{where}: {len(sizes)} dimensions, expected at most {_MAX_RANK}")
-        shape = _integers(sizes)
-        if any(size < least for size in shape) or math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
-            raise self._fail(f"{where}: shape {list(shape)} is not one that memory can hold")
-        return shape
-
-    def _check_quantization(self, tensor: Tensor, where: str) -> None:
-        parameters = tensor.quantization
-        if parameters is None or not parameters.is_affine:
-            return
-        scale = parameters.scale
-        if id(scale) not in self._sound_scales:
-            if not np.isfinite(scale).all() or (scale < 0).any():
-                raise self._fail(f"{where}: quantization scales must be finite and not negative")
-            # A long vector that many tensors share is looked through once.
-            self._sound_scales.add(id(scale))
-        if len(parameters.zero_point) not in (1, len(scale)):
-            raise self._fail(f"{where}: {len(scale)} scales but {len(parameters.zero_point)} zero points")
-        if not parameters.is_per_axis or not tensor.shape:
-            return
-        axis = parameters.dimension
-        if not 0 <= axis < len(tensor.shape) or tensor.shape[axis] != len(scale):
-            raise self._fail(f"{where}: {len(scale)} scales do not fit axis {axis} of {list(tensor.shape)}")
-
-    def _read_operator(self, table: Table, position: int) -> None:
+    def _operator(self, table: Table, position: int) -> Operator:
         place = f"{self._place}, operator {position}"
         codes = self._model.operator_codes
         code: OperatorCode = _at(codes, table.get("opcode_index"), place, "operator code")
-        where, place = f"operator {position} ({code.name})", f"{place} ({code.name})"
+        place = f"{place} ({code.name})"
         tensors = self._graph.tensors
         inputs: list[Tensor | None] = [
             None if index == -1 else _at(tensors, index, place, "input tensor")
             for index in _integers(table.get("inputs"))
         ]
         outputs = self._tensors(table, "outputs", place, "output tensor")
-        for tensor in inputs:
-            if tensor is None or id(tensor) in self._defined or _stands_alone(tensor):
-                continue
-            if code.name != "CUSTOM":
-                raise self._too_early(where, tensor)
-            # What nobody defines later on either is scratch memory that a custom operator asks for.
-            self._scratch.append((where, tensor))
-        for output in outputs:
-            if id(output) in self._defined or output.is_constant:
-                raise self._fail(f"{where}: defines '{output.name}', which is already defined")
-            self._defined.add(id(output))
         intermediates = self._tensors(table, "intermediates", place, "intermediate tensor")
-        reason = misformed(code.name, inputs, outputs)
-        if reason is not None:
-            raise self._fail(f"{where}: {reason}")
-        options = self._options(table, code, where)
-        self._graph.append(Operator(code, inputs, outputs, options, table, intermediates))
-
-    def _too_early(self, where: str, tensor: Tensor) -> ModelFormatError:
-        why = "cyclic, out of order, or by nobody"
-        return self._fail(f"{where}: reads '{tensor.name}' before it is defined ({why})")
-
-    def _options(self, table: Table, code: OperatorCode, where: str) -> Table | None:
-        """Options of another operator are refused: the runtime would not look at them, or take them for its own."""
         first, second = table.get("builtin_options"), table.get("builtin_options_2")
         if first is not None and second is not None:
-            raise self._fail(f"{where}: has two kinds of options, {first.name} and {second.name}")
+            raise ModelFormatError(f"{place}: has two kinds of options, {first.name} and {second.name}")
         options: Table | None = first if second is None else second
-        expected = options_table(code.name)
-        if options is not None and expected is not None and options.name != expected:
-            raise self._fail(f"{where}: has {options.name}, expected {expected}")
-        if options is None and expected in SUBGRAPH_FIELDS:
-            raise self._fail(f"{where}: has no options, which say what subgraph to run")
-        return options
-
-
-def _stands_alone(tensor: Tensor) -> bool:
-    """Whether there is something to read without an operator that defines it.
-
-    Source: TFLite, tools/verifier.cc, VerifySubGraphConsistency; a tensor without elements needs no bytes.
-    """
-    assert tensor.table is not None
-    stored = tensor.is_constant or bool(tensor.table.get("external_buffer"))
-    return stored or tensor.is_variable or not tensor.elements
+        operator = Operator(code, inputs, outputs, options, table, intermediates)
+        self._checks.check_operator(operator, position)
+        return operator
 
 
 def _add_signature(model: Model, table: Table) -> None:
     key = table.get("signature_key") or ""
-    if any(signature.key == key for signature in model.signatures):
-        raise ModelFormatError(f"signature '{key}' is there twice", table="Model", field="signature_defs")
+    check_new_key(key, [signature.key for signature in model.signatures])
     where = f"signature '{key}'"
     subgraph: Subgraph = _at(model.subgraphs, table.get("subgraph_index"), where, "subgraph")
 

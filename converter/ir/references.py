@@ -1,10 +1,10 @@
 """Which subgraphs an operator's options name, and whether running them could ever end. It changes nothing."""
 
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from edge_opt.ir.graph import Subgraph
-from edge_opt.ir.model import Model
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.table import Table
 
@@ -42,46 +42,50 @@ def subgraph_indices(options: Table | None) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_references(model: Model) -> None:
-    """Check that every named subgraph exists, and that none leads back to itself or goes too deep.
+def check_references(subgraphs: Sequence[Subgraph]) -> None:
+    """Check that there is a subgraph, that every named one exists, and that none leads back to itself or goes too deep.
 
     The runtime would call itself until its stack ends.
 
     Raises:
         ModelFormatError: names subgraph and operator.
     """
-    called = {index: _called_by(model, graph) for index, graph in enumerate(model.subgraphs)}
+    if not subgraphs:
+        raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
+    called = {index: _called_by(subgraphs, graph) for index, graph in enumerate(subgraphs)}
     try:
         order = list(TopologicalSorter(called).static_order())
     except CycleError as error:
-        raise _endless(model, called, set(error.args[1])) from None
+        raise _endless(subgraphs, called, set(error.args[1])) from None
     depths: dict[int, int] = {}
     for index in order:
         depth = depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
         if depth > DEEPEST:
-            name = model.subgraphs[index].name
+            name = subgraphs[index].name
             raise ModelFormatError(
                 f"subgraph {index} '{name}': calls go {depth} subgraphs deep, expected at most {DEEPEST}"
             )
 
 
-def _called_by(model: Model, graph: Subgraph) -> set[int]:
+def _called_by(subgraphs: Sequence[Subgraph], graph: Subgraph) -> set[int]:
     called: set[int] = set()
     for operator in graph.operators:
         called.update(subgraph_indices(operator.options))
     for index in called:
-        if not 0 <= index < len(model.subgraphs):
-            count = len(model.subgraphs)
+        if not 0 <= index < len(subgraphs):
+            count = len(subgraphs)
             raise ModelFormatError(
                 f"{_place(graph, index)}: subgraph {index} does not exist, there are {count}"
             )
     return called
 
 
-def _endless(model: Model, called: dict[int, set[int]], circle: set[int]) -> ModelFormatError:
+def _endless(
+    subgraphs: Sequence[Subgraph], called: dict[int, set[int]], circle: set[int]
+) -> ModelFormatError:
     caller = max(circle)
     callee = min(called[caller] & circle)
-    place = _place(model.subgraphs[caller], callee)
+    place = _place(subgraphs[caller], callee)
     return ModelFormatError(f"{place}: calls subgraph {callee}, which leads back here: it would never end")
 
 

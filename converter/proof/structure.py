@@ -6,10 +6,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import sha256
 
-from edge_opt.ir import Buffer, Model, Tensor, to_bytes
+from edge_opt.ir import Buffer, Model, Tensor, to_tables
 from edge_opt.ir.extract import cut_out
 from edge_opt.passes.contract import Demand
 from edge_opt.schema.data import Data
+from edge_opt.schema.writer import model_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def structure(before: Model, after: Model, demand: Demand) -> Structure:
             places.setdefault(number, len(places))
     digest = sha256()
     for model in (before, after):
-        digest.update(to_bytes(_bare(model)))
+        digest.update(model_bytes(to_tables(_bare(model))))
     numbers = [_numbers(tensor) for model in (before, after) for tensor in _tensors(model)]
     origins = (tuple(places.get(number, number) for number in own) for own in numbers)
     return Structure(digest.digest(), demand, tuple(origins))
