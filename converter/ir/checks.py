@@ -100,7 +100,7 @@ class SubgraphChecks:
 
     def check_operator(self, operator: Operator, position: int) -> None:
         """Check an operator's inputs, outputs and options; its outputs have values from here on."""
-        name = operator.name
+        name = operator.code.name  # `operator.name` says more where the recorded shapes are wrong
         where = f"operator {position} ({name})"
         for tensor in operator.inputs:
             if tensor is None or id(tensor) in self._defined or _stands_alone(tensor):
