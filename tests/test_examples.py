@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +35,17 @@ def test_a_model_can_be_quantized_before_and_after_it_is_split(tmp_path: Path) -
     assert last["softmax_scales"] == 5, "all heads of a block have one"
     for order in (first, last):
         assert order["logits"]["decode/logits"]["snr_db"] > 5
+
+
+def test_the_notebook_runs_and_has_the_cells_of_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = json.loads((EXAMPLES / "look_and_write_a_pass.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    page = (EXAMPLES.parent / "docs" / "notebook.md").read_text(encoding="utf-8")
+    assert code[1:] == [block.rstrip() for block in re.findall("```python\n(.*?)```", page, re.DOTALL)]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in code:
+        exec(cell, names)
+    assert (tmp_path / "gemma.split.tflite").exists()
