@@ -184,7 +184,13 @@ class _TableBuilder:
             # An entry says how far behind itself its target lies.
             entries = builder.Offset() + 4 * np.arange(len(targets), 0, -1)
             numbers = (entries - targets).astype(np.uint32)
-        position: int = builder.CreateNumpyVector(numbers)
+        content = numbers.tobytes()
+        for size in (4, numbers.itemsize):
+            builder.Prep(size, len(content))
+        builder.Pad(4 + len(content))
+        start: int = builder.Head()
+        builder.Bytes[start : start + 4 + len(content)] = len(numbers).to_bytes(4, "little") + content
+        position: int = builder.Offset()
         return position
 
 

@@ -168,6 +168,18 @@ def test_the_memory_allowed_grows_with_what_a_request_reads(monkeypatch: pytest.
     assert asked[0]["memory_limit"] == (4 << 30) + 3 * (len(models.adder()) + 2 * X.nbytes)
 
 
+def test_a_worker_starts_where_the_standard_streams_are_closed(tmp_path: Path) -> None:
+    """As in a daemon: sockets then get the numbers 0 to 2, which are the child's own streams."""
+    (tmp_path / "model.tflite").write_bytes(models.adder())
+    script = (
+        "import os, sys\nfrom edge_opt.proof.runner import Worker\nos.closerange(0, 3)\n"
+        "with Worker() as worker: os._exit(7 if worker.describe(sys.argv[1]) else 8)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", script, tmp_path / "model.tflite"], check=False).returncode == 7
+    )
+
+
 def test_what_the_child_prints_is_not_taken_for_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ from edge_opt.schema import (
     write_model,
     writer,
 )
+from edge_opt.schema.tables import UNIONS
 from edge_opt.schema.writer import place_model
 
 
@@ -121,6 +122,16 @@ def test_every_number_in_the_tables_is_aligned_to_its_size(after: bytes) -> None
         assert all((table.Pos + table.Offset(slot)) % 8 == 0 for slot in (6, 8) if table.Offset(slot))
     zero_point = model.Subgraphs(0).Tensors(0).Quantization()._tab
     assert zero_point.Vector(zero_point.Offset(10)) % 8 == 0
+
+
+def test_a_table_of_nothing_but_a_bool_is_aligned_to_its_vtable_offset() -> None:
+    root = read_model(pack(everything())).root
+    tables = [new_table("BatchMatMulOptions", adj_x=True) for _ in range(4)]
+    union = next(code for code, name in UNIONS["BuiltinOptions"].items() if name == "BatchMatMulOptions")
+    operators = root.get("subgraphs")[0].get("operators")
+    operators[:] = [new_table("Operator", builtin_options_type=union, builtin_options=t) for t in tables]
+    graph = tfl.Model.GetRootAs(model_bytes(root), 0).Subgraphs(0)
+    assert [graph.Operators(index).BuiltinOptions().Pos % 4 for index in range(4)] == [0] * 4
 
 
 def test_buffers_that_share_bytes_still_do() -> None:

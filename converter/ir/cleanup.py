@@ -92,6 +92,8 @@ def remove_unused(model: Model, before: Usage) -> None:
 
 def remove_uncalled(model: Model, listed: int) -> None:
     """Drop subgraphs behind the first `listed` that nothing calls: made for rewrites of which nothing came."""
+    if len(model.subgraphs) == listed:
+        return
     needed = called(model, model.subgraphs[:listed])
     _drop_others(model, [g for i, g in enumerate(model.subgraphs) if i < listed or id(g) in needed])
 

@@ -294,7 +294,7 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> None:
     """
     chosen = set(added)
     known: dict[Hashable, Operator] = {}
-    for operator in graph.operators:
+    for operator in graph.operators if chosen else ():
         if operator not in chosen or not is_pure(operator):
             continue
         if any(graph.is_output(tensor) for tensor in operator.outputs):

@@ -56,22 +56,29 @@ def extreme(
 
 
 def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
+    unchanged = {
+        "masks": side != "added",
+        "high": side == "added",
+        "low": side == "added",
+        "tiny": side == "left",
+    }
+    if unchanged.get(kind, kind != f"nan {side}"):
+        return array
     values = array.astype(np.float64)
     draw = noise.octets(seed, array.size).reshape(array.shape) % 16
-    if kind == "masks" and side == "added":
+    if kind == "masks":
         values = np.array(_MASKS)[draw % len(_MASKS)]
         rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
         for place, row in enumerate(rows[_CLOSED_ROW - 1 :: _CLOSED_ROW]):
             row[:] = _MASKS[-1 - place % 4]
     elif kind in {"high", "low"} and side == "other":
         values = values * _LARGE_VALUE
-    elif kind in {"high", "low"} and side != "added":
+    elif kind in {"high", "low"}:
         values = np.abs(values) * (-_LARGE if (kind, side) == ("low", "left") else _LARGE)
-    elif kind == "tiny" and side != "left":
+    elif kind == "tiny":
         values = _tiny(values, side, draw, _TINY.get(array.dtype.name, 2.0**-110))
-    elif kind == f"nan {side}":
-        for number, value in enumerate((np.nan, np.nan, np.inf, -np.inf)):
-            values = np.where(draw == number, value, values)
+    else:
+        values = np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], values)
     with np.errstate(over="ignore"):
         return values.astype(array.dtype)
 

@@ -141,7 +141,8 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
         return Outcome({}, mismatch=mismatch)
     hints = (*request.hints, *[None] * len(first.inputs))[: len(first.inputs)]
     kinds = (request.kind, *request.extremes)
-    plans = [plan(first, seed=request.seed, kind=kind, hints=hints) for kind in kinds]
+    plain = plan(first, seed=request.seed, hints=hints)
+    plans = [[replace(made, kind=kind) for made in plain] for kind in kinds]
     maker = _maker((first, second), plans, request.cut)
 
     def ran(version: int, kernels: Kernels, wanted: Sequence[Kind]) -> list[list[Array]]:
@@ -253,6 +254,9 @@ def _maker(
         for made, versions in zip(plans, kept, strict=True):
             whole = realistic if made is plans[0] else extreme_of(made[place], realistic)
             for version, arrays in enumerate(versions):
+                if whole is realistic and made is not plans[0]:
+                    arrays[names[version][place]] = kept[0][version][names[version][place]]
+                    continue
                 array = whole if version or first.ends is None else whole.clip(*first.ends)
                 arrays[names[version][place]] = take(array, cut.boxes[version][place]) if cut else array
     return lambda version, run: kept[run][version]

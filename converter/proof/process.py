@@ -3,6 +3,7 @@
 Knows frames but not what they mean.
 """
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -35,7 +36,7 @@ class ChildProcess:
                 "the Python interpreter's own path is unknown, so no worker process can be started: "
                 "run python by its full path"
             )
-        self._channel, theirs = socket.socketpair()
+        self._channel, theirs = map(_above_streams, socket.socketpair())
         arguments = [str(os.getpid()), str(theirs.fileno())]
         try:
             self._child = subprocess.Popen(
@@ -119,6 +120,12 @@ class ChildProcess:
             while words := printed.read(1 << 16):
                 self._log += words
                 del self._log[:-_LOG_KEPT]
+
+
+def _above_streams(end: socket.socket) -> socket.socket:
+    """The same socket under a number above 2: 0 to 2 are free in a daemon, and the child's own streams take them."""
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _environment() -> dict[str, str]:
