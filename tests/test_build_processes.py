@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from cli_runs import run
-from pretend_stages import Place, Stages
+from pretend_stages import Place, Stages, write
 from terminal_signals import gone
 
 from edge_opt import build as package
@@ -277,6 +277,20 @@ def test_prompts_that_leave_an_entry_point_out_are_a_sentence(
     (tmp_path / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)
     with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
         pipeline._check_all_ran(["prefill_4", "decode"], tmp_path)
+
+
+def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -> None:
+    ends = "return %y\n}\n"
+    positions = (
+        f"subgraph main (%x: float32[8,1], %one: float32[]) {{\n  %y: float32[8,1] = ADD(%x, %one)\n  {ends}"
+    )
+    model = write(tmp_path / "m.litertlm", positions)
+    ranges = {name: {"min": [0.0], "max": [512.0]} for name in ("x", "y")}
+    file = tmp_path / "Section3_tf_lite_prefill_decode.tflite.json"
+    file.write_text(json.dumps({"model_qsvs": ranges, "metadata": {}}))
+    pipeline.widen_sums(model, tmp_path)
+    told = json.loads(file.read_text())["model_qsvs"]
+    assert told == {"x": ranges["x"], "y": {"min": [0.0], "max": [517.12]}}
 
 
 def _wait_for(told: Path, command: subprocess.Popen[bytes] | None = None) -> None:

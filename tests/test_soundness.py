@@ -1,7 +1,9 @@
 """A model that was ruined before it came here is told of, by tensor; a healthy one is not."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import QUANTIZED, run
@@ -11,6 +13,8 @@ from edge_opt import load
 from edge_opt.conversion import UnsoundError, convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
+from edge_opt.proof.errors import RuntimeCrashed
+from edge_opt.proof.runner import Worker
 from edge_opt.soundness import Unsound, broken_ranges, sentences
 
 ATTENTION = """
@@ -87,6 +91,25 @@ subgraph update (%s: int16[4] q(0.0001, 0)) {
     (one,) = broken_ranges(parse(text))
     assert (one.rule, one.tensor) == ("values-cut-off", "c")
     assert list(broken_ranges(parse(text.replace("3e-14", "0.00001")))) == []
+
+
+POSITIONS = """
+subgraph main (%x: int16[128,1] q(SCALE, 0), %one: int16[] q(0.000030518509475997192, 0)) {
+  %y: int16[128,1] q(SCALE, 0) = ADD(%x, %one)
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize(("ends_at", "aborts"), [(512, True), (512.3, True), (512.6, False), (517, False)])
+def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(ends_at: float, aborts: bool) -> None:
+    """The runtime is asked, too: the rule is of its kernel."""
+    content = to_bytes(parse(POSITIONS.replace("SCALE", f"{ends_at / 32767}")))
+    rules = [broken.rule for broken in broken_ranges(load(content))]
+    assert rules == ["sum-cannot-broadcast"] * aborts
+    inputs = {"x": np.ones((128, 1), np.int16), "one": np.int16(32767)}
+    with Worker() as worker, pytest.raises(RuntimeCrashed) if aborts else nullcontext():
+        assert worker.run(content, None, inputs)["y"].shape == (128, 1)
 
 
 def test_floats_are_not_looked_at() -> None:

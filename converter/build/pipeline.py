@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_opt.build.caches import SETTING, Layers, notes, ring_of
 from edge_opt.build.jobs import REPORT, Job
 from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts
@@ -26,6 +28,7 @@ from edge_opt.conversion.choices import Progress
 from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
+from edge_opt.ir import load
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.report import write_report
@@ -33,6 +36,7 @@ from edge_opt.report.writing import FORMATS
 from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.executor_metadata import section_of
 from edge_opt.schema.litertlm import read_bundle
+from edge_opt.soundness.ranges import power_of_two
 
 SUPPORTED = "0.10"
 """The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
@@ -74,6 +78,7 @@ _DEFAULTS = {"disable_aux_compilation": True}
 HEAD_AT_4 = "dynamic_wi8_head4_afp32"
 """A recipe of ours: weights of 4 bits in the product that gives the logits, of 8 in all others."""
 _FILES = ("_path", "_dir", "_litertlm", "_files")
+_LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
 _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
 
@@ -214,6 +219,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
             calibration_eval_task_names=task,
         )
     _check_all_ran(signatures, Path(job.output))
+    widen_sums(model, Path(job.output))
     return {"notes": [*planned.notes, *template_note(tokenizer)], "tokens": planned.tokens}
 
 
@@ -283,6 +289,31 @@ def _check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
             f"litert-torch's calibration does not run {', '.join(idle)}, so the ranges there are not known: export "
             f"without it"
         )
+
+
+def widen_sums(model: Path, ranges: Path) -> None:
+    """Widen ranges of sums that broadcast and end at a power of two by 1 %: LiteRT aborts on them in int16.
+
+    Positions do: the auxiliary model's mask for a ring of 512 adds 1 to numbers up to 511.
+    """
+    bundle = read_bundle(model)
+    sums = {
+        operator.outputs[0].name
+        for index, section in enumerate(bundle.sections)
+        if section.is_model
+        for graph in load(bundle.content(index)).subgraphs
+        for operator in graph.operators
+        if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
+    }
+    for file in ranges.glob("*.json"):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for name in sums & told["model_qsvs"].keys():
+            found = told["model_qsvs"][name]
+            ends = np.array([found["min"], found["max"]], np.float64)
+            reach = np.abs(ends).max()
+            if reach > 0 and power_of_two(reach / _LARGEST_CODE):
+                found["min"], found["max"] = (1.01 * ends).tolist()
+        file.write_text(json.dumps(told), encoding="utf-8")
 
 
 class _WeightsThatFit(logging.Handler):

@@ -108,11 +108,31 @@ def _only_the_mask(operator: Operator, _: _Namer) -> _Told:
     return None
 
 
+def power_of_two(scale: float) -> bool:
+    """Whether LiteRT takes a scale for a power of two (`CheckedLog2` of tensorflow/lite/kernels/kernel_util.cc)."""
+    exponent = math.log2(scale)
+    return abs(exponent - round(exponent)) < 1e-3
+
+
+def _cannot_broadcast(operator: Operator, _: _Namer) -> _Told:
+    """An int16 ADD of operands of two shapes, all scales powers of two: that kernel aborts, for it cannot broadcast."""
+    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
+    if operator.name != "ADD" or len({tensor.shape for tensor in tensors[:2]}) < 2:
+        return None
+    scales = [_step(tensor) for tensor in tensors if tensor.dtype.name == "INT16"]
+    if len(scales) < 3 or not all(scale is not None and power_of_two(scale) for scale in scales):
+        return None
+    return (
+        "broadcasts, and its three scales are powers of two to a thousandth: LiteRT's kernel for int16 ends the process"
+    ), "quantize again with a range of this tensor that is 1 % wider"
+
+
 _CHECKS: Final[tuple[tuple[str, Callable[[Operator, _Namer], _Told]], ...]] = (
     ("range-too-narrow", _too_narrow),
     ("values-cut-off", _cut_off),
     ("range-too-wide", _too_wide),
     ("mask-in-range", _only_the_mask),
+    ("sum-cannot-broadcast", _cannot_broadcast),
 )
 
 
