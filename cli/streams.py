@@ -19,7 +19,7 @@ _names: dict[Path, str] = {}
 
 def given(path: Path | None) -> Path | None:
     """The file that was named on the command line; for `-`, what standard input held."""
-    from edge_opt.schema.errors import UsageError  # noqa: PLC0415
+    from edge_opt.schema.errors import OutputError, UsageError  # noqa: PLC0415
 
     if path != _DASH:
         return path
@@ -27,9 +27,15 @@ def given(path: Path | None) -> Path | None:
         raise UsageError("standard input holds one model: give `-` once, and a file for the other")
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("standard input is a terminal: pipe a model into it, or give a file")
-    kept = _kept(_INPUT)
-    with kept.open("wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
+    try:
+        kept = _kept(_INPUT)
+        with kept.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    except OSError as error:
+        raise OutputError(
+            f"standard input could not be kept in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR to a folder "
+            "with room for the model, or give a file"
+        ) from error
     return kept
 
 
@@ -51,7 +57,7 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
 
     What is said meanwhile then goes to standard error.
     """
-    from edge_opt.schema.errors import UsageError  # noqa: PLC0415
+    from edge_opt.schema.errors import OutputError, UsageError  # noqa: PLC0415
 
     if path != _DASH and not (path is None and source in _names):
         yield path
@@ -62,8 +68,13 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
         raise UsageError("a model is no text for a terminal: send standard output to a file, or use -o")
     kept = _kept(_OUTPUT).with_suffix("")
     _names[kept] = _OUTPUT
-    with redirect_stdout(sys.stderr):
-        yield kept
+    try:
+        with redirect_stdout(sys.stderr):
+            yield kept
+    except OutputError as error:
+        copy = f"the copy of standard output in {tempfile.gettempdir()} (TMPDIR)"
+        error.args = (str(error).replace(str(kept), copy),)
+        raise
     if kept.exists():
         with output.writing(), kept.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)

@@ -1,6 +1,7 @@
 """`-` is a model from standard input or to standard output; options that do not exist are met by what was meant."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,22 @@ def test_from_a_file_to_a_pipe_and_from_a_pipe_to_a_file(tmp_path: Path) -> None
     into = piped("convert", "-", "-o", tmp_path / "o.tflite", given=DEMO.read_bytes(), folder=tmp_path)
     assert b"5 of 5 sites converted" in into.stdout
     assert (tmp_path / "o.tflite").read_bytes()[4:8] == b"TFL3"
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [("-", "standard input could not be kept in "), (DEMO, "the copy of standard output in ")],
+)
+def test_a_full_folder_of_temporary_files_is_told_from_a_full_output(
+    tmp_path: Path, source: object, sentence: str
+) -> None:
+    command = [sys.executable, "-m", "edge_opt", "convert", str(source), "-o", "-", "--verify", "none"]
+    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command]
+    apart = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(limited, input=DEMO.read_bytes(), capture_output=True, check=False, env=apart)
+    assert done.returncode == 5
+    assert done.stderr.decode().splitlines()[-1].startswith(f"{SENTENCE}{sentence}{tmp_path}")
+    assert b"TMPDIR" in done.stderr
 
 
 def test_a_dry_run_writes_no_model_anywhere(tmp_path: Path) -> None:
