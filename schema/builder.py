@@ -1,17 +1,19 @@
 """Tables to flatbuffer bytes, with holes where the positions of weights will go; it never sees a weight."""
 
 import struct
-from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import flatbuffers
 import numpy as np
+from flatbuffers import number_types
 from flatbuffers.builder import BuilderSizeError
 
 from edge_opt.schema.data import Data
 from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.table import NUMPY_TYPES, Table
-from edge_opt.schema.tables import IDENTIFIER, STORED_AFTER, UNIONS, FieldSpec, TableSpec
+from edge_opt.schema.tables import IDENTIFIER, SCALAR_CODES, STORED_AFTER, UNIONS, FieldSpec
+
+_NUMBERS = {name: getattr(number_types, f"{name.capitalize()}Flags") for name in SCALAR_CODES}
 
 
 class Hole(NamedTuple):
@@ -27,15 +29,6 @@ class Built(NamedTuple):
 
     content: bytearray
     holes: list[Hole]
-
-
-class _Layout(NamedTuple):
-    """How a table with certain fields is written: its vtable's position, and each field's place within the table."""
-
-    vtable: int
-    pack: struct.Struct
-    align: int
-    places: dict[FieldSpec, int]
 
 
 def build(root: Table, *, inside: bool) -> Built:
@@ -70,7 +63,6 @@ class _TableBuilder:
         self._builder = flatbuffers.Builder()
         self._tables: dict[int, int] = {}
         self._vectors: dict[tuple[str, int], int] = {}
-        self._layouts: dict[tuple[str, ...], _Layout] = {}
 
     def finish(self, root: Table) -> bytearray:
         self._builder.Finish(self._table(root), file_identifier=IDENTIFIER)
@@ -81,52 +73,34 @@ class _TableBuilder:
         known = self._tables.get(id(table))
         if known is not None:
             return known
-        spec, fields, stored, hole = table.spec, table.fields, None, ""
-        if spec.name in STORED_AFTER:
-            fields, stored, hole = self._placed(table)
-        layout = self._layouts.get((spec.name, *fields))
-        if layout is None:
-            layout = self._layouts[spec.name, *fields] = self._layout(spec, fields)
-        targets = {
-            field.name: self._reference(field, fields)
-            for field in layout.places
-            if field.kind != "scalar" and field.name != hole
-        }
-        builder: Any = self._builder
-        # The fields are to be aligned, and they begin behind the four bytes that say where the vtable is.
-        builder.Prep(layout.align, layout.pack.size - 4)
-        builder.Pad(layout.pack.size)
-        position: int = builder.Offset()
-        row: list[Any] = [layout.vtable - position]
-        for field, place in layout.places.items():
-            if field.name in targets:
-                row.append(position - place - targets[field.name])
-            else:
-                row.append(fields[field.name] if field.kind == "scalar" else 0)
-            if field.name == hole and stored is not None:
-                self.holes.append(Hole(position - place, stored, external=field.kind == "scalar"))
-        try:
-            layout.pack.pack_into(builder.Bytes, builder.Head(), *row)
-        except (TypeError, OverflowError, struct.error):
-            _refuse_values(layout, fields)
-            raise
-        self._tables[id(table)] = position
-        return position
-
-    def _layout(self, spec: TableSpec, fields: Iterable[str]) -> _Layout:
-        """Where these fields go in a table, and a new vtable that says so."""
-        unknown = next((name for name in fields if name not in spec.by_name), None)
+        spec = table.spec
+        unknown = next((name for name in table.fields if name not in spec.by_name), None)
         if unknown is not None:
             raise ModelFormatError("is no field of this table: remove it", table=spec.name, field=unknown)
+        fields, stored, hole = table.fields, None, ""
+        if spec.name in STORED_AFTER:
+            fields, stored, hole = self._placed(table)
         present = [field for field in spec.largest_first if field.name in fields]
-        places, slots, size = {}, [0] * spec.slots, 4
+        references = {
+            field.name: self._reference(field, fields)
+            for field in present
+            if field.kind != "scalar" and field.name != hole
+        }
+        builder = self._builder
+        builder.StartObject(spec.slots)
         for field in present:
-            places[field] = slots[field.slot] = size
-            size += field.size
-        vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), size, *slots)
-        position: int = self._builder.CreateByteVector(vtable)
-        pack = struct.Struct("<i" + "".join(field.code for field in present))
-        return _Layout(position - 4, pack, max([4, *(field.size for field in present)]), places)
+            if field.name in references:
+                builder.PrependUOffsetTRelative(references[field.name])
+            elif field.kind != "scalar":
+                builder.PrependUint32(0)
+            else:
+                self._number(field, fields[field.name])
+            builder.Slot(field.slot)
+            if field.name == hole and stored is not None:
+                self.holes.append(Hole(builder.Offset(), stored, external=field.kind == "scalar"))
+        position: int = builder.EndObject()
+        self._tables[id(table)] = position
+        return position
 
     def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, str]:
         """The fields of a table whose bytes may lie behind the tables, the bytes, and the field that says where."""
@@ -140,6 +114,12 @@ class _TableBuilder:
             return fields, data, inside
         fields = {name: value for name, value in fields.items() if name != inside}
         return fields | {offset: 0, size: data.length}, data, offset
+
+    def _number(self, field: FieldSpec, value: Any) -> None:
+        try:
+            self._builder.Prepend(_NUMBERS[field.element], value)
+        except (TypeError, OverflowError, struct.error) as error:
+            _refuse(field, f"holds {value!r:.80}, which is no {field.type} ({error})")
 
     def _reference(self, field: FieldSpec, fields: dict[str, Any]) -> int:
         value = fields[field.name]
@@ -176,21 +156,14 @@ class _TableBuilder:
     def _vector(self, field: FieldSpec, value: Any) -> int:
         builder: Any = self._builder
         if field.kind == "scalars":
-            numbers = _numbers(field, value)
+            position: int = builder.CreateNumpyVector(_numbers(field, value))
         else:
             write = self._child if field.kind == "tables" else self._string
-            targets = np.array([write(field, item) for item in value], np.int64)
-            builder.Prep(4, 4 * len(targets))
-            # An entry says how far behind itself its target lies.
-            entries = builder.Offset() + 4 * np.arange(len(targets), 0, -1)
-            numbers = (entries - targets).astype(np.uint32)
-        content = numbers.tobytes()
-        for size in (4, numbers.itemsize):
-            builder.Prep(size, len(content))
-        builder.Pad(4 + len(content))
-        start: int = builder.Head()
-        builder.Bytes[start : start + 4 + len(content)] = len(numbers).to_bytes(4, "little") + content
-        position: int = builder.Offset()
+            targets = [write(field, item) for item in value]
+            builder.StartVector(4, len(targets), 4)
+            for target in reversed(targets):
+                builder.PrependUOffsetTRelative(target)
+            position = builder.EndVector()
         return position
 
 
@@ -208,16 +181,6 @@ def _numbers(field: FieldSpec, value: Any) -> np.ndarray[Any, Any]:
     if not np.array_equal(cast, array.astype(np.float32) if dtype.kind == "f" else array):
         _refuse(field, f"holds {value!r:.80}, which does not fit {field.element}")
     return cast
-
-
-def _refuse_values(layout: _Layout, fields: dict[str, Any]) -> None:
-    """Say which of the scalars does not fit its type."""
-    for field in layout.places:
-        if field.kind == "scalar":
-            try:
-                struct.pack(f"<{field.code}", fields[field.name])
-            except (TypeError, OverflowError, struct.error) as error:
-                _refuse(field, f"holds {fields[field.name]!r:.80}, which is no {field.type} ({error})")
 
 
 def _refuse(field: FieldSpec, message: str) -> NoReturn:
