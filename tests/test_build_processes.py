@@ -288,6 +288,7 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
     ranges = {name: {"min": [0.0], "max": [512.0]} for name in ("x", "y")}
     file = tmp_path / "Section3_tf_lite_prefill_decode.tflite.json"
     file.write_text(json.dumps({"model_qsvs": ranges, "metadata": {}}))
+    (tmp_path / "calibration.json").write_text('{"of": "another kind"}')
     pipeline.widen_sums(model, tmp_path)
     told = json.loads(file.read_text())["model_qsvs"]
     assert told == {"x": ranges["x"], "y": {"min": [0.0], "max": [517.12]}}

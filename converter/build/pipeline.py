@@ -307,8 +307,8 @@ def widen_sums(model: Path, ranges: Path) -> None:
     }
     for file in ranges.glob("*.json"):
         told = json.loads(file.read_text(encoding="utf-8"))
-        for name in sums & told["model_qsvs"].keys():
-            found = told["model_qsvs"][name]
+        by_tensor = told.get("model_qsvs", {})
+        for found in (by_tensor[name] for name in sums & by_tensor.keys()):
             ends = np.array([found["min"], found["max"]], np.float64)
             reach = np.abs(ends).max()
             if reach > 0 and power_of_two(reach / _LARGEST_CODE):
