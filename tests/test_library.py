@@ -191,9 +191,12 @@ def test_plain_data_is_json_without_infinity() -> None:
 @pytest.mark.parametrize(
     ("options", "needed"),
     [
-        ({"rows_per_tile": 4, "skip": "tile_rows"}, "--rows-per-tile .* 'tile_rows'"),
-        ({"form": "split", "passes": "mask_to_add"}, "--form .* 'mha_to_sha'"),
-        ({"inline_composites": True, "passes": "mha_to_sha"}, "--inline-composites .* 'inline_composites'"),
+        ({"rows_per_tile": 4, "skip": "tile_rows"}, "rows_per_tile=4 .* 'tile_rows'"),
+        ({"form": "split", "passes": "mask_to_add"}, "form='split' .* 'mha_to_sha'"),
+        (
+            {"inline_composites": True, "passes": "mha_to_sha"},
+            "inline_composites=True .* 'inline_composites'",
+        ),
     ],
 )
 def test_options_that_cannot_act_together_are_refused(options: ConvertOptions, needed: str) -> None:

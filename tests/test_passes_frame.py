@@ -237,7 +237,7 @@ def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
 
     with pytest.raises(BrokenFrameError, match=found) as caught:
         convert_text(CHAIN, Double(make), prover=Says(holds))
-    assert "--skip double" in str(caught.value)
+    assert "skip='double'" in str(caught.value)
 
 
 def test_a_tensors_own_quantization_may_not_be_edited() -> None:

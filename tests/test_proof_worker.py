@@ -275,4 +275,4 @@ def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(t
         pytest.raises(RuntimeRefused, match="no kernel for the custom operator 'MyOp'") as caught,
     ):
         worker.run(path, None, {"x": np.zeros(4, np.float32)})
-    assert "convert --verify regions" in str(caught.value)
+    assert "verify='regions'" in str(caught.value)

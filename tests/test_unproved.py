@@ -56,7 +56,7 @@ def test_without_a_runtime_nothing_is_rolled_back_site_by_site_but_all_stops(
     with pytest.raises(RuntimeUnavailable, match=reason) as caught:
         convert_decode(tmp_path / "out.tflite")
     assert isinstance(caught.value, EdgeOptError)
-    assert "--verify none" in str(caught.value)
+    assert "verify='none'" in str(caught.value)
     assert not (tmp_path / "out.tflite").exists()
 
 
