@@ -157,4 +157,5 @@ def make_trained(folder: Path, sizes: Sizes, steps: int, **config: Any) -> tuple
     unseen = [text for name, text in found.items() if name in apart]
     chance.shuffle(known)
     chance.shuffle(unseen)
-    return tuple(prompts(texts, tokenizer, _LENGTHS, chance) for texts in (known, unseen))
+    calibration = prompts(known, tokenizer, _LENGTHS, chance)
+    return calibration, prompts(unseen, tokenizer, _LENGTHS, chance)
