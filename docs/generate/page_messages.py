@@ -125,8 +125,14 @@ def _roots() -> list[ModuleType]:
 
 
 def _sources() -> list[Path]:
-    folders = {folder for root in _roots() for folder in root.__path__}
-    return sorted({path for folder in folders for path in Path(folder).rglob("*.py")})
+    """The package's files in the order of their module names, which is one for an editable and for a plain install."""
+    named: dict[str, Path] = {}
+    for root in _roots():
+        for folder in map(Path, root.__path__):
+            for path in folder.rglob("*.py"):
+                parts = path.relative_to(folder).with_suffix("").parts
+                named[".".join([root.__name__, *parts])] = path
+    return [named[name] for name in sorted(named) if not name.startswith("edge_opt.testdata.")]
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
