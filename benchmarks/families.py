@@ -30,8 +30,8 @@ import edge_opt
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, SitesLeftError, convert
 from edge_opt.ir import load
+from edge_opt.output.errors import EdgeOptError
 from edge_opt.passes import SiteReport, Status
-from edge_opt.schema.errors import EdgeOptError
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SPLITS = "mha_to_sha"

@@ -27,7 +27,7 @@ from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
 from edge_opt.npu.layers import cut_entry_point, largest_attention
 from edge_opt.npu.trials import Choice, Job, choices, outcomes
-from edge_opt.schema import EdgeOptError
+from edge_opt.output.errors import EdgeOptError
 from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.

@@ -36,7 +36,7 @@ STAGES = {
     "tables from the graph": [("edge_opt.ir.model", "to_tables")],
     "flatbuffer from the tables": [("edge_opt.schema.writer", "place_model")],
     "copy the weights": [("edge_opt.schema.writer", "write_placed")],
-    "flush to the disk": [("edge_opt.schema.atomic", "_finish")],
+    "flush to the disk": [("edge_opt.output.atomic", "_finish")],
 }
 
 

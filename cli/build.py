@@ -14,8 +14,8 @@ from edge_opt.cli import output
 from edge_opt.cli.app import Build
 from edge_opt.cli.evaluate import lines
 from edge_opt.cli.profile import steps_told
-from edge_opt.ir.words import size
 from edge_opt.npu.figures import ITSELF_SINCE
+from edge_opt.output.words import size
 
 _MINUTE = 60.0
 _AUXILIARY = (

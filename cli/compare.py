@@ -7,8 +7,8 @@ from edge_opt.cli.app import Check, Compare, Record
 from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
-from edge_opt.ir.words import many, shortened, size
 from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
+from edge_opt.output.words import many, shortened, size
 
 _OPERATORS_SHOWN = 16  # at either end of a region
 

@@ -12,7 +12,7 @@ from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion.container import Sections
 from edge_opt.conversion.result import entry_points
 from edge_opt.inspection.reporting import conversion_report
-from edge_opt.ir.words import size
+from edge_opt.output.words import size
 from edge_opt.report import check_report_path, write_report
 from edge_opt.report.diagram import NO_PICTURE, can_draw
 

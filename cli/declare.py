@@ -83,7 +83,7 @@ def one_of(known: Sequence[str], text: str) -> Any:
 
     def check(value: str) -> str:
         if value not in known:
-            from edge_opt.schema.errors import did_you_mean  # noqa: PLC0415  help needs nothing of the library
+            from edge_opt.output.errors import did_you_mean  # noqa: PLC0415  help needs nothing of the library
 
             raise typer.BadParameter(f"'{value}' does not exist, {did_you_mean(value, known)}")
         return value

@@ -12,8 +12,8 @@ from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion import default_output
 from edge_opt.inspection import example_rewrite
 from edge_opt.ir import load
-from edge_opt.schema.atomic import resolve_target, write_whole
-from edge_opt.schema.errors import OutputError
+from edge_opt.output.atomic import resolve_target, write_whole
+from edge_opt.output.errors import OutputError
 
 MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
 

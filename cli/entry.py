@@ -93,7 +93,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception, *, as_json: bool) -> int:
-    from edge_opt.schema.errors import TRACEBACK, EdgeOptError  # noqa: PLC0415
+    from edge_opt.output.errors import TRACEBACK, EdgeOptError  # noqa: PLC0415
 
     if isinstance(error, EdgeOptError):
         code, sentence = error.exit_code, as_written(streams.named(str(error)))
@@ -117,7 +117,7 @@ def _usage_sentence(error: Any) -> str:
 
 
 def _bug_sentence(error: Exception) -> str:
-    from edge_opt.schema.errors import TRACEBACK  # noqa: PLC0415
+    from edge_opt.output.errors import TRACEBACK  # noqa: PLC0415
 
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return (
@@ -128,7 +128,7 @@ def _bug_sentence(error: Exception) -> str:
 
 def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> int:
     """Say how the command ended; as JSON also what was done until then."""
-    from edge_opt.schema.errors import EdgeOptError  # noqa: PLC0415
+    from edge_opt.output.errors import EdgeOptError  # noqa: PLC0415
 
     if as_json:
         result = getattr(error, "result", None)

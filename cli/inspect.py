@@ -10,9 +10,9 @@ from edge_opt.cli.app import Explain, Inspect
 from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent, inspect
 from edge_opt.inspection import explain as explain_model
 from edge_opt.inspection.overlay import node_data
-from edge_opt.ir.words import many, shortened, size
+from edge_opt.output.atomic import resolve_target, write_whole
+from edge_opt.output.words import many, shortened, size
 from edge_opt.passes import Status
-from edge_opt.schema.atomic import resolve_target, write_whole
 from edge_opt.soundness import sentences
 
 _OPERATORS_NAMED = 12

@@ -28,7 +28,7 @@ def say(*lines: str) -> None:
 
 def say_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`; a figure that is not a finite number is null."""
-    from edge_opt.schema.strict_json import strict  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+    from edge_opt.output.strict_json import strict  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
 
     _write(json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 
@@ -96,7 +96,7 @@ def writing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from edge_opt.schema.errors import OutputError  # noqa: PLC0415
+        from edge_opt.output.errors import OutputError  # noqa: PLC0415
 
         discard_rest()
         raise OutputError(f"standard output could not be written: {error.strerror}") from error
@@ -133,6 +133,6 @@ def _write(text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    from edge_opt.ir.words import one_line  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+    from edge_opt.output.words import one_line  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
 
     return one_line(text)

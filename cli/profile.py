@@ -7,9 +7,9 @@ from typing import Any
 
 from edge_opt.cli import output
 from edge_opt.cli.app import Profile as ProfileCommand
-from edge_opt.ir.words import size
 from edge_opt.npu import Profile, SpillFigures, profile
 from edge_opt.npu.figures import NOTE, Figures
+from edge_opt.output.words import size
 
 LEGEND = {
     "x first": "estimated time over that of the same signature in the first model; below 1 is faster",

@@ -3,7 +3,7 @@
 from edge_opt.cli import output
 from edge_opt.cli.app import Shapes
 from edge_opt.conversion.container import open_container
-from edge_opt.ir.words import many
+from edge_opt.output.words import many
 from edge_opt.shapes import derive
 
 

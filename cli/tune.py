@@ -6,7 +6,7 @@ from edge_opt.cli import output
 from edge_opt.cli.app import Tune
 from edge_opt.cli.profile import columns
 from edge_opt.npu import Tuning, tune, tuned_target, write_target
-from edge_opt.schema.atomic import resolve_target
+from edge_opt.output.atomic import resolve_target
 
 
 def run(asked: Tune) -> int:

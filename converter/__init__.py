@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge_opt.conversion import ConversionResult, convert
     from edge_opt.inspection import explain, inspect
     from edge_opt.ir import Model, load
-    from edge_opt.schema.errors import EdgeOptError, UsageError
+    from edge_opt.output.errors import EdgeOptError, UsageError
     from edge_opt.shapes import infer_shapes
 
     __version__: str
@@ -44,9 +44,9 @@ __all__ = [
 _HOMES = {
     "ComparisonReport": "edge_opt.comparison.findings",
     "ConversionResult": "edge_opt.conversion",
-    "EdgeOptError": "edge_opt.schema.errors",
+    "EdgeOptError": "edge_opt.output.errors",
     "Model": "edge_opt.ir",
-    "UsageError": "edge_opt.schema.errors",
+    "UsageError": "edge_opt.output.errors",
     "compare": "edge_opt.comparison.compare",
     "convert": "edge_opt.conversion",
     "evaluate": "edge_opt.build.evaluating",

@@ -4,7 +4,6 @@ It must not know what operators mean; that is the library's part.
 """
 
 from edge_opt.schema.data import Data
-from edge_opt.schema.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
 from edge_opt.schema.reader import ModelFile, read_model
 from edge_opt.schema.table import Table, new_table, vector
 from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
@@ -15,12 +14,8 @@ __all__ = [
     "TABLES",
     "UNIONS",
     "Data",
-    "EdgeOptError",
     "ModelFile",
-    "ModelFormatError",
-    "OutputError",
     "Table",
-    "UsageError",
     "model_bytes",
     "new_table",
     "read_model",

@@ -8,8 +8,8 @@ import numpy as np
 from flatbuffers import number_types
 from flatbuffers.builder import BuilderSizeError
 
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.data import Data
-from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.table import NUMPY_TYPES, Table
 from edge_opt.schema.tables import IDENTIFIER, SCALAR_CODES, STORED_AFTER, UNIONS, FieldSpec
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.output.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
 

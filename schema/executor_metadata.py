@@ -7,8 +7,8 @@ Reads the few fields that edge-opt tells of. Source of the format: the PyPI pack
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.data import Source
-from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.litertlm import LiteRTLMBundle
 
 SECTION_TYPE: Final = 9

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.data import Source, beginning
-from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.sections import Bundle, Content, Place, place_content
 from edge_opt.schema.transfer import write_bytes
 

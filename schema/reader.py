@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
+from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.data import Bytes, Data, Source
-from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.table import NUMPY_TYPES, Table
 from edge_opt.schema.tables import (
     ENUMS,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.output.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source
 from edge_opt.schema.table import Table
 from edge_opt.schema.transfer import copy_range

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.output.errors import ModelFormatError
 
 # File systems share whole blocks; stretches whose ends lie alike within a page have some.
 PAGE: Final = 4096

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from edge_opt.schema.atomic import replacing, resolve_target
+from edge_opt.output.atomic import replacing, resolve_target
 from edge_opt.schema.builder import Built, Hole, build
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import Table

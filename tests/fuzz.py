@@ -26,16 +26,8 @@ from edge_opt.attention.block import find_blocks
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import from_tables, load, to_bytes
-from edge_opt.schema import (
-    Data,
-    EdgeOptError,
-    ModelFormatError,
-    Table,
-    UsageError,
-    model_bytes,
-    new_table,
-    read_model,
-)
+from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
+from edge_opt.schema import Data, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import MAGIC
 from edge_opt.schema.table import NUMPY_TYPES
 from edge_opt.schema.tables import ENUMS, TABLES, UNIONS, FieldSpec

@@ -24,8 +24,8 @@ from edge_opt.ir import (
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.region import reads
+from edge_opt.output.errors import EdgeOptError
 from edge_opt.schema import Data, Table, new_table, read_model
-from edge_opt.schema.errors import EdgeOptError
 
 BUNDLED = Path(__file__).parent.parent / "testdata"
 _BEFORE, _BEHIND = 24, 14

@@ -19,7 +19,8 @@ from edge_opt.attention.block import NotABlock, find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load
 from edge_opt.ir.model import to_bytes
-from edge_opt.schema import ModelFormatError, Table, model_bytes, new_table, read_model
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.schema import Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import read_bundle
 
 ADD, CONCATENATION = 0, 2

@@ -39,7 +39,7 @@ from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES
-from edge_opt.schema.errors import ModelFormatError, OutputError, UsageError
+from edge_opt.output.errors import ModelFormatError, OutputError, UsageError
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 

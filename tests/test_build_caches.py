@@ -11,7 +11,7 @@ from text_parser import parse
 from edge_opt.build.caches import Layers, notes, ring_of, shortest_ring
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.schema.errors import ModelFormatError, UsageError
+from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.executor_metadata import read_executor_metadata
 from edge_opt.schema.litertlm import read_bundle
 

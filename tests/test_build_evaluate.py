@@ -10,7 +10,7 @@ from pretend_stages import FLOAT, QUANTIZED, Place, Stages, write
 
 from edge_opt.build import building
 from edge_opt.build.processes import Processes
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 PROMPTS = [f"prompt number {number}" for number in range(12)]
 

@@ -26,7 +26,7 @@ from edge_opt import build as package
 from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes
 from edge_opt.build.processes import Processes
 from edge_opt.npu import CompilerFailedError
-from edge_opt.schema.errors import OutputError, UsageError
+from edge_opt.output.errors import OutputError, UsageError
 
 ROOT = Path(__file__).parent.parent
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]

@@ -8,7 +8,7 @@ from pretend_stages import FLOAT, write
 
 from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts, text_of
 from edge_opt.build.tokens import counter, template_note, tokenizer_of
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]

@@ -22,7 +22,7 @@ from edge_opt.build.caches import SETTING
 from edge_opt.build.prompts import Plan
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow

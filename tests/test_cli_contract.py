@@ -25,8 +25,8 @@ from edge_opt.conversion.container import Sections
 from edge_opt.ir import save
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
+from edge_opt.output.errors import UsageError
 from edge_opt.passes import PASSES
-from edge_opt.schema.errors import UsageError
 from edge_opt.targets import target_names
 
 Captured = pytest.CaptureFixture[str]

@@ -12,9 +12,9 @@ from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
+from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.proof.errors import RuntimeRefused
 from edge_opt.proof.runner import Worker
-from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.testing import assert_equivalent
 
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)

@@ -12,8 +12,8 @@ from generation_models import ROWS, export
 
 from edge_opt import EdgeOptError, compare, load
 from edge_opt.comparison.findings import GenerationComparison
+from edge_opt.output.errors import UsageError
 from edge_opt.proof.errors import RuntimeRefused
-from edge_opt.schema.errors import UsageError
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from text_parser import parse
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
+from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
-from edge_opt.schema.errors import UsageError
 from edge_opt.schema.table import new_table
 
 BODY = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"

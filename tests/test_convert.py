@@ -23,10 +23,11 @@ from edge_opt.conversion import (
 )
 from edge_opt.ir import Buffer, Metadata, Operator, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
+from edge_opt.output.errors import UsageError
 from edge_opt.passes import Proof, Status, mha_to_sha
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
-from edge_opt.schema import Data, UsageError, read_model
+from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 
 TESTDATA = Path(__file__).parent.parent / "testdata"

@@ -12,10 +12,10 @@ from edge_opt.attention.refusal import Refusal
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.inspection import explain, inspect
 from edge_opt.ir import Operator, load, to_bytes
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes import Context, Pass, Status
 from edge_opt.passes.contract import Site
 from edge_opt.proof.row_rules import step_of
-from edge_opt.schema.errors import ModelFormatError
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import load_target
 

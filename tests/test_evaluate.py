@@ -20,7 +20,7 @@ from edge_opt.evaluation import runtime
 from edge_opt.evaluation.checkpoint import score as score_checkpoint
 from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
 from edge_opt.ir import to_bytes
-from edge_opt.schema.errors import EdgeOptError, UsageError
+from edge_opt.output.errors import EdgeOptError, UsageError
 
 TEXTS = ["one two three four", "five six seven eight nine ten"]
 HUGGING_FACE = (6, {}, b"words")

@@ -15,7 +15,7 @@ import edge_opt
 from edge_opt.integrations import aot
 from edge_opt.ir import load
 from edge_opt.npu.sdk import find_libraries, search_path
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.targets import load_target
 
 

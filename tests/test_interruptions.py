@@ -18,7 +18,8 @@ from terminal_signals import gone, started
 
 from edge_opt.conversion import convert
 from edge_opt.ir import load
-from edge_opt.schema import ModelFormatError, OutputError, UsageError, reader
+from edge_opt.output.errors import ModelFormatError, OutputError, UsageError
+from edge_opt.schema import reader
 
 # Runs `convert`; argument 3 says in which call (function, how many before it) the process kills itself.
 _DYING = """

@@ -7,7 +7,8 @@ from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, 
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.operators import ARITIES, FOLLOWED
 from edge_opt.ir.references import DEEPEST, SUBGRAPH_FIELDS
-from edge_opt.schema import TABLES, ModelFormatError, new_table
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.schema import TABLES, new_table
 from edge_opt.shapes.rules import RULES as SHAPE_RULES
 
 

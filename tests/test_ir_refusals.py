@@ -10,7 +10,7 @@ from schema_models import pack, tfl, unpack
 from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.ir import load
-from edge_opt.schema import EdgeOptError, ModelFormatError
+from edge_opt.output.errors import EdgeOptError, ModelFormatError
 
 Change = Callable[[Any], object]
 

@@ -22,7 +22,8 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
 from edge_opt.ir.text import operator_text, subgraph_text, to_text
-from edge_opt.schema import Data, EdgeOptError, new_table
+from edge_opt.output.errors import EdgeOptError
+from edge_opt.schema import Data, new_table
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 

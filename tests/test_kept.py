@@ -10,7 +10,8 @@ from text_parser import parse
 from edge_opt import convert, load, testdata
 from edge_opt.ir import Buffer, Metadata, Model, save, to_bytes
 from edge_opt.ir.cleanup import CONTROL_EDGES, reordered
-from edge_opt.schema import Data, UsageError
+from edge_opt.output.errors import UsageError
+from edge_opt.schema import Data
 
 TESTDATA = Path(testdata.__file__).parent
 DEMO = TESTDATA / "demo_gemma3.tflite"

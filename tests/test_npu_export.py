@@ -20,7 +20,7 @@ from text_parser import parse
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
 from edge_opt.ir import load, to_bytes
 from edge_opt.npu import CompilerMissingError
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import load_target
 

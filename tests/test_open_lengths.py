@@ -11,9 +11,9 @@ from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
+from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
 from edge_opt.proof.runner import Worker
-from edge_opt.schema.errors import UsageError
 from edge_opt.shapes import infer_shapes
 
 ATTENTION = """

@@ -22,9 +22,9 @@ from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load, save
 from edge_opt.ir.read import rare_collections
 from edge_opt.ir.text import to_text
-from edge_opt.ir.words import signal_name
 from edge_opt.npu.process import ended
-from edge_opt.schema.errors import EdgeOptError, ModelFormatError, UsageError
+from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
+from edge_opt.output.words import signal_name
 
 CONSTANT = """
 subgraph main (%x: float32[1,4]) {

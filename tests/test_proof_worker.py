@@ -17,6 +17,7 @@ from terminal_signals import gone
 from text_parser import parse
 
 from edge_opt.ir import save
+from edge_opt.output.errors import EdgeOptError, ModelFormatError
 from edge_opt.proof import runner
 from edge_opt.proof.errors import (
     BackendMissing,
@@ -27,7 +28,6 @@ from edge_opt.proof.errors import (
 )
 from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.runner import Worker
-from edge_opt.schema.errors import EdgeOptError, ModelFormatError
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 

@@ -15,7 +15,8 @@ from cli_runs import DEMO
 from schema_models import everything, int32s, pack, tfl, with_data_after, with_options_after
 
 from edge_opt.ir import load
-from edge_opt.schema import ModelFormatError, UsageError, read_model
+from edge_opt.output.errors import ModelFormatError, UsageError
+from edge_opt.schema import read_model
 
 
 def place_of(content: bytes, *path: str | int) -> tuple[int, int]:

@@ -16,7 +16,8 @@ from schema_models import (
     with_options_after,
 )
 
-from edge_opt.schema import Data, ModelFormatError, read_model
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.schema import Data, read_model
 
 
 def test_every_field_is_what_the_bindings_read() -> None:

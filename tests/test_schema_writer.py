@@ -23,17 +23,8 @@ from schema_models import (
     with_options_after,
 )
 
-from edge_opt.schema import (
-    Data,
-    ModelFormatError,
-    Table,
-    model_bytes,
-    new_table,
-    read_model,
-    transfer,
-    write_model,
-    writer,
-)
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.schema import Data, Table, model_bytes, new_table, read_model, transfer, write_model, writer
 from edge_opt.schema.tables import UNIONS
 from edge_opt.schema.writer import place_model
 

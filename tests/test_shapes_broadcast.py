@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.schema.errors import EdgeOptError
+from edge_opt.output.errors import EdgeOptError
 from edge_opt.shapes import ShapeError, broadcast, verify_broadcast
 
 Shape = tuple[int, ...]

@@ -9,8 +9,8 @@ from text_parser import parse
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.text import to_text
+from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
-from edge_opt.schema.errors import UsageError
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 

@@ -12,11 +12,11 @@ import pytest
 import edge_opt
 from edge_opt import testdata
 from edge_opt.conversion import ConversionResult, ConvertOptions, convert
+from edge_opt.output.errors import EdgeOptError, UsageError
 from edge_opt.passes import Status
 from edge_opt.proof import examination
 from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.runner import Worker
-from edge_opt.schema.errors import EdgeOptError, UsageError
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 

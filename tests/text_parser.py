@@ -18,8 +18,8 @@ from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode,
 from edge_opt.ir.model import Model, Signature
 from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
+from edge_opt.output.errors import EdgeOptError
 from edge_opt.schema.data import Data
-from edge_opt.schema.errors import EdgeOptError
 from edge_opt.schema.table import Table, new_table
 
 _Item = TypeVar("_Item")

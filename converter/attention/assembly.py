@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
-from edge_opt.ir.words import name_below
+from edge_opt.output.words import name_below
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.call import constants_of
 

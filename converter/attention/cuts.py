@@ -15,7 +15,7 @@ from edge_opt.attention.rule import Labelled, name_of_piece
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import read_outside
-from edge_opt.ir.words import name_below
+from edge_opt.output.words import name_below
 from edge_opt.schema.table import Table
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.

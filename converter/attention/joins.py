@@ -9,7 +9,7 @@ from edge_opt.attention.cuts import SPLIT_TYPES
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import Form
 from edge_opt.ir import Shape, Tensor
-from edge_opt.ir.words import name_below
+from edge_opt.output.words import name_below
 
 Run = tuple[int, list["Factor"]]
 """Elements of a head in front of some labelled factors that stand side by side, and these factors."""

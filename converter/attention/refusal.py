@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.words import shortened
+from edge_opt.output.words import shortened
 
 
 @dataclass(frozen=True, slots=True)

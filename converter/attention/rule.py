@@ -13,7 +13,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.words import name_below
+from edge_opt.output.words import name_below
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""

@@ -25,11 +25,11 @@ from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.compiled import WORK
 from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import libraries_digest
+from edge_opt.output.atomic import replacing, resolve_target, write_whole
+from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.output.strict_json import strict
 from edge_opt.report import check_report_path
-from edge_opt.schema.atomic import replacing, resolve_target, write_whole
-from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.schema.litertlm import stamp_by_content
-from edge_opt.schema.strict_json import strict
 from edge_opt.schema.transfer import copy_range
 from edge_opt.soundness import sentences
 from edge_opt.targets import load_target, target_names

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring."""

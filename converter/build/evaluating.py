@@ -16,7 +16,7 @@ from edge_opt.build.source import Kind, look_at, read_json
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.choices import Progress
 from edge_opt.evaluation.findings import Evaluation, Generated, Part, Said, cut, other_tokens, score
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
 ModelPath = str | os.PathLike[str]

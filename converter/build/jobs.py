@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_opt.schema.errors import EdgeOptError
+from edge_opt.output.errors import EdgeOptError
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""

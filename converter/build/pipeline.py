@@ -31,9 +31,9 @@ from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir import load
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.npu.process import CompilerFailedError
+from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
-from edge_opt.schema.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.executor_metadata import section_of
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.soundness.ranges import power_of_two

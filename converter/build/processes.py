@@ -25,9 +25,9 @@ from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.pipeline import STAGES, check_versions
 from edge_opt.build.scoring import check_runtimes, score
 from edge_opt.conversion.choices import Progress
-from edge_opt.ir.words import signal_name
 from edge_opt.npu.sdk import search_path
-from edge_opt.schema.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.output.words import signal_name
 
 _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from edge_opt.ir.words import many
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
+from edge_opt.output.words import many
 
 # Where litert-torch's calibration looks for the text of a prompt.
 _TEXTS = ("text", "prompt", "inputs")

@@ -10,7 +10,7 @@ from edge_opt.build.jobs import Job
 from edge_opt.conversion.choices import Progress
 from edge_opt.evaluation import checkpoint, runtime
 from edge_opt.evaluation.findings import Said
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 _RUNTIME = "litert-lm-api"
 

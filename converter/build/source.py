@@ -15,7 +15,7 @@ from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Model
 from edge_opt.ir.compiled import check_not_compiled
-from edge_opt.schema.errors import ModelFormatError, UsageError
+from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle
 
 CONFIG = "config.json"

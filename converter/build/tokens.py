@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.prompts import Count
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
 _SENTENCEPIECE, _METADATA, _TOKENIZER = 4, 5, 6

@@ -9,7 +9,7 @@ from pathlib import Path
 from edge_opt.npu.chips import CHIPS
 from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
-from edge_opt.schema.errors import unknown
+from edge_opt.output.errors import unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.jobs import REPORT
-from edge_opt.schema.errors import OutputError, UsageError
+from edge_opt.output.errors import OutputError, UsageError
 
 _MARK = "edge-opt-build"
 _TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"

@@ -24,6 +24,7 @@ from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.graph_facts import agreed, keeps_state, with_facts
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.ir import load
+from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits
 from edge_opt.proof.protocol import Array
@@ -31,7 +32,6 @@ from edge_opt.proof.roles import role_of
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
-from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
 
 Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
 Progress = Callable[[str, int, int], None]

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge_opt.ir.html import shown
-from edge_opt.ir.words import many
+from edge_opt.output.html import shown
+from edge_opt.output.strict_json import strict
+from edge_opt.output.words import many
 from edge_opt.proof.metrics import Difference, measure, merge
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.tensors import TensorInfo
-from edge_opt.schema.strict_json import strict
 
 
 @dataclass(frozen=True, slots=True)

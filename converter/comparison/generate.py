@@ -11,13 +11,13 @@ import numpy as np
 
 from edge_opt.comparison.findings import GenerationComparison, measured
 from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN, Models
+from edge_opt.output.errors import UsageError
 from edge_opt.proof import noise
 from edge_opt.proof.loop import Call, Loop, is_basic
 from edge_opt.proof.roles import cache_length, caches_of, longest_prefill, new_tokens, role_of
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
-from edge_opt.schema.errors import UsageError
 
 Prompt = tuple[tuple[int, ...], ...]
 

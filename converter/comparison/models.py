@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from edge_opt.ir import Model, load
 from edge_opt.ir.compiled import check_not_compiled
+from edge_opt.output.errors import UsageError
 from edge_opt.proof.source import ModelLike, Source
 from edge_opt.schema.bundle import open_bundle
-from edge_opt.schema.errors import UsageError
 from edge_opt.schema.sections import Bundle
 
 EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"

@@ -12,13 +12,13 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from edge_opt.ir import Model, Signature, load, save, to_bytes
 from edge_opt.ir.model import checked_tables
+from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.passes import Pass
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.roles import known_length
 from edge_opt.proof.source import ModelLike
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.bundle import open_bundle
-from edge_opt.schema.errors import ModelFormatError, UsageError
 from edge_opt.schema.executor_metadata import read_executor_metadata
 from edge_opt.schema.litertlm import LiteRTLMBundle
 from edge_opt.schema.sections import Bundle

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.cleanup import Usage, called, remove_unused
+from edge_opt.output.errors import UsageError
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.data import Data
-from edge_opt.schema.errors import UsageError
 from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Array, Call, constants_of, recorded_shape
 from edge_opt.shapes.folding import fold

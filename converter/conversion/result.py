@@ -9,12 +9,12 @@ from typing import Any
 
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
-from edge_opt.ir.html import shown
-from edge_opt.ir.words import many, one_line, size
+from edge_opt.output.errors import EdgeOptError
+from edge_opt.output.html import shown
+from edge_opt.output.strict_json import strict
+from edge_opt.output.words import many, one_line, size
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
-from edge_opt.schema.errors import EdgeOptError
-from edge_opt.schema.strict_json import strict
 from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6

@@ -50,12 +50,12 @@ from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.ir.layout import fill_old_codes, take_weights_inside
 from edge_opt.ir.model import restored_on_failure
 from edge_opt.ir.read import rare_collections
+from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left, attention_uncalled
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
-from edge_opt.schema.errors import EdgeOptError, UsageError, unknown
 from edge_opt.shapes.trust import doubted
 from edge_opt.targets import Target, load_target
 

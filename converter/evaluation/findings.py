@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge_opt.schema.errors import UsageError
-from edge_opt.schema.strict_json import strict
+from edge_opt.output.errors import UsageError
+from edge_opt.output.strict_json import strict
 
 Part = tuple[str, str]
 """A prompt in two parts: what is read, and what is scored."""

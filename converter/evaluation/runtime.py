@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from edge_opt.evaluation.findings import GENERATED, Generated, Part, Said, other_tokens
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 Step = Callable[[int, int], None]
 

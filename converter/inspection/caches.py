@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edge_opt.ir import Model, Tensor
-from edge_opt.ir.words import many
+from edge_opt.output.words import many
 from edge_opt.schema.executor_metadata import ASSUMED_WINDOW, ExecutorMetadata, read_executor_metadata
 from edge_opt.schema.litertlm import LiteRTLMBundle
 from edge_opt.schema.sections import Bundle

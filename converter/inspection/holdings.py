@@ -14,7 +14,8 @@ from edge_opt.conversion.container import find_stopped, find_unsound, open_conta
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
-from edge_opt.ir.words import many
+from edge_opt.output.strict_json import strict
+from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
@@ -22,7 +23,6 @@ from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.source import ModelLike
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
-from edge_opt.schema.strict_json import strict
 from edge_opt.shapes.trust import doubted
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, Target, lint, load_target

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.conversion import convert
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.conversion import ConversionResult, convert, default_output
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 _BUNDLES = ("*.litertlm", "model*.tflite")
 

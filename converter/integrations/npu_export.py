@@ -28,10 +28,10 @@ from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import find_sdk
+from edge_opt.output.atomic import resolve_target
+from edge_opt.output.errors import UsageError, did_you_mean
 from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
-from edge_opt.schema.atomic import resolve_target
-from edge_opt.schema.errors import UsageError, did_you_mean
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import Target, load_target
 

@@ -9,7 +9,7 @@ from edge_opt.ir.graph import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import misformed
 from edge_opt.ir.options import options_table
 from edge_opt.ir.references import SUBGRAPH_FIELDS, check_references
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.output.errors import ModelFormatError
 
 _MAX_SIZE = (1 << 31) - 1  # of the format, which stores a size as int32
 _MAX_ELEMENTS = 1 << 48

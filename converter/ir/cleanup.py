@@ -12,8 +12,8 @@ from edge_opt.ir.graph import Buffer, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import runtime_version
 from edge_opt.ir.references import subgraph_indices
+from edge_opt.output.errors import UsageError
 from edge_opt.schema.data import Data
-from edge_opt.schema.errors import UsageError
 
 CONTROL_EDGES: Final = "model_control_dependencies"
 """The metadata entry that says which operators of each subgraph have to wait for which others."""

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from edge_opt.ir.model import Model
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 
 CALL = "DISPATCH_OP"
 """The custom operator that is one call of the NPU, as LiteRT names it."""

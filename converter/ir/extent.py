@@ -6,7 +6,7 @@ It must not check what is in the vectors; the reader of graphs does that.
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
 from edge_opt.schema.table import Table
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from edge_opt.ir.checks import check_subgraphs, tensors_of
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor
-from edge_opt.ir.html import shown
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.output.html import shown
 from edge_opt.schema.data import Data
-from edge_opt.schema.errors import ModelFormatError
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import Table, new_table
 from edge_opt.schema.tables import UNIONS

@@ -16,9 +16,9 @@ from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature, check_new_key
 from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.references import check_references
+from edge_opt.output.errors import ModelFormatError, UsageError, unknown
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.data import Source
-from edge_opt.schema.errors import ModelFormatError, UsageError, unknown
 from edge_opt.schema.reader import ModelFile, read_model
 from edge_opt.schema.table import Table
 

@@ -5,7 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from edge_opt.ir.graph import Subgraph
-from edge_opt.schema.errors import ModelFormatError
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.table import Table
 
 # Options table -> the fields that hold subgraph indices (schema.fbs names them by these words only).

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edge_opt.ir import DType, Subgraph, Tensor
-from edge_opt.schema.strict_json import strict
+from edge_opt.output.strict_json import strict
 
 
 @dataclass(frozen=True, slots=True)

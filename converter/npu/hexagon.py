@@ -33,8 +33,8 @@ from edge_opt.npu.hexagon_log import (
 )
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
+from edge_opt.output.errors import UsageError, did_you_mean
 from edge_opt.proof.protocol import Array
-from edge_opt.schema.errors import UsageError, did_you_mean
 
 Done = CompletedProcess[str]
 

@@ -11,7 +11,7 @@ from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import reads
-from edge_opt.schema.errors import UsageError, unknown
+from edge_opt.output.errors import UsageError, unknown
 
 _JOINING = frozenset({"CONCATENATION", "PACK", "RESHAPE", "SQUEEZE", "TRANSPOSE", "QUANTIZE"})
 

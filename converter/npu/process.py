@@ -5,8 +5,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from edge_opt.ir.words import signal_name
-from edge_opt.schema.errors import EdgeOptError, UsageError
+from edge_opt.output.errors import EdgeOptError, UsageError
+from edge_opt.output.words import signal_name
 
 
 class CompilerMissingError(UsageError):

@@ -15,7 +15,7 @@ from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import Profile, Step
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.npu.steps import steps_of
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}

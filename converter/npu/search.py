@@ -21,7 +21,7 @@ from edge_opt.npu.process import end_all
 from edge_opt.npu.profiling import COMPILERS, model_file, profile
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.npu.trials import Choice, Compile, Job, Trial, choices, outcomes
-from edge_opt.schema.errors import UsageError
+from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 Compare = Callable[..., NpuComparison]

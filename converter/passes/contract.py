@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
+from edge_opt.output.errors import TRACEBACK, EdgeOptError
 from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.rewrite import (
     Rewrite,
@@ -24,7 +25,6 @@ from edge_opt.passes.rewrite import (
     share_equal,
     version_violation,
 )
-from edge_opt.schema.errors import TRACEBACK, EdgeOptError
 from edge_opt.targets import Target
 
 

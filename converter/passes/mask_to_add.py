@@ -12,7 +12,7 @@ from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
 from edge_opt.ir.region import moved_from, still_needed
-from edge_opt.ir.words import name_below, shortened
+from edge_opt.output.words import name_below, shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import cast
 
 from edge_opt.ir import Model, to_bytes
+from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes.contract import Demand, Proof, Ran
 from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.proof.judging import UntoldError, all_of, failed, judge, undecided
@@ -17,7 +18,6 @@ from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import Kernels
-from edge_opt.schema.errors import ModelFormatError
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _LEAST_SECONDS = 60.0

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.output.strict_json import strict
 from edge_opt.proof.tensors import TensorInfo
-from edge_opt.schema.strict_json import strict
 
 _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024

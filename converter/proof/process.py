@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from edge_opt.ir.words import signal_name
+from edge_opt.output.words import signal_name
 from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, receive, send
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from edge_opt.ir import Model, load, save
-from edge_opt.schema.errors import EdgeOptError, UsageError
+from edge_opt.output.errors import EdgeOptError, UsageError
 
 ModelLike = str | os.PathLike[str] | bytes | Model
 

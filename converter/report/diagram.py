@@ -6,7 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.html import escape
+from edge_opt.output.html import escape
 from edge_opt.report.folding import longest_repeat
 from edge_opt.targets.target import composite_name
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.ir import Operator
-from edge_opt.ir.html import escape, table
-from edge_opt.ir.words import many, shortened
+from edge_opt.output.html import escape, table
+from edge_opt.output.words import many, shortened
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report.diagram import NO_PICTURE, can_draw, draw
 from edge_opt.report.document import NO_LINT, Example, Report

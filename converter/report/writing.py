@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from edge_opt.output.atomic import resolve_target, write_whole
+from edge_opt.output.errors import UsageError
+from edge_opt.output.strict_json import strict
 from edge_opt.report.document import Report
-from edge_opt.schema.atomic import resolve_target, write_whole
-from edge_opt.schema.errors import UsageError
-from edge_opt.schema.strict_json import strict
 
 FORMATS = (".json", ".md", ".html")
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from edge_opt.schema.errors import EdgeOptError
+from edge_opt.output.errors import EdgeOptError
 
 
 class ShapeError(EdgeOptError):

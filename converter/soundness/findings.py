@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge_opt.ir.words import shortened
+from edge_opt.output.words import shortened
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.layout import external_weights, new_codes
-from edge_opt.ir.words import many
+from edge_opt.output.words import many
 from edge_opt.targets.target import Target, composite_name
 
 _HALF_LOWEST = -65504.0

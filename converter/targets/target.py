@@ -17,8 +17,8 @@ from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import DType, Operator
-from edge_opt.schema.atomic import write_whole
-from edge_opt.schema.errors import UsageError, did_you_mean, unknown
+from edge_opt.output.atomic import write_whole
+from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
 
 
