@@ -23,7 +23,7 @@ from pretend_stages import Place, Stages, write
 from terminal_signals import gone
 
 from edge_opt import build as package
-from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes
+from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes, stage
 from edge_opt.build.processes import Processes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.output.errors import OutputError, UsageError
@@ -127,7 +127,8 @@ def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> No
         f"import os, time\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n{body}\n"
         f"pipeline.STAGES['export'] = stage\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.folder), *sys.path]))
+    monkeypatch.syspath_prepend(str(place.folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Carried, list[tuple[int, ...]]]:
@@ -180,15 +181,14 @@ def test_however_a_stages_process_ends_there_is_a_cause(
 def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """What the parent makes of a child's answer to an error, with no process between them."""
 
-    def stage(*_: object) -> dict[str, Any]:
+    def failing(*_: object) -> dict[str, Any]:
         raise error
 
-    monkeypatch.setitem(pipeline.STAGES, "export", stage)
+    monkeypatch.setitem(pipeline.STAGES, "export", failing)
     files = [place.folder / name for name in ("job.json", "outcome.json")]
     files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
-    monkeypatch.setattr(sys, "argv", ["", "0", *map(str, files)])
-    monkeypatch.setattr(processes, "_leave_with", lambda _: None)
-    assert processes.main() == 1
+    monkeypatch.setattr(stage, "begin_child", lambda: files)
+    assert stage.main() == 1
     processes._carried(1, files[1], place.folder)
 
 

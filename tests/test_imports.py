@@ -12,11 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edge_opt"}
 
 _CORE = {"output", "schema", "ir", "shapes", "attention", "soundness", "targets", "passes"}
-_JUDGED = _CORE | {"proof", "comparison"}
+_JUDGED = _CORE | {"processes", "proof", "comparison"}
 _DONE = _JUDGED | {"conversion", "report"}
 # layer -> the layers it may import; what is not listed, is upward
 ALLOWED = {
     "output": {"output"},
+    "processes": {"output", "processes"},
     "schema": {"output", "schema"},
     "ir": {"output", "schema", "ir"},
     "shapes": {"output", "schema", "ir", "shapes"},
@@ -24,7 +25,7 @@ ALLOWED = {
     "soundness": {"output", "schema", "ir", "attention", "soundness"},
     "targets": {"output", "schema", "ir", "attention", "targets"},
     "passes": _CORE,
-    "proof": _CORE | {"proof"},
+    "proof": _CORE | {"proof", "processes"},
     "comparison": _JUDGED,
     "conversion": _JUDGED | {"conversion"},
     "report": _DONE,

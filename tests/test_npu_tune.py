@@ -36,11 +36,11 @@ from edge_opt.npu import (
 )
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
-from edge_opt.npu.process import _running
 from edge_opt.npu.sdk import LIBRARY
 from edge_opt.npu.search import rank
 from edge_opt.npu.trials import Choice, Job, choices, key_of
 from edge_opt.output.errors import UsageError
+from edge_opt.processes import _running
 from edge_opt.targets import Target, load_target
 
 # As exported, in three forms, and one of them cut at the norm in the other way.

@@ -125,8 +125,8 @@ def test_signals_without_a_name_are_numbers() -> None:
 
 
 _COMPILING = """
-from edge_opt.npu.process import run
-run("the compiler", ["sh", "-c", "echo $$; echo $$ > " + sys.argv[1] + "; exec sleep 60"])
+from edge_opt.processes import run
+run(["sh", "-c", "echo $$; echo $$ > " + sys.argv[1] + "; exec sleep 60"])
 """
 
 

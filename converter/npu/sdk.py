@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from edge_opt import processes
 from edge_opt.npu.process import CompilerMissingError
 
 LIBRARY = "libQnnHtp.so"
@@ -141,13 +141,9 @@ def _build(compiler: list[str], source: bytes, folder: Path) -> None:
         code.write_bytes(source)
         flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
         command = [*compiler, *flags, "-o", str(library), str(code), "-ldl"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-            complaint = done.stderr.strip()
-        except OSError as error:
-            complaint = str(error)
+        done = processes.run(command)
         if not library.is_file():
-            reason = (complaint.splitlines() or ["it does not say why"])[0][:200]
+            reason = (done.stderr.strip().splitlines() or ["it does not say why"])[0][:200]
             raise CompilerMissingError(
                 f"Qualcomm's estimate and emulator need a C compiler to build a small probe with, and "
                 f"`{' '.join(compiler)}` fails: {reason}"

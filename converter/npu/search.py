@@ -17,11 +17,11 @@ from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.figures import SpillFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import Layers, cut_layers
-from edge_opt.npu.process import end_all
 from edge_opt.npu.profiling import COMPILERS, model_file, profile
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.npu.trials import Choice, Compile, Job, Trial, choices, outcomes
 from edge_opt.output.errors import UsageError
+from edge_opt.processes import end_all
 from edge_opt.targets import Target, load_target
 
 Compare = Callable[..., NpuComparison]

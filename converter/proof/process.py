@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+from edge_opt import processes
 from edge_opt.output.words import signal_name
 from edge_opt.proof.errors import RuntimeUnavailable
 from edge_opt.proof.protocol import Arrays, FrameError, Header, frame, receive, send
@@ -21,6 +22,8 @@ ENDED = (EOFError, ConnectionError, FrameError)
 _STARTUP_SECONDS = 120.0
 _ENDING_SECONDS = 2.0
 _LOG_KEPT = 16 << 10
+# glibc gives each thread a heap of its own, and what one of them frees is not there for the next.
+_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "MALLOC_ARENA_MAX": "1"}
 
 
 class ChildProcess:
@@ -37,16 +40,14 @@ class ChildProcess:
                 "run python by its full path"
             )
         self._channel, theirs = map(_above_streams, socket.socketpair())
-        arguments = [str(os.getpid()), str(theirs.fileno())]
         try:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "edge_opt.proof.worker", *arguments],
-                stdin=subprocess.DEVNULL,
+            self._child = processes.start_module(
+                "edge_opt.proof.worker",
+                theirs.fileno(),
+                environment={name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()},
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
                 bufsize=0,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(),
             )
         except OSError as error:
             self._channel.close()
@@ -95,15 +96,14 @@ class ChildProcess:
         try:
             self._child.wait(_ENDING_SECONDS if isinstance(why, ENDED) else 0)
         except subprocess.TimeoutExpired:
-            self.stop()
-            self._child.wait()
+            processes.end(self._child)
         self._listener.join(_ENDING_SECONDS)
         self._channel.close()
 
     def stop(self) -> None:
         """Kill the child and leave the rest to whoever waits for its answer."""
         self._ready = False
-        self._child.kill()
+        processes.kill(self._child)
 
     def ending(self) -> str:
         """How the child ended, in words, with the last line that the runtime printed."""
@@ -126,14 +126,3 @@ def _above_streams(end: socket.socket) -> socket.socket:
     """The same socket under a number above 2: 0 to 2 are free in a daemon, and the child's own streams take them."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
-
-
-def _environment() -> dict[str, str]:
-    """The child finds the same packages as we do, whatever was done to `sys.path` here."""
-    environment = dict(os.environ)
-    environment.pop("PYTHONINSPECT", None)
-    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # glibc gives each thread a heap of its own, and what one of them frees is not there for the next.
-    environment.setdefault("MALLOC_ARENA_MAX", "1")
-    return environment

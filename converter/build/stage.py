@@ -1,0 +1,63 @@
+"""The process of one stage, `python -m edge_opt.build.stage PARENT JOB OUTCOME`: its job and its answer are files.
+
+It prints what the tools print, and lines `stage done/total` of progress.
+"""
+
+import errno
+import json
+import resource
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from edge_opt.build.jobs import Job
+from edge_opt.build.pipeline import STAGES
+from edge_opt.build.scoring import score
+from edge_opt.output.errors import EdgeOptError, OutputError
+from edge_opt.processes import begin_child
+
+_LONGEST_CAUSE = 300
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would become larger than it may be here (ulimit -f)",
+}
+
+
+def main() -> int:
+    """Carry out the job; 0 where the outcome has a result."""
+    job, outcome = map(Path, begin_child())
+    answer = _answer(Job(**json.loads(job.read_text(encoding="utf-8"))))
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    unit = 1 if sys.platform == "darwin" else 1024
+    answer["peak_bytes"] = unit * max(resource.getrusage(one).ru_maxrss for one in who)
+    outcome.write_text(json.dumps(answer, default=str), encoding="utf-8")
+    return 0 if "told" in answer else 1
+
+
+def _answer(job: Job) -> dict[str, Any]:
+    try:
+        return {"told": {**STAGES, "score": score}[job.stage](job, _progress)}
+    except EdgeOptError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return {"error": _NO_ROOM[error.errno], "exit_code": OutputError.exit_code}
+        cause = f"{type(error).__name__}: {_first_sentence(str(error))}"
+        return {"error": cause[:_LONGEST_CAUSE], "exit_code": EdgeOptError.exit_code}
+
+
+def _first_sentence(text: str) -> str:
+    """The first line, and the next where that only announces it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+
+
+def _progress(stage: str, done: int, total: int) -> None:
+    print(f"{stage} {done}/{total}", flush=True)  # noqa: T201  the parent reads it
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Child processes: each ends with its parent, and those that run a compiler within a time.
+
+`run` is for programs of others, `start_module` for modules of ours, which call `begin_child` first.
+"""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from edge_opt.output.words import signal_name
+
+_PARENT_CHECK_SECONDS = 0.5
+
+# Asks Linux for a SIGKILL at the parent's end, then becomes the program, which keeps the number of this process.
+_LAUNCHER = """
+import ctypes, os, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+if prctl is not None:
+    prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[2]}: {error.strerror}")
+"""
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+def run(
+    command: Sequence[str], seconds: float | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """How a program ended, and what it printed on both streams; subprocess.TimeoutExpired after `seconds`."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _LAUNCHER, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+    ) as process:
+        _running.add(process)
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+            _running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def end_all() -> None:
+    """Kill every program that `run` waits for, in whichever thread; each `run` returns with that outcome."""
+    for process in tuple(_running):
+        process.kill()
+
+
+def start_module(
+    module: str, *arguments: object, environment: Mapping[str, str], **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Start a Python module of ours in a session of its own; a terminal's signals do not reach it.
+
+    Args:
+        module: its main function calls `begin_child`, which gives it the `arguments`.
+        arguments: as text.
+        environment: variables to set; all others stay as they are here.
+        streams: options of `subprocess.Popen` that say where the output goes.
+
+    Raises:
+        OSError: the system starts no process.
+    """
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONINSPECT"}
+    # The child finds the same packages, whatever was done to `sys.path` here.
+    variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        env={**variables, **environment},
+        start_new_session=True,
+        **streams,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child that `start_module` started, with everything that it started in its session, and collect it."""
+    kill(process)
+    process.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """The same, but somebody else collects it."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def killed_by(status: int) -> str:
+    """'killed by SIGKILL' for the exit status of a process that a signal ended, else nothing."""
+    return f"killed by {signal_name(-status)}" if status < 0 else ""
+
+
+def begin_child() -> list[str]:
+    """The arguments of the child that this process is; from now on it ends with its parent, and dumps no core."""
+    parent, *arguments = sys.argv[1:]
+    limit(resource.RLIMIT_CORE, 0)
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    return arguments
+
+
+def limit(what: int, value: int) -> None:
+    """Set the soft limit of a resource only, so that a later one may be higher."""
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os.killpg(0, signal.SIGKILL)
