@@ -27,6 +27,7 @@ from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow
 TESTDATA = Path(__file__).parent.parent / "testdata"
+EXAMPLES = TESTDATA.parent / "examples"
 OPTIONS = {"soc": "SM8750", "prefill": [128], "cache": 1024, "settings": {"max_calibration_decode_steps": 4}}
 
 
@@ -115,6 +116,21 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
     assert [stage.made_now for stage in again.stages] == [False] * 5 + [True]
     assert output.read_bytes() == first
+
+
+def test_the_notebook_from_a_checkpoint_to_a_bundle_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = json.loads((EXAMPLES / "checkpoint_to_bundle.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    said = capsys.readouterr().out
+    assert "kept: converted" in said
+    assert "K=1 H=" in said
+    assert "adb push gemma.litertlm" in said
 
 
 SAY = """
