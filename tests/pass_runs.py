@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from text_parser import parse
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, Model, load, to_bytes
+from edge_opt.ir.refusal import Refusal
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, SiteReport, run_pass
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite

@@ -23,9 +23,9 @@ from faults import (
 from pass_runs import run
 from text_parser import parse
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.comparison.compare import compare
 from edge_opt.ir import Constants, Model, to_bytes
+from edge_opt.ir.refusal import Refusal
 from edge_opt.output.errors import EdgeOptError
 from edge_opt.passes import PASSES, Context, Pass, Status
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite

@@ -9,7 +9,6 @@ from pass_runs import Says, convert_text, run, statuses
 from text_parser import parse
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import (
     Constants,
     DType,
@@ -23,6 +22,7 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import Buffer
+from edge_opt.ir.refusal import Refusal
 from edge_opt.ir.text import to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import Ran, Site, SkippedSite

@@ -8,10 +8,10 @@ from pass_runs import Says, convert_text, run
 from text_parser import parse
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.quantization import same_quantization
+from edge_opt.ir.refusal import Refusal
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Pass
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
-from edge_opt.proof.judging import UntoldError, all_of, judge
+from edge_opt.proof.judging import all_of, judge
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.pair import Outcome, OutputProof, untold
 
@@ -139,7 +140,7 @@ def test_where_every_value_is_clipped_nothing_can_be_compared() -> None:
 
 def test_results_that_tell_nothing_prove_nothing_where_something_must_be_compared() -> None:
     made = outcome(SAME, SAME, untold="output 0 is the same value everywhere")
-    with pytest.raises(UntoldError, match="the same value everywhere"):
+    with pytest.raises(RefusedError, match="the same value everywhere"):
         judged(made)
     assert judged(made, must_compare=False).holds
     wrong = judged(outcome(off(0.5), untold="output 0 is the same value everywhere"))

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from text_parser import parse
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.refusal import Refusal
 from edge_opt.passes import Context, Demand, Pass
 from edge_opt.passes.contract import Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite

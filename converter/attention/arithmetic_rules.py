@@ -2,9 +2,9 @@
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
 from edge_opt.ir import Shape, Tensor
+from edge_opt.ir.refusal import RefusedError
 
 
 class Elementwise(Rule):
@@ -39,7 +39,7 @@ class Select(Elementwise):
         condition = of.input(0)
         if condition.shape not in ((), of.tensor.shape):
             text = "SELECT's condition must have the result's shape"
-            raise RefusedError(Refusal(text, of.operator, condition))
+            raise RefusedError(text, of.operator, condition)
         return super().operands(of)
 
 
@@ -73,7 +73,7 @@ class FullyConnected(Rule):
         *rows, columns = of.factored
         lead = fx.regroup(tuple(rows), left.shape[:-1])
         if lead is None:
-            raise RefusedError(Refusal("the head axis is cut through the middle", of.operator, left))
+            raise RefusedError("the head axis is cut through the middle", of.operator, left)
         (contracted,) = fx.plain(left.shape[-1:])
         found: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
         if len(of.operator.inputs) > 2 and of.operator.inputs[2] is not None:
@@ -95,7 +95,7 @@ class AlongLastAxis(Rule):
     def operands(self, of: Labelled) -> Operands:
         if fx.tells_heads(of.factored[-1]):
             text = "the heads lie on the axis of the softmax"
-            raise RefusedError(Refusal(text, of.operator, actual=fx.to_text(of.factored)))
+            raise RefusedError(text, of.operator, actual=fx.to_text(of.factored))
         return {0: of.factored}
 
 

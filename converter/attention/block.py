@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from edge_opt.attention.found import Block, Match, NotABlock
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.matcher import Matcher
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import is_product, multiplies_activations
 from edge_opt.attention.surroundings import (
     SOFTMAXES,
@@ -24,6 +23,7 @@ from edge_opt.attention.surroundings import (
     weighing_sum,
 )
 from edge_opt.ir import Operator, Subgraph
+from edge_opt.ir.refusal import Refusal
 from edge_opt.shapes.trust import doubted
 
 __all__ = ["Block", "Match", "NotABlock", "find_blocks"]

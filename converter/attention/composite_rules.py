@@ -6,11 +6,11 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, same_type, topological
 from edge_opt.ir.extract import renamed, repeated
+from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.output.words import name_below
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
@@ -47,11 +47,11 @@ class Composite(Rule):
         body = body_of(self._model, of.operator)
         if not _fits(body, of.operator):
             text = "the composite and its body differ in arguments or results"
-            raise RefusedError(Refusal(text, of.operator))
+            raise RefusedError(text, of.operator)
         kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
         if kept is not None:
             text = "the body of a composite holds a tensor that is kept between runs"
-            raise RefusedError(Refusal(text, of.operator, kept))
+            raise RefusedError(text, of.operator, kept)
         labels = self._labels(body, of.factored)
         return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
@@ -132,15 +132,15 @@ def _agree(operator: Operator, operands: Operands, labels: dict[int, Factored]) 
         if index not in operands:
             if not tensor.is_constant:
                 text = "what steers an operator in the body of a composite is no constant"
-                raise RefusedError(Refusal(text, operator, tensor))
+                raise RefusedError(text, operator, tensor)
             continue
         own = fx.canonical(operands[index])
         if labels.setdefault(id(tensor), own) != own:
-            raise RefusedError(Refusal("the body of a composite mixes heads", operator, tensor))
+            raise RefusedError("the body of a composite mixes heads", operator, tensor)
         per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
         if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):
             text = "the body of a composite is not the same for all heads"
-            raise RefusedError(Refusal(text, operator, tensor))
+            raise RefusedError(text, operator, tensor)
 
 
 def _subgraph(name: str, arguments: list[Tensor], operators: list[Operator], result: Tensor) -> Subgraph:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors, Weighings
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.refusal import Refusal
 
 _HALF = 2
 

@@ -13,9 +13,9 @@ from typing import TypeAlias
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighings
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT, UNARY, is_turned
 from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir.refusal import Refusal
 
 Placed: TypeAlias = tuple[tuple[tuple[Tensor, Factored], ...], int]
 """Results of the value products, or their sum, with the factors that say where heads lie; and how many heads."""

@@ -5,10 +5,10 @@ from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import Labelled, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product, rule_of
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.refusal import Refusal, RefusedError
 
 DEEPEST = 60
 """Operators that a label is followed through at most; real blocks have under thirty."""

@@ -10,7 +10,6 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block, Match, NotABlock
 from edge_opt.attention.head_axes import factors_by_origin, placed_by_products
 from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighing, Weighings
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
 from edge_opt.attention.surroundings import (
     JOINING,
@@ -22,6 +21,7 @@ from edge_opt.attention.surroundings import (
     walked,
 )
 from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir.refusal import Refusal
 from edge_opt.shapes.call import constants_of
 
 _SUMS = frozenset({"SUM", "MEAN"})

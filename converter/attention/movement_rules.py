@@ -10,9 +10,9 @@ import numpy as np
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factored
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.refusal import RefusedError
 
 # One tensor in another order
 
@@ -26,7 +26,7 @@ class Regroup(Rule):
         if grouped is None:
             expected = f"a shape that {fx.to_text(of.factored)} refines"
             text = "the head axis is cut through the middle"
-            raise RefusedError(Refusal(text, of.operator, source, expected, source.shape))
+            raise RefusedError(text, of.operator, source, expected, source.shape)
         return {0: grouped}
 
     def made(self, one: OneHead) -> Tensor:
@@ -85,7 +85,7 @@ def _resized(of: Labelled, source: Tensor, refusal: str) -> Factored:
     """Factors of an operand that is longer or shorter on some axes. They may hold no heads: there it is whole."""
     changed = [axis for axis, size in enumerate(of.tensor.shape) if size != source.shape[axis]]
     if any(fx.tells_heads(of.factored[axis]) for axis in changed):
-        raise RefusedError(Refusal(refusal, of.operator, source))
+        raise RefusedError(refusal, of.operator, source)
     plain = fx.plain(source.shape)
     return tuple(plain[axis] if axis in changed else own for axis, own in enumerate(of.factored))
 
@@ -114,12 +114,12 @@ def _begins(operator: Operator) -> list[int]:
     """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
     begins, source = constant_integers(operator, 1), operator.input(0)
     if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
-        raise RefusedError(Refusal("a slice must keep the rank", operator, source))
+        raise RefusedError("a slice must keep the rank", operator, source)
     if operator.name == "SLICE":
         return begins
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
     if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
-        raise RefusedError(Refusal("only plain ranges of a STRIDED_SLICE are followed", operator))
+        raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
     open_begin = int(operator.option("begin_mask"))
     return [
         0 if open_begin >> axis & 1 else max(begin if begin >= 0 else begin + size, 0)
@@ -209,7 +209,7 @@ class Concatenation(Rule):
             return {index: (*before, *fx.plain((of.input(index).shape[axis],)), *after) for index in parts}
         cut = self._cut(of)
         if cut is None:
-            raise RefusedError(Refusal("the parts of a concatenation are not the heads", of.operator))
+            raise RefusedError("the parts of a concatenation are not the heads", of.operator)
         return dict.fromkeys(parts, (*before, cut[1] or fx.repeated(whole), *after))
 
     @staticmethod
@@ -242,7 +242,7 @@ class Pack(Rule):
         axis = of.axis(len(of.factored))
         own = of.factored[axis]
         if fx.tells_heads(own) and not fx.only_labels(own):
-            raise RefusedError(Refusal("the parts of a PACK are not the heads", of.operator))
+            raise RefusedError("the parts of a PACK are not the heads", of.operator)
         part = (*of.factored[:axis], *of.factored[axis + 1 :])
         return dict.fromkeys(range(len(of.operator.inputs)), part)
 
@@ -271,7 +271,7 @@ class Broadcast(Rule):
             if cut is not None:
                 axes.append(cut[1] or fx.repeated(axis))
             elif fx.tells_heads(axis):
-                raise RefusedError(Refusal("a repeat cuts through the heads", of.operator, source))
+                raise RefusedError("a repeat cuts through the heads", of.operator, source)
             else:
                 axes.extend(fx.plain((size,)))
         return {0: tuple(axes)}
@@ -305,7 +305,7 @@ class Gather(Rule):
             own = _repeated_part(gathered, constant_integers(of.operator, 1), size)
         if own is None:
             text = "a GATHER does not repeat its operand for the heads"
-            raise RefusedError(Refusal(text, of.operator, source))
+            raise RefusedError(text, of.operator, source)
         found: Operands = {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
         if batch:
             found[1] = (*of.factored[:batch], *of.factored[span])

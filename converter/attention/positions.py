@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.graph import Buffer
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 
 _Array = NDArray[Any]
@@ -125,7 +125,7 @@ class Rotary:
             if size == self.position.elements and (found == along).all():
                 return axis
         text = "its entries do not depend on one position each, in order along one axis"
-        raise RefusedError(Refusal(text, self.operators[-1], self.result))
+        raise RefusedError(text, self.operators[-1], self.result)
 
     def values(self, count: int) -> NDArray[np.float32]:
         """The result in float at positions 0 to `count` - 1: these lie along `axis`."""
@@ -252,14 +252,14 @@ def _is_code(tensor: Tensor) -> bool:
 def _check(operator: Operator) -> None:
     """Raises RefusedError unless it can be evaluated."""
     if operator.name not in _MOVES and operator.name not in _COMPUTES:
-        raise RefusedError(Refusal("it is not known what becomes of positions here", operator))
+        raise RefusedError("it is not known what becomes of positions here", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
-        raise RefusedError(Refusal("an activation is fused into it", operator))
+        raise RefusedError("an activation is fused into it", operator)
     if any(tensor.is_dynamic for tensor in operator.outputs):
-        raise RefusedError(Refusal("its shape is known only at run time", operator))
+        raise RefusedError("its shape is known only at run time", operator)
     read = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
     if not all(t.has_numbers for t in read) or (operator.name == "TRANSPOSE" and not read):
-        raise RefusedError(Refusal("it takes numbers that cannot be read here", operator))
+        raise RefusedError("it takes numbers that cannot be read here", operator)
 
 
 def _in_float(tensor: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from typing import TypeAlias
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.words import name_below
 
 Operands = dict[int, Factored]
@@ -150,5 +150,5 @@ def constant_integers(operator: Operator, index: int) -> list[int]:
     """The numbers of a constant operand that steers an operator (axes, sizes)."""
     tensor = operator.inputs[index]
     if tensor is None or not tensor.has_numbers:
-        raise RefusedError(Refusal("an operand that steers the operator must be constant", operator, tensor))
+        raise RefusedError("an operand that steers the operator must be constant", operator, tensor)
     return [int(value) for value in tensor.array().ravel()]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from edge_opt.attention.labelling import DEEPEST, Weighing, Weighings
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import (
     CUTTING,
     ELEMENTWISE,
@@ -23,6 +22,7 @@ from edge_opt.attention.rules import (
     multiplies_activations,
 )
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.refusal import Refusal
 from edge_opt.ir.region import moved_from
 
 JOINING = frozenset({"CONCATENATION", "PACK"})

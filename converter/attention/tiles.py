@@ -7,7 +7,7 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block
 from edge_opt.attention.labelling import Labelling
-from edge_opt.attention.refusal import Refusal
+from edge_opt.ir.refusal import Refusal
 
 
 def row_tiles(block: Block, count: int) -> Block | Refusal:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
+from edge_opt.ir.refusal import Refusal
 from edge_opt.output.errors import TRACEBACK, EdgeOptError
 from edge_opt.passes.frame import Frame, frame_violation
 from edge_opt.passes.rewrite import (

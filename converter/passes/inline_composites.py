@@ -5,11 +5,11 @@ from functools import partial
 from typing import ClassVar
 
 from edge_opt.attention.composite_rules import COMPOSITE, body_of
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
 from edge_opt.ir.extent import MAX_EXTENT
 from edge_opt.ir.extract import repeated
+from edge_opt.ir.refusal import Refusal
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 

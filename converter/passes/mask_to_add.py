@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
+from edge_opt.ir.refusal import Refusal
 from edge_opt.ir.region import moved_from, still_needed
 from edge_opt.output.words import name_below, shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite

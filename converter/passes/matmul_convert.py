@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.attention.refusal import Refusal
 from edge_opt.ir import DType, Operator, Quantization
 from edge_opt.ir.operators import operator_version
+from edge_opt.ir.refusal import Refusal
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite, Saturation
 from edge_opt.passes.spreads import code_limits, nearest_code, product_spreads, real_range

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import Form, form_for
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.rules import PRODUCTS
 from edge_opt.attention.surroundings import products_beside
+from edge_opt.ir.refusal import Refusal
 from edge_opt.output.words import shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite

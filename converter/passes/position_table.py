@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Reference, Rewrite
@@ -74,7 +74,7 @@ def _tolerance(rotary: Rotary) -> float:
     if result.dtype is DType.FLOAT32:
         return _ROUNDING
     if result.quantization is None or len(result.quantization.scale) != 1 or result.dtype.numpy is None:
-        raise RefusedError(Refusal("the table needs one scale", rotary.operators[-1], result))
+        raise RefusedError("the table needs one scale", rotary.operators[-1], result)
     return float(result.quantization.scale[0]) / 2 + _ROUNDING
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge_opt.attention.refusal import Refusal, RefusedError
 from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
@@ -81,15 +81,15 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float:
             factor = next(t for t in operator.inputs if t is not None and t.is_constant)
             real *= factor.real()
             if operator.option("fused_activation_function"):
-                raise RefusedError(Refusal("the mask is clipped by a fused activation", operator))
+                raise RefusedError("the mask is clipped by a fused activation", operator)
         output = operator.outputs[0]
         if not np.isfinite(real):
             text = "the mask has a value that no integer stands for"
-            raise RefusedError(Refusal(text, operator, output, "a finite one", str(real)))
+            raise RefusedError(text, operator, output, "a finite one", str(real))
         if output.is_quantized and not output.dtype.is_float:
             assert output.quantization is not None
             if output.quantization.is_per_axis or not output.quantization.scale[0]:
-                raise RefusedError(Refusal("an integer mask needs one scale", operator, output))
+                raise RefusedError("an integer mask needs one scale", operator, output)
             stored = nearest_code(real, output)
             real = output.quantization.real(stored)
     return stored

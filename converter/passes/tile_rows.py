@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.form import Form
-from edge_opt.attention.refusal import Refusal
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.tiles import row_tiles
+from edge_opt.ir.refusal import Refusal
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads

@@ -10,10 +10,11 @@ from hashlib import sha256
 from typing import cast
 
 from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes.contract import Demand, Proof, Ran
 from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
-from edge_opt.proof.judging import UntoldError, all_of, failed, judge, undecided
+from edge_opt.proof.judging import all_of, failed, judge, undecided
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.runner import Worker
@@ -135,8 +136,8 @@ class Examiner:
         for other in question.others():
             try:
                 return self._run(other)
-            except UntoldError as error:
-                untold = untold or str(error)
+            except RefusedError as refused:
+                untold = untold or str(refused)
         reason = f"not provable: {untold}, whatever inputs are tried, so a wrong rewrite would give the same"
         return undecided(question.demand, reason)
 

@@ -4,16 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Demand, Proof, Ran
 from edge_opt.proof.extremes import KINDS
 from edge_opt.proof.metrics import Difference
 from edge_opt.proof.pair import Outcome
 
 _ROUNDING = 1e-6
-
-
-class UntoldError(Exception):
-    """What came out tells nothing; the text says why."""
 
 
 def failed(demand: Demand, reason: str) -> Proof:
@@ -53,7 +50,7 @@ def judge(
     """What the figures mean. `clipped`: elements that the old region clipped were counted apart.
 
     Raises:
-        UntoldError: both versions agree, but so would many a wrong one, and they `must_compare`.
+        RefusedError: both versions agree, but so would many a wrong one, and they `must_compare`.
     """
     if outcome.mismatch is not None:
         return failed(demand, f"the two versions cannot be compared: {outcome.mismatch}")
@@ -73,7 +70,7 @@ def judge(
     if holds and extreme:
         holds, reason = False, extreme
     if holds and outcome.untold and must_compare:
-        raise UntoldError(outcome.untold)
+        raise RefusedError(outcome.untold)
     return Proof(
         demand,
         holds=holds,

@@ -1,6 +1,6 @@
 """The native runtime, and what is asked of it; only the worker process may import this module.
 
-Whatever the runtime raises becomes `RefusedError` with its own words, so that the caller need not know its exceptions.
+Whatever the runtime raises becomes `DeclinedError` with its own words, so that the caller need not know its exceptions.
 """
 
 import importlib
@@ -27,8 +27,8 @@ _RESOLVERS = {
 _Answer = tuple[Header, Arrays]
 
 
-class RefusedError(Exception):
-    """The runtime declined; the text is its reason."""
+class DeclinedError(Exception):
+    """The runtime does not take a model or its inputs; the text is its reason."""
 
 
 class MissingError(Exception):
@@ -41,7 +41,7 @@ def answer(header: Header, arrays: Arrays) -> list[memoryview]:
         return frame(*_OPERATIONS[header["operation"]](header, arrays))
     except MissingError as error:
         kind, reason = "missing", str(error)
-    except (RefusedError, FrameError) as error:
+    except (DeclinedError, FrameError) as error:
         kind, reason = "refused", str(error)
     except MemoryError:
         kind, reason = "refused", "out of memory"
@@ -56,7 +56,7 @@ def describe(model: ModelContent) -> tuple[SignatureInfo, ...]:
     Nothing is allocated.
 
     Raises:
-        RefusedError: the runtime cannot read the model.
+        DeclinedError: the runtime cannot read the model.
     """
     with _refusals():
         # The reference kernels know fewer operator versions, and nothing is run here.
@@ -71,7 +71,7 @@ class Session:
     Subgraph 0 is run by position if the model has no signatures.
 
     Raises:
-        RefusedError: the runtime cannot read the model.
+        DeclinedError: the runtime cannot read the model.
         MissingError: the backend is not installed.
     """
 
@@ -84,7 +84,7 @@ class Session:
         """One signature's outputs; None means the model's only one.
 
         Raises:
-            RefusedError: the runtime cannot run it, or does not know it.
+            DeclinedError: the runtime cannot run it, or does not know it.
         """
         with _refusals():
             if signature not in self._calls:
@@ -101,7 +101,7 @@ def _refusals() -> Iterator[None]:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
         words = " ".join(str(error).split())
-        raise RefusedError(words[:600] or f"no reason given ({type(error).__name__})") from error
+        raise DeclinedError(words[:600] or f"no reason given ({type(error).__name__})") from error
 
 
 def _open(model: ModelContent, kernels: Kernels) -> Any:
@@ -124,7 +124,7 @@ def _callable(interpreter: Any, signature: str | None) -> Callable[[Arrays], Arr
     if signature is None and len(keys) == 1:
         signature = keys[0]
     if signature not in keys:
-        raise RefusedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
+        raise DeclinedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
     runner = interpreter.get_signature_runner(signature)
     return lambda values: dict(runner(**values))
 
@@ -139,7 +139,7 @@ class _Positional:
     def __call__(self, values: Arrays) -> Arrays:
         wanted = {info.name for info in self.signature.inputs}
         if wanted != set(values):
-            raise RefusedError(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
+            raise DeclinedError(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
         places = [detail["index"] for detail in self.interpreter.get_input_details()]
         for place, info in zip(places, self.signature.inputs, strict=True):
             if values[info.name].shape != info.shape:
@@ -252,8 +252,8 @@ def _within(where: str) -> Iterator[None]:
     """A refusal says where."""
     try:
         yield
-    except RefusedError as error:
-        raise RefusedError(f"{where}: {error}") from error
+    except DeclinedError as error:
+        raise DeclinedError(f"{where}: {error}") from error
 
 
 _OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill}

@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from edge_opt.attention.rules import ELEMENTWISE
 from edge_opt.ir import Operator, Shape
+from edge_opt.ir.refusal import RefusedError
 
 Indices = NDArray[np.int64]
 Box = tuple[Indices | None, ...]
 """Which indices along each axis, ascending; None where all."""
-
-
-class NotReducibleError(Exception):
-    """The region cannot be run on some rows only; the text says which operator is in the way."""
 
 
 @dataclass(slots=True)
@@ -63,7 +60,7 @@ def step_of(operator: Operator, asked: Sequence[Box | None]) -> Step | None:
     """The operator on what is asked of its results (None of those that nobody reads); None where it has no rule.
 
     Raises:
-        NotReducibleError: the rule has no answer.
+        RefusedError: the rule has no answer.
     """
     if operator.name == "SPLIT_V":
         return _split_v(operator, asked)
@@ -82,7 +79,7 @@ def _put(box: Box, axis: int, indices: Indices | None) -> Box:
 def _constant(operator: Operator, index: int) -> NDArray[Any]:
     tensor = operator.input(index)
     if not tensor.has_numbers:
-        raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}': steered by a variable")
+        raise RefusedError("a variable steers it", operator)
     return tensor.array()
 
 
@@ -98,7 +95,7 @@ def _aligned(shape: Shape, result: Box) -> Box:
 def _elementwise(operator: Operator, box: Box) -> Step:
     inputs = {index: tensor for index, tensor in enumerate(operator.inputs) if tensor is not None}
     if operator.name == "SELECT" and len({len(tensor.shape) for tensor in inputs.values()}) > 1:
-        raise NotReducibleError(f"SELECT '{operator.output.name}': a condition of another rank")
+        raise RefusedError("the condition has another rank", operator)
     return Step({index: _aligned(tensor.shape, box) for index, tensor in inputs.items()})
 
 
@@ -120,7 +117,7 @@ def _batch_matmul(operator: Operator, box: Box) -> Step:
 def _fully_connected(operator: Operator, box: Box) -> Step:
     source, result = operator.input(0), operator.output
     if source.shape[:-1] != result.shape[:-1]:
-        raise NotReducibleError(f"FULLY_CONNECTED '{result.name}' changes the rank")
+        raise RefusedError("it changes the rank", operator)
     step = _along_last_axis(operator, box)
     for index, tensor in enumerate(operator.inputs):
         if index and tensor is not None:
@@ -212,7 +209,7 @@ def _strided_slice(operator: Operator, box: Box) -> Step:
     begin, end, strides = (_constant(operator, index).copy() for index in (1, 2, 3))
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     if any(operator.option(mask) for mask in masks) or len(begin) != len(box):
-        raise NotReducibleError(f"STRIDED_SLICE '{operator.output.name}' changes the rank")
+        raise RefusedError("it changes the rank", operator)
     step = Step({}, {1: begin, 2: end, 3: strides})
     need: list[Indices | None] = [None] * len(box)
     for axis, wanted in enumerate(box):
@@ -222,7 +219,7 @@ def _strided_slice(operator: Operator, box: Box) -> Step:
         behind = None if int(operator.option("end_mask")) >> axis & 1 else int(end[axis])
         places = np.arange(operator.input(0).shape[axis])[first : behind : int(strides[axis])]
         if strides[axis] < 0 or operator.option("offset"):
-            raise NotReducibleError(f"STRIDED_SLICE '{operator.output.name}' runs backwards")
+            raise RefusedError("it runs backwards", operator)
         need[axis] = places[wanted]
         step.cuts += _ends(operator, axis, int(begin[axis]))
         begin[axis], end[axis], strides[axis] = 0, len(wanted), 1
@@ -294,7 +291,7 @@ def _regrouped(own: Sequence[int], others: Sequence[int], asked: Sequence[Indice
     flat = np.ravel_multi_index(np.meshgrid(*each, indexing="ij"), others).ravel()
     found = [np.unique(places) for places in np.unravel_index(flat, own)] if own else []
     if np.prod([len(places) for places in found], dtype=np.int64) != flat.size:
-        raise NotReducibleError("the rows are no block of a RESHAPE's operand")
+        raise RefusedError("the rows are no block of a RESHAPE's operand")
     return found
 
 

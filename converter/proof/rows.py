@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from edge_opt.attention.composite_rules import BODY, COMPOSITE
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take
-from edge_opt.proof.row_rules import Box, Indices, NotReducibleError, Step, sizes, slim, step_of, union
+from edge_opt.proof.row_rules import Box, Indices, Step, sizes, slim, step_of, union
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 
@@ -47,7 +48,7 @@ def sample(before: Model, after: Model, seed: int) -> Rows | None:
     shapes = [tensor.shape for tensor in before.subgraphs[0].outputs]
     found = []
     for length in sorted({size for shape in shapes for size in shape if size >= _FEWEST}, reverse=True):
-        with suppress(NotReducibleError):
+        with suppress(RefusedError):
             part = _along(before, after, length, seed)
             found.append((multiply_adds(part.before) + multiply_adds(part.after), part))
     cost, best = min(found, key=lambda each: each[0], default=(0, None))
@@ -60,7 +61,7 @@ def _along(before: Model, after: Model, length: int, seed: int) -> Rows:
     random = noise.integers(noise.seed_of(seed, "rows", length), _RANDOM_ROWS, 0, length)
     rows = np.unique([*((place + side) % length for place in places for side in (-1, 0)), *random])
     if 2 * rows.size > length:
-        raise NotReducibleError(f"{rows.size} of {length} rows are next to a cut")
+        raise RefusedError(f"{rows.size} of {length} rows are next to a cut")
     reduced = [_on_rows(model, rows, length) for model in (before, after)]
     for reduction in reduced:
         reduction.check_reach()
@@ -108,7 +109,7 @@ def _on_rows(model: Model, rows: Indices, length: int) -> _Reduction:
     asked: list[Box] = []
     for tensor in model.subgraphs[0].outputs:
         if length not in tensor.shape:
-            raise NotReducibleError(f"output '{tensor.name}' has no axis of {length}")
+            raise RefusedError(f"output '{tensor.name}' has no axis of {length}")
         axis = tensor.shape.index(length)
         asked.append(tuple(rows if place == axis else None for place in range(len(tensor.shape))))
     return _Reduction(model, model.subgraphs[0], asked)
@@ -137,15 +138,13 @@ class _Reduction:
         affected = any(indices is not None for box in asked for indices in box or ())
         step = self._enter(operator, asked) if operator.name == COMPOSITE else step_of(operator, asked)
         if step is None or (affected and any(map(_per_axis, (*operator.inputs, *operator.outputs)))):
-            raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}'")
+            raise RefusedError("it cannot run on some rows only", operator)
         self.steps[operator] = step
         self.given.update(zip(operator.outputs, step.gives, strict=True))
         for index, box in step.needs.items():
             tensor = operator.input(index)
             if tensor.is_constant and not tensor.has_numbers:
-                raise NotReducibleError(
-                    f"{operator.name} '{operator.outputs[0].name}': a constant without numbers"
-                )
+                raise RefusedError("a constant has no numbers", operator, tensor)
             self._ask(tensor, box)
 
     def _enter(self, composite: Operator, asked: Sequence[Box | None]) -> Step:
@@ -153,7 +152,7 @@ class _Reduction:
         body = self._model.subgraphs[int(composite.option(BODY))]
         wanted = [box for box in asked if box is not None]
         if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(wanted)]:
-            raise NotReducibleError(f"{composite.name} '{composite.outputs[0].name}' and its body differ")
+            raise RefusedError("the composite and its body differ", composite)
         inner = self.bodies[composite] = _Reduction(self._model, body, wanted)
         return Step(dict(enumerate(inner.boxes())), gives=wanted)
 
@@ -173,7 +172,7 @@ class _Reduction:
         for operator in self.source.operators:
             unread = [t for t in operator.outputs if t not in self.asked and t.consumers]
             if operator not in self.steps or unread:
-                raise NotReducibleError(f"{operator.name} '{operator.outputs[0].name}' is not reached")
+                raise RefusedError("the rows do not reach it", operator)
         for body in self.bodies.values():
             body.check_reach()
 

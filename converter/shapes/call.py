@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.options import default_options
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
     Shape,
     ShapeError,
-    UnknownError,
     as_dimension,
     element_count,
     is_negative,
@@ -56,7 +56,7 @@ class Call:
 
     `enter` derives a subgraph's outputs; `assigned` gives the shape assigned to the variable behind input i.
 
-    A rule asks for what it needs. Each question raises `UnknownError` where the answer is not known, which ends the
+    A rule asks for what it needs. Each question raises `RefusedError` where the answer is not known, which ends the
     rule without a result, and `ShapeError` where the input is not what is asked for.
     """
 
@@ -130,7 +130,7 @@ class Call:
         """Return the shape of input `index`."""
         shape = self.shapes[index]
         if shape is None:
-            raise UnknownError
+            raise RefusedError("the rank is not known", self.op)
         low, high = (least, most) if rank is None else (rank, rank)
         if low <= len(shape) <= high:
             return shape
@@ -175,13 +175,13 @@ class Call:
         """Return the value of input `index`, of which some elements may be unknown."""
         value = self.known(index)
         if value is None:
-            raise UnknownError
+            raise RefusedError("the value is not known", self.op)
         return value
 
     def numbers(self, index: int) -> Array:
         """Return the value of input `index`."""
         if not self.is_known(index):
-            raise UnknownError
+            raise RefusedError("a number is not known", self.op)
         return self.value(index)
 
     def elements(self, index: int) -> list[Element]:
@@ -190,7 +190,7 @@ class Call:
         if value is None:
             count = element_count(self.shape(index)) if self.has(index) else DYNAMIC
             if not 0 <= count <= _MOST_UNKNOWN_ELEMENTS:
-                raise UnknownError
+                raise RefusedError("the number of elements is not known, or too large", self.op)
             return [None] * count
         if value.dtype != object and value.dtype.kind not in "iu":
             raise ShapeError(f"{self.label(index)} has the type {value.dtype}: expected whole numbers")
@@ -202,7 +202,7 @@ class Call:
         elements = self.elements(index)
         known = [element for element in elements if is_number(element)]
         if len(known) < len(elements):
-            raise UnknownError
+            raise RefusedError("a number is not known", self.op)
         return known
 
     def vector(self, index: int) -> list[Element]:
@@ -221,7 +221,7 @@ class Call:
         """Return the only element of an integer input, None where unknown."""
         try:
             elements = self.elements(index)
-        except UnknownError:
+        except RefusedError:
             return None
         if len(elements) != 1:
             raise ShapeError(f"{self.label(index)} has {len(elements)} elements: expected one")
@@ -248,7 +248,7 @@ class Call:
         """As `axis_of`, the one that the scalar input `given` names."""
         axis = self.scalar(given)
         if not is_number(axis):
-            raise UnknownError
+            raise RefusedError("the axis is not known", self.op)
         return self.axis_of(index, axis)
 
 

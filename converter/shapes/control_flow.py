@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import reduce
 
 from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.call import Array, Call, Fact, Results
-from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, UnknownError, element_count
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, element_count
 from edge_opt.shapes.rules import rule
 
 _MOST_WIDENINGS = 64
@@ -23,7 +24,7 @@ def _run(
 ) -> Sequence[Fact]:
     facts = call.enter(index, shapes, values)
     if facts is None:
-        raise UnknownError
+        raise RefusedError("the subgraph is not derived", call.op)
     if len(facts) != len(call.op.outputs):
         raise ShapeError(f"subgraph {index} has {len(facts)} outputs: expected {len(call.op.outputs)}")
     return facts
@@ -93,7 +94,7 @@ def while_(call: Call) -> Results:
         if widened == shapes:
             return shapes
         shapes = widened
-    raise UnknownError
+    raise RefusedError("the shapes of the loop do not settle", call.op)
 
 
 @rule("CALL_ONCE", "TFLite, call_once.cc, Prepare")

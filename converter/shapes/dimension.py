@@ -27,10 +27,6 @@ class ShapeError(EdgeOptError):
         return self if self.where else ShapeError(self.detail, where)
 
 
-class UnknownError(Exception):
-    """A rule asked for a rank or a number that nobody knows: nothing is derived. It never leaves this package."""
-
-
 Shape: TypeAlias = tuple[int, ...]
 """Sizes from the outermost axis in; -1 is a dynamic one. An unranked tensor's shape is None."""
 

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 from edge_opt.ir import Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes import arithmetic
 from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
-from edge_opt.shapes.dimension import Shape, UnknownError, element_count, is_number
+from edge_opt.shapes.dimension import Shape, element_count, is_number
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array] | None]
 """Gives the result, of operators that may have several a list of them; the shapes are the results'."""
@@ -36,7 +37,7 @@ def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
         if len(small) < len(shapes):
             return [None] * len(shapes)
         found = folder(call, small)
-    except (KeyError, UnknownError):
+    except (KeyError, RefusedError):
         return [None] * len(shapes)
     values = found if isinstance(found, list) else [found]
     return [_settle(*triple) for triple in zip(values, small, call.op.outputs, strict=True)]
@@ -88,14 +89,14 @@ def _any_known(call: Call) -> list[Array]:
     """All inputs; an unknown one as an array of unknown elements, if any is known at all."""
     values = [call.known(index) for index in range(len(call.shapes))]
     if all(value is None for value in values):
-        raise UnknownError
+        raise RefusedError("no input is known", call.op)
     return [_unknown(call, index) if value is None else value for index, value in enumerate(values)]
 
 
 def _unknown(call: Call, index: int) -> Array:
     shape = call.shapes[index]
     if not _is_small(shape):
-        raise UnknownError
+        raise RefusedError("an input is too large", call.op)
     return np.full(shape, None, object)
 
 
@@ -141,7 +142,7 @@ def _gather(call: Call, _: Sequence[Shape]) -> Array:
     value, indices, axis = call.value(0), call.numbers(1), call.number("axis")
     outside = indices.size and not 0 <= indices.min() <= indices.max() < value.shape[axis]
     if outside or call.number("batch_dims"):
-        raise UnknownError
+        raise RefusedError("the positions are not followed", call.op)
     return np.asarray(value.take(indices, axis), value.dtype)
 
 
@@ -159,7 +160,7 @@ def _broadcast_args(call: Call, shapes: Sequence[Shape]) -> Array:
 
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array | None:
     if call.name in _MAY_ACTIVATE and call.number("fused_activation_function"):
-        raise UnknownError
+        raise RefusedError("an activation is fused into it", call.op)
     return arithmetic.elementwise(call.name, _any_known(call))
 
 
@@ -183,7 +184,7 @@ def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
     value, ids, count = call.value(0), call.numbers(1), shapes[0][0]
     if ids.ndim != 1 or not count:
-        raise UnknownError
+        raise RefusedError("the segments are no vector", call.op)
     rows = [np.moveaxis(value[ids == segment], 0, -1) for segment in range(count)]
     return np.stack([arithmetic.reduce_rows(_SEGMENTS[call.name], row) for row in rows])
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 
 from edge_opt.ir.dtypes import DType
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
     ShapeError,
-    UnknownError,
     as_dimension,
     dimension_text,
     element_count,
@@ -116,7 +116,7 @@ def squeeze(call: Call) -> Results:
     shape = call.shape(0, most=_MAX_SQUEEZE_RANK)
     listed = call.listed("squeeze_dims")
     if not listed and min(shape, default=1) < 0:
-        raise UnknownError
+        raise RefusedError("which axes have size 1 is not known", call.op)
     if not listed:
         return [tuple(dim for dim in shape if dim != 1)]
     dropped = {call.axis_of(0, axis) for axis in listed}

@@ -5,8 +5,9 @@ from typing import NamedTuple, TypeAlias
 
 from edge_opt.ir import Operator
 from edge_opt.ir.operators import ARITIES
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.call import Call, Constant, Enter, Results
-from edge_opt.shapes.dimension import Shape, ShapeError, UnknownError, as_shape
+from edge_opt.shapes.dimension import Shape, ShapeError, as_shape
 
 Rule: TypeAlias = Callable[[Call], Results]
 
@@ -45,7 +46,7 @@ def apply(entry: RuleEntry, call: Call) -> Results:
         raise ShapeError(f"it {misfit}")
     try:
         results = entry.rule(call)
-    except UnknownError:
+    except RefusedError:
         return [None] * len(outputs)
     assert len(results) == len(outputs), f"{call.name}: {len(results)} results"
     return results

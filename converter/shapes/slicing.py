@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
     Shape,
     ShapeError,
-    UnknownError,
     as_dimension,
     is_negative,
     is_number,
@@ -188,7 +188,7 @@ def gather_nd(call: Call) -> Results:
     """Each row of the last axis of the indices picks a slice of input 0."""
     shape, indices = (call.shape(index, least=1) for index in (0, 1))
     if indices[-1] < 0:
-        raise UnknownError
+        raise RefusedError("the length of an index is not known", call.op)
     if indices[-1] > len(shape):
         raise ShapeError(
             f"the rows of {call.described(1)} have more numbers than {call.described(0)} has axes"

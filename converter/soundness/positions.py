@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from edge_opt.attention.positions import find_rotary
-from edge_opt.attention.refusal import RefusedError
 from edge_opt.ir import Model
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.soundness.findings import Unsound
 
 

@@ -17,6 +17,9 @@ from edge_opt.cli.declare import as_written
 
 FILLED = "…"
 REFUSAL = "Refusal"
+_REFUSALS = (REFUSAL, "RefusedError")
+_REFUSING = ("attention", "passes", "targets")
+"""Rooms whose refusals become the reason of a site; those of other rooms are never told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def _family(kind: type[EdgeOptError]) -> Iterator[type[EdgeOptError]]:
 @cache
 def messages() -> list[Message]:
     """Every message in the package, by the class of error that carries it."""
-    kinds = {*error_classes(), REFUSAL}
+    kinds = {*error_classes(), *_REFUSALS}
     found: dict[Message, None] = {}
     for path in _sources():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -56,6 +59,8 @@ def messages() -> list[Message]:
             name = _name(call.func)
             kind = name if name in kinds else helpers.get(name)
             texts = [text for argument in call.args if (text := template(argument)) and " " in text]
+            if kind in _REFUSALS:
+                kind = REFUSAL if path.parent.name in _REFUSING else None
             if kind and texts:
                 found[Message(kind, texts[0], path.stem)] = None
     return list(found)

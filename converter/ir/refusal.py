@@ -1,8 +1,8 @@
-"""Why something stays as it is: a value. Functions that ask for it deep inside raise it to the one that returns it."""
+"""Why something is not done: a value. Functions deep inside raise it, to the one that returns or reports it."""
 
 from dataclasses import dataclass, field
 
-from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir.graph import Operator, Shape, Tensor
 from edge_opt.output.words import shortened
 
 
@@ -23,14 +23,13 @@ class Refusal:
 
     def __str__(self) -> str:
         text = self.condition
-        stated = (("expected", self.expected), ("found", self.actual))
-        told = [
+        comparison = [
             f"{word} {value if isinstance(value, str) else list(value)}"
-            for word, value in stated
+            for word, value in (("expected", self.expected), ("found", self.actual))
             if value != ""
         ]
-        if told:
-            text += f" ({', '.join(told)})"
+        if comparison:
+            text += f" ({', '.join(comparison)})"
         if self.place:
             text += f", at {self.place}"
         if self.tensor is not None:
@@ -39,8 +38,22 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """Carries a refusal to the function that gives it as a value."""
+    """Carries a refusal; it never reaches a user, who is told the refusal.
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
+    Args:
+        condition: the condition that failed, or the whole refusal.
+        operator, tensor, expected, actual: as of a `Refusal`.
+    """
+
+    def __init__(
+        self,
+        condition: str | Refusal,
+        operator: Operator | None = None,
+        tensor: Tensor | None = None,
+        expected: str | Shape = "",
+        actual: str | Shape = "",
+    ) -> None:
+        if isinstance(condition, str):
+            condition = Refusal(condition, operator, tensor, expected, actual)
+        super().__init__(str(condition))
+        self.refusal = condition
