@@ -16,9 +16,10 @@ from text_parser import parse
 from edge_opt.build import evaluating
 from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.processes import Processes
-from edge_opt.evaluation import runtime
-from edge_opt.evaluation.checkpoint import score as score_checkpoint
+from edge_opt.evaluation import scoring
+from edge_opt.evaluation.checkpoint import Checkpoint
 from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
+from edge_opt.evaluation.runtime import Runtime
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import EdgeOptError, UsageError
 
@@ -163,7 +164,7 @@ def test_the_reference_scores_the_tokens_that_litert_lm_made_and_judges_what_was
     assert tools.jobs[0].options["tokenizer"] == str(place.reference.resolve())
 
 
-class Engine(runtime._Runtime):
+class Engine(Runtime):
     """A bundle that says the same words whatever it is told, one token each."""
 
     def __init__(self, words: str) -> None:
@@ -178,9 +179,9 @@ class Engine(runtime._Runtime):
 def test_a_bundle_judges_tokens_after_the_other_models_own_words() -> None:
     engine = Engine("a b c d e f")
     other = [(word, ord(word)) for word in "axcdyf"]
-    assert engine.agreeing("told", other) == 4
+    assert engine.agreeing(("told", "scored"), other) == 4
     assert engine.asked == 3  # once, and again after each token that differs
-    assert engine.agreeing("told", []) == 0
+    assert engine.agreeing(("told", "scored"), []) == 0
 
 
 # --- the gate ---
@@ -286,14 +287,12 @@ def test_a_reference_of_other_tokens_is_refused(place: Place) -> None:
 def test_what_is_not_installed_is_said_before_anything_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_opt.build.scoring.version", lambda _: "1")
-    monkeypatch.setattr(
-        "edge_opt.build.scoring.find_spec", lambda name: None if name == "torch" else object()
-    )
+    monkeypatch.setattr(scoring, "version", lambda _: "1")
+    monkeypatch.setattr(scoring, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(UsageError, match="torch is not installed: pip install"):
         evaluating.evaluate(place.reference, place.good, place.prompts)
     monkeypatch.undo()
-    monkeypatch.setattr("edge_opt.build.scoring._RUNTIME", "no-such-package")
+    monkeypatch.setattr(scoring, "_RUNTIME", "no-such-package")
     with pytest.raises(UsageError, match=r"pip install '\.\[lm\]'"):
         evaluating.evaluate(place.reference, place.good, place.prompts)
 
@@ -322,21 +321,20 @@ def test_a_prompt_longer_than_the_cache_is_refused_or_left_out(monkeypatch: pyte
         def encode(self, text: str) -> list[int]:
             return [len(word) for word in text.split()]
 
-        def say(self, before: str, scored: str) -> Said:
-            return Said(self.encode(before), self.encode(scored), [0.0] * len(self.encode(scored)))
+        def say(self, part: tuple[str, str] | None) -> Said:
+            before, scored = map(self.encode, part or ("", ""))
+            return Said(before, scored, [0.0] * len(scored))
 
-    monkeypatch.setattr(runtime, "_Runtime", Small)
+    monkeypatch.setattr(scoring, "Runtime", Small)
     parts = [("one two", " three"), ("one " * 30, " two" * 30)]
-    told = {"checkpoint": None, "judged": {}, "step": lambda *_: None}
     with pytest.raises(UsageError, match="held-out prompt 2 has 60 tokens, and the bundle's cache holds 40"):
-        runtime.score("bundle", parts, skip_long=False, **told)
-    found, _ = runtime.score("bundle", parts, skip_long=True, **told)
-    assert [len(one.scored) for one in found] == [1, 0]
+        scoring.score("bundle", lambda *_: None, parts=parts, skip_long=False)
+    found = scoring.score("bundle", lambda *_: None, parts=parts, skip_long=True)
+    assert [len(one["scored"]) for one in found["said"]] == [1, 0]
 
 
 def test_a_checkpoint_has_no_likelihoods_for_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edge_opt.evaluation import checkpoint as module
-
-    monkeypatch.setattr(module._Model, "__init__", lambda *_: None)
-    found, agreed = score_checkpoint("folder", [Said()], judged={"a": [[]]}, step=lambda *_: None)
-    assert (found, agreed) == ([Said()], {"a": 0})
+    monkeypatch.setattr(Checkpoint, "__init__", lambda *_: None)
+    said = [asdict(Said())]
+    found = scoring.score("folder", lambda *_: None, parts=[], skip_long=True, said=said, judged={"a": [[]]})
+    assert found == {"said": said, "agreed": {"a": 0}}

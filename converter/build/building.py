@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_opt.build.evaluating import HeldOut, choose, evaluated
+from edge_opt.build.evaluating import HeldOut, choose, compare
 from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Carried, Job, StageFailedError
 from edge_opt.build.next_steps import NextSteps, next_steps
 from edge_opt.build.processes import Processes
@@ -411,8 +411,16 @@ def _evaluated(
     """An `Evaluation` of the models, the reference first, as plain values, with a note on the text."""
     if not text.parts:
         return {"models": [], "note": text.note}
-    depends = [text.parts, text.skip_long, runtimes]
-    made = run.stage("evaluate", depends, None, partial(evaluated, run.tools, text), **models)
+
+    def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
+        paths = {name: Path(path) for name, path in job.inputs.items()}
+        found, peak = compare(
+            run.tools, paths, text, log, scratch, lambda _, *step: progress(job.stage, *step)
+        )
+        return Carried(found.to_dict(), peak)
+
+    depends = [text.parts, text.rest is not None, runtimes]
+    made = run.stage("evaluate", depends, None, carry_out, **models)
     return {**made.told, "note": text.note}
 
 

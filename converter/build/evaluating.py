@@ -3,25 +3,22 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.jobs import Carried, Job, StageFailedError
+from edge_opt.build.jobs import Job, StageFailedError
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.source import Kind, look_at, read_json
 from edge_opt.comparison.models import model_of
 from edge_opt.conversion.choices import Progress
-from edge_opt.evaluation.findings import Evaluation, Generated, Part, Said, cut, other_tokens, score
+from edge_opt.evaluation.findings import Evaluation, Part, Said, cut, other_tokens, score
 from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
 ModelPath = str | os.PathLike[str]
-CarryOut = Callable[[Job, str, Progress], Carried]
-"""Runs a job whose log has this name."""
 
 _TOKENIZERS = (4, 6)
 """Types of a bundle's sections: SentencePiece's, and Hugging Face's."""
@@ -56,28 +53,26 @@ def evaluate(
         StageFailedError: a model did not run.
     """
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
+    models = {os.fspath(path): Path(path) for path in (reference, *given)}
     tools = toolchain or Processes()
-    parts = held_out(Path(prompts))
-    check_models(Path(reference), [Path(bundle) for bundle in given])
+    text = HeldOut(held_out(Path(prompts)))
+    check_models(Path(reference), [Path(path) for path in given])
     tools.check_runtimes(checkpoint=Path(reference).is_dir())
-    named = {os.fspath(bundle): Path(bundle) for bundle in given}
-    with tempfile.TemporaryDirectory() as folder:
-        run = partial(_carry_out, tools, Path(folder))
-        return compare(
-            run, (os.fspath(reference), Path(reference)), named, parts, progress or (lambda *_: None)
-        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        return compare(tools, models, text, folder / "log", folder, progress or (lambda *_: None))[0]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The text that a build is evaluated on: `rest` are the prompts that are left to calibrate with.
+    """The text to evaluate on.
 
-    `parts` are empty where nothing is evaluated; `note` says where the text came from, or why there is none.
+    `parts` are empty where nothing is evaluated; `note` says where the text came from, or why there is none. `rest` are
+    the prompts that are left to calibrate with, where these were chosen among them; then long ones are skipped.
     """
 
     parts: list[Part] = field(default_factory=list)
     rest: list[Any] | None = None
-    skip_long: bool = False
     note: str = ""
 
 
@@ -99,35 +94,29 @@ def choose(path: ModelPath | None, prompts: ModelPath | None) -> HeldOut:
     rest = [prompt for at, prompt in enumerate(known) if at % _SHARE]
     texts = {text_of(prompt).strip() for prompt in rest}
     chosen = [text_of(prompt) for prompt in known[::_SHARE]]
-    parts = [
-        part for text in chosen for part in [cut(text)] if part is not None and text.strip() not in texts
-    ]
+    parts = [cut(text) for text in chosen if text.strip() not in texts]
+    scored = [part for part in parts if part]
     note = (
         f"Held out of the calibration, to evaluate with: {len(chosen)} of {len(known)} prompts, every fifth"
     )
-    return HeldOut(parts, rest, skip_long=True, note=note) if parts else HeldOut(note=note)
+    return HeldOut(scored, rest if scored else None, note)
 
 
 def held_out(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
     """The prompts of a file, each cut in two; UsageError where one is too short, or was calibrated on."""
     known = {text_of(prompt).strip() for prompt in calibrated}
-    return [
-        _part(path, number, text_of(prompt), known) for number, prompt in enumerate(read_prompts(path), 1)
-    ]
-
-
-def _part(path: Path, number: int, text: str, known: set[str]) -> Part:
-    if text.strip() in known:
-        raise UsageError(
-            f"held-out prompts {path}, prompt {number} is among those to calibrate with, so it shows nothing: take it "
-            f"out of one of the files"
-        )
-    part = cut(text)
-    if part is None:
-        raise UsageError(
-            f"held-out prompts {path}, prompt {number} is too short to be scored: give at least two words"
-        )
-    return part
+    parts = []
+    for number, prompt in enumerate(read_prompts(path), 1):
+        where, text = f"held-out prompts {path}, prompt {number}", text_of(prompt)
+        if text.strip() in known:
+            raise UsageError(
+                f"{where} is among those to calibrate with, so it shows nothing: take it out of one of the files"
+            )
+        part = cut(text)
+        if part is None:
+            raise UsageError(f"{where} is too short to be scored: give at least two words")
+        parts.append(part)
+    return parts
 
 
 def check_models(reference: Path, bundles: Sequence[Path]) -> None:
@@ -137,7 +126,7 @@ def check_models(reference: Path, bundles: Sequence[Path]) -> None:
         UsageError: one is not, or the reference has another vocabulary.
         ModelFormatError: one cannot be read.
     """
-    if not bundles:
+    if {*bundles} <= {reference}:
         raise UsageError("there is nothing to evaluate: give a bundle beside the reference")
     kinds = {path: look_at(path).kind for path in (reference, *bundles)}
     for path in bundles:
@@ -168,43 +157,52 @@ def _vocabulary(path: Path) -> int | None:
 
 
 def compare(
-    carry_out: CarryOut,
-    reference: tuple[str, Path],
-    bundles: Mapping[str, Path],
-    parts: Sequence[Part],
-    progress: Progress,
-    *,
-    skip_long: bool = False,
-) -> Evaluation:
-    """The scores of the reference, then of the bundles, by the names that they go by.
+    tools: Processes, models: Mapping[str, Path], text: HeldOut, log: Path, scratch: Path, progress: Progress
+) -> tuple[Evaluation, int]:
+    """The scores of models by the names that they go by, the reference first, and the most memory of one in bytes.
 
     The bundles run first: the reference scores the very tokens that LiteRT-LM made, and judges what they generated.
+
+    Args:
+        tools: run the models.
+        models: the reference, then the bundles.
+        text: with parts.
+        log: for what the models print; that of the last one stays.
+        scratch: an empty folder.
+        progress: called with (name, done, total).
+
+    Raises:
+        UsageError: the models make other tokens of a prompt.
+        StageFailedError: a model did not run.
     """
-    name, path = reference
-    folder = str(path.resolve()) if path.is_dir() else None
-    told: dict[str, Any] = {"parts": parts, "skip_long": skip_long}
+    reference, *bundles = models
+    folder = str(models[reference].resolve()) if models[reference].is_dir() else None
     said: dict[str, list[Said]] = {}
-
-    def ask(model: Path, source: str, **options: Any) -> dict[str, Any]:
-        job = Job("score", "", {"model": str(model.resolve())}, options={**told, **options})
-        number = f"score-{len(said) + 1}"
-        return carry_out(job, number, lambda _, done, total: progress(source, done, total)).told
-
-    for source, bundle in bundles.items():
-        found = ask(bundle, source, tokenizer=folder if not said else None)
-        said[source] = [Said(**one) for one in found["said"]]
-        check_same(said[source], next(iter(said.values())))
-    tokens = [asdict(one) for one in next(iter(said.values()))]
-    judged: dict[str, list[Generated]] = {
-        source: [one.generated for one in every] for source, every in said.items()
-    }
-    found = ask(path, name, said=tokens if path.is_dir() else None, judged=judged)
-    own = [Said(**one) for one in found["said"]]
-    check_same(own, next(iter(said.values())))
-    models = [score(name, own, None)]
-    models += [score(source, every, found["agreed"][source]) for source, every in said.items()]
-    skipped = sum(not one.scored for one in own)
-    return Evaluation(models, len(parts) - skipped, skipped)
+    agreed: dict[str, int] = {}
+    peak = 0
+    for name in (*bundles, reference):
+        options: dict[str, Any] = {"parts": text.parts, "skip_long": text.rest is not None}
+        first = next(iter(said.values()), None)
+        if name == reference:
+            options["said"] = None if folder is None or first is None else [asdict(one) for one in first]
+            options["judged"] = {bundle: [one.generated for one in every] for bundle, every in said.items()}
+        elif first is None:
+            options["tokenizer"] = folder
+        job = Job("score", "", {"model": str(models[name].resolve())}, options=options)
+        place = scratch / f"score-{len(said) + 1}"
+        place.mkdir()
+        try:
+            done = tools.carry_out(job, log, place, lambda _, *step, name=name: progress(name, *step))
+        except StageFailedError as error:
+            complaints = _COMPLAINT.findall(log.read_text(encoding="utf-8", errors="replace"))
+            complaint = f" ({complaints[-1]})" if complaints else ""
+            raise StageFailedError(f"{Path(name).name} did not run: {error}{complaint}") from error
+        said[name] = [Said(**one) for one in done.told["said"]]
+        check_same(said[name], first or said[name])
+        agreed, peak = done.told["agreed"], max(peak, done.peak_bytes or 0)
+    skipped = sum(not one.scored for one in said[reference])
+    scores = [score(name, said[name], agreed.get(name)) for name in models]
+    return Evaluation(scores, len(text.parts) - skipped, skipped), peak
 
 
 def check_same(said: Sequence[Said], first: Sequence[Said]) -> None:
@@ -213,40 +211,3 @@ def check_same(said: Sequence[Said], first: Sequence[Said]) -> None:
         for ours, theirs in ((one.before, other.before), (one.scored, other.scored)):
             if ours != theirs:
                 raise other_tokens(at, len(ours), len(theirs))
-
-
-def evaluated(
-    tools: Processes, text: HeldOut, job: Job, log: Path, scratch: Path, progress: Progress
-) -> Carried:
-    """A whole evaluation as one stage of a build: its inputs are the reference, then the bundles, by name."""
-    peaks: list[int] = []
-
-    def carry_out(one: Job, name: str, report: Progress) -> Carried:
-        folder = scratch / name
-        folder.mkdir()
-        done = tools.carry_out(one, log, folder, report)
-        peaks.append(done.peak_bytes or 0)
-        return done
-
-    (name, reference), *bundles = ((name, Path(path)) for name, path in job.inputs.items())
-    found = compare(
-        carry_out,
-        (name, reference),
-        dict(bundles),
-        text.parts,
-        lambda _, done, total: progress(job.stage, done, total),
-        skip_long=text.skip_long,
-    )
-    return Carried(found.to_dict(), max(peaks))
-
-
-def _carry_out(tools: Processes, folder: Path, job: Job, name: str, progress: Progress) -> Carried:
-    """One job in a folder of its own; a failure has the last complaint of its log, for that goes with the folder."""
-    scratch, log = folder / name, folder / f"{name}.log"
-    scratch.mkdir()
-    try:
-        return tools.carry_out(job, log, scratch, progress)
-    except StageFailedError as error:
-        said = _COMPLAINT.findall(log.read_text(encoding="utf-8", errors="replace"))
-        model = Path(job.inputs["model"]).name
-        raise StageFailedError(f"{model} did not run: {error}{f' ({said[-1]})' if said else ''}") from error

@@ -8,12 +8,13 @@ import json
 import resource
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_opt.build.jobs import Job
 from edge_opt.build.pipeline import STAGES
-from edge_opt.build.scoring import score
+from edge_opt.evaluation.scoring import score
 from edge_opt.output.errors import EdgeOptError, OutputError
 from edge_opt.processes import begin_child
 
@@ -38,7 +39,9 @@ def main() -> int:
 
 def _answer(job: Job) -> dict[str, Any]:
     try:
-        return {"told": {**STAGES, "score": score}[job.stage](job, _progress)}
+        if job.stage == "score":
+            return {"told": score(job.inputs["model"], partial(_progress, job.stage), **job.options)}
+        return {"told": STAGES[job.stage](job, _progress)}
     except EdgeOptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
