@@ -84,8 +84,7 @@ def choose(path: ModelPath | None, prompts: ModelPath | None) -> HeldOut:
     """
     known = [] if prompts is None else read_prompts(Path(prompts))
     if path is not None:
-        parts = held_out(Path(path), known)
-        return HeldOut(parts, note=f"Evaluated on {path}")
+        return HeldOut(held_out(Path(path), known), note=f"Evaluated on {path}")
     if len(known) < _FEWEST:
         return HeldOut(
             note=f"Nothing was evaluated, for there are fewer than {_FEWEST} prompts to hold some out: give "
