@@ -1,6 +1,6 @@
-"""What the caller asked for, made into passes, facts of the target, entry points and a place to write. Runs nothing.
+"""What `convert` can be asked for, and what follows: passes, target, entry points, shapes, a place to write.
 
-What cannot be done is a `UsageError`, a place where nothing can be written an `OutputError`.
+Runs nothing. What cannot be done is a `UsageError`, a place where nothing can be written an `OutputError`.
 """
 
 import os
@@ -20,17 +20,19 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
 from edge_opt.proof.source import ModelLike
-from edge_opt.targets import Target
+from edge_opt.targets import Target, load_target
 
 Progress = Callable[[str, int, int], None]
 
 Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"
 _FORMATS = frozenset({".tflite", ".litertlm", ".task", ".onnx", ".pte", ".gguf", ".safetensors"})
+_MOST_SECONDS = 1_000_000
+"""Of a proof: alarms and time limits of sockets take no number of any size."""
 
 
 class ConvertOptions(TypedDict, total=False):
-    """The options of `convert`, as its documentation has them."""
+    """The options of `convert`, whose documentation says what each does; each may be left out."""
 
     target: str | Target | None
     passes: str | Pass | Iterable[str | Pass] | None
@@ -53,31 +55,139 @@ class ConvertOptions(TypedDict, total=False):
     on_result: Callable[[ConversionResult], None] | None
 
 
-def path_of(source: ModelLike) -> str | None:
-    """The source's path; None for bytes and loaded models."""
-    return None if isinstance(source, Model | bytes) else os.fspath(source)
+def check_options(options: ConvertOptions, source: object) -> None:
+    """Check the options that are only values, before any work.
+
+    Raises:
+        TypeError: there is no such option.
+        UsageError: a value cannot work, or not with that source.
+    """
+    extra = [name for name in options if name not in ConvertOptions.__annotations__]
+    if extra:
+        raise TypeError(f"convert() got an unexpected keyword argument '{extra[0]}'")
+    verify, seconds = options.get("verify", "regions"), options.get("proof_seconds")
+    if verify not in get_args(Verify):
+        raise unknown("verification", verify, get_args(Verify))
+    if verify == "full" and isinstance(source, Model):
+        raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
+    if seconds is not None and not 0 < seconds <= _MOST_SECONDS:
+        raise UsageError(
+            f"the seconds of a proof must be more than 0 and at most {_MOST_SECONDS:,}, not {seconds:g}"
+        )
 
 
-def asked(
-    facts: Target, passes: list[Pass], form: str | None, rows_per_tile: int | None, *, inline_composites: bool
-) -> Target:
-    """The target's facts, with what the caller wants otherwise."""
+def choose_passes(options: ConvertOptions) -> list[Pass]:
+    """The passes to run, in the order in which they run."""
+    skipped, wanted = _listed(options.get("skip")), _listed(options.get("passes"))
+    if options.get("passes") is None:
+        wanted = list(PASSES)
+    objects = [entry for entry in wanted if isinstance(entry, Pass)]
+    names = [entry for entry in wanted if not isinstance(entry, Pass)]
+    available = [*PASSES, *(entry.name for entry in objects)]
+    for name in (*names, *skipped):
+        if name not in available:
+            raise unknown("pass", name, available)
+    chosen = [*(PASSES[name] for name in PASSES if name in names), *objects]
+    for number, entry in enumerate(chosen):
+        if entry.name in [other.name for other in chosen[:number]]:
+            raise UsageError(f"there are two passes '{entry.name}': give one of them another name")
+    return [entry for entry in chosen if entry.name not in skipped]
+
+
+def choose_target(options: ConvertOptions, passes: Iterable[Pass]) -> Target:
+    """The target, with the facts that the options set otherwise."""
+    form, rows = options.get("form"), options.get("rows_per_tile")
+    inline = options.get("inline_composites", False)
+    target = load_target(options.get("target") or GENERIC)
     if form is not None and form not in FORM_NAMES:
         raise unknown("form", form, FORM_NAMES)
-    if rows_per_tile is not None and rows_per_tile < 1:
-        raise UsageError(f"rows per tile must be 1 or more, not {rows_per_tile}")
+    if rows is not None and rows < 1:
+        raise UsageError(f"rows per tile must be 1 or more, not {rows}")
     names = {entry.name for entry in passes}
-    for option, given, needed in (
-        (f"rows_per_tile={rows_per_tile}", rows_per_tile is not None, TileRows.name),
+    for option, is_given, needed in (
+        (f"rows_per_tile={rows}", rows is not None, TileRows.name),
         (f"form='{form}'", form is not None, MhaToSha.name),
-        ("inline_composites=True", inline_composites, InlineComposites.name),
+        ("inline_composites=True", inline, InlineComposites.name),
     ):
-        if given and needed not in names:
+        if is_given and needed not in names:
             raise UsageError(
                 f"{option} has no effect without the pass '{needed}': leave the option out, or let that pass run"
             )
-    facts = facts.asked(form=form, rows_per_tile=rows_per_tile, inline_composites=inline_composites or None)
-    return facts if TileRows.name in names else facts.without_tiles()
+    target = target.asked(form=form, rows_per_tile=rows, inline_composites=inline or None)
+    return target if TileRows.name in names else target.without_tiles()
+
+
+def choose_signatures(container: Container, wanted: str | Iterable[str] | None) -> frozenset[str]:
+    """The entry points to rewrite, as `Part.signature` has them."""
+    both = [(part.signature(name), name) for part in container.parts for name, _ in part.model.entry_points()]
+    names = _listed(wanted)
+    available = list(dict.fromkeys(name for pair in both for name in pair))
+    for name in names:
+        if name not in available:
+            raise unknown("signature", name, available)
+    return frozenset(full for full, name in both if wanted is None or full in names or name in names)
+
+
+def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> list[dict[Tensor, Shape]]:
+    """The inputs to be given static shapes, of each part; by `NAME`, `signature/NAME` or `model/signature/NAME`.
+
+    Raises:
+        UsageError: there is no such input, a shape does not fit it, or another input of its signature stays open.
+    """
+    chosen: list[dict[Tensor, Shape]] = [{} for _ in container.parts]
+    entries = [
+        (part.signature(name), name, inputs, of_part)
+        for part, of_part in zip(container.parts, chosen, strict=True)
+        for name, inputs in part.model.inputs()
+    ]
+    available = [
+        key
+        for full, short, inputs, _ in entries
+        for name in inputs
+        for key in (name, f"{short}/{name}", f"{full}/{name}")
+    ]
+    for key in shapes:
+        if key not in available:
+            raise unknown("input", key, dict.fromkeys(available))
+    for full, short, inputs, of_part in entries:
+        for name, tensor in inputs.items():
+            # What names one signature comes before what names all.
+            named = next((key for key in (f"{full}/{name}", f"{short}/{name}", name) if key in shapes), None)
+            if named is not None:
+                shape = _fitting(f"{full}/{name}", tensor, shapes[named])
+                if of_part.setdefault(tensor, shape) != shape:
+                    raise UsageError(
+                        f"input '{full}/{name}' is that of another signature too: give one shape to both"
+                    )
+    for full, _, inputs, of_part in entries:
+        left = {
+            name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in of_part
+        }
+        if left and any(tensor in of_part for tensor in inputs.values()):
+            add = " ".join(shape_options(left))
+            raise UsageError(f"signature '{full}' has other inputs of open lengths: add {add}")
+    return chosen
+
+
+def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
+    declared = tensor.shape_signature or tensor.shape
+    if len(given) != len(declared):
+        raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
+    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
+        if wanted < 1 or size not in (-1, wanted):
+            expected = "1 or more" if size < 0 else size
+            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted} was given")
+    return tuple(given)
+
+
+def _listed(names: str | Pass | Iterable[Any] | None) -> list[Any]:
+    """The names as a list; a single name is not taken for a list of letters."""
+    return [names] if isinstance(names, str | Pass) else list(names or ())
+
+
+def path_of(source: ModelLike) -> str | None:
+    """The source's path; None for bytes and loaded models."""
+    return None if isinstance(source, Model | bytes) else os.fspath(source)
 
 
 def default_output(source: str | os.PathLike[str]) -> Path:
@@ -89,7 +199,7 @@ def default_output(source: str | os.PathLike[str]) -> Path:
 def destination_of(
     source: ModelLike, output: str | os.PathLike[str] | None, suffix: str, *, overwrite: bool
 ) -> Path | None:
-    """Where to write: asked for, or beside the input; None for a source without a place of its own.
+    """Where to write: `output`, or beside the input; None for a source without a place of its own.
 
     `suffix` is that of what will be written: a name that promises another format is refused.
     """
@@ -105,99 +215,3 @@ def destination_of(
     # Looked at before the work: nobody wants to learn of an existing output after an hour.
     resolve_target(output, overwrite=overwrite, inputs=inputs)
     return Path(output)
-
-
-def check_verify(verify: str, source: object) -> None:
-    """Whether there is such a verification, and whether it can be done for that source."""
-    if verify not in get_args(Verify):
-        raise unknown("verification", verify, get_args(Verify))
-    if verify == "full" and isinstance(source, Model):
-        raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
-
-
-def choose_passes(
-    passes: str | Pass | Iterable[str | Pass] | None, skip: str | Iterable[str] | None
-) -> list[Pass]:
-    """The passes to run, in the order in which they run."""
-    skipped = _listed(skip or ())
-    asked = list(PASSES) if passes is None else _listed(passes)
-    own = [entry for entry in asked if isinstance(entry, Pass)]
-    wanted = [entry for entry in asked if not isinstance(entry, Pass)]
-    known = [*PASSES, *(entry.name for entry in own)]
-    for name in (*wanted, *skipped):
-        if name not in known:
-            raise unknown("pass", name, known)
-    chosen = [*(PASSES[name] for name in PASSES if name in wanted), *own]
-    names = [entry.name for entry in chosen]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"there are two passes '{twice}': give one of them another name")
-    return [entry for entry in chosen if entry.name not in skipped]
-
-
-def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> list[dict[Tensor, Shape]]:
-    """The inputs to be given static shapes, of each part; by `NAME`, `signature/NAME` or `model/signature/NAME`.
-
-    Raises:
-        UsageError: there is no such input, a shape does not fit it, or another input of its signature stays open.
-    """
-    found: list[dict[Tensor, Shape]] = [{} for _ in container.parts]
-    signatures = [
-        (part.signature(name), name, inputs, own)
-        for part, own in zip(container.parts, found, strict=True)
-        for name, inputs in part.model.inputs()
-    ]
-    named = [
-        (own, tensor, (f"{full}/{name}", f"{signature}/{name}", name))
-        for full, signature, inputs, own in signatures
-        for name, tensor in inputs.items()
-    ]
-    known = list(dict.fromkeys(key for _, _, keys in named for key in reversed(keys)))
-    for key in shapes:
-        if key not in known:
-            raise unknown("input", key, known)
-    for own, tensor, keys in named:
-        # What names one signature comes before what names all.
-        wanted = next((shapes[key] for key in keys if key in shapes), None)
-        if wanted is None:
-            continue
-        shape = _fitting(keys[0], tensor, wanted)
-        if own.setdefault(tensor, shape) != shape:
-            raise UsageError(f"input '{keys[0]}' is that of another signature too: give one shape to both")
-    for full, _, inputs, own in signatures:
-        left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in own}
-        if left and any(tensor in own for tensor in inputs.values()):
-            add = " ".join(shape_options(left))
-            raise UsageError(f"signature '{full}' has other inputs of open lengths: add {add}")
-    return found
-
-
-def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
-    declared = tensor.shape_signature or tensor.shape
-    if len(given) != len(declared):
-        raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
-    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
-        if wanted < 1 or size not in (-1, wanted):
-            expected = "1 or more" if size < 0 else size
-            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted} was given")
-    return tuple(given)
-
-
-def _listed(names: str | Pass | Iterable[Any]) -> list[Any]:
-    """The names as a list; a single name is not taken for a list of letters."""
-    return [names] if isinstance(names, str | Pass) else list(names)
-
-
-def choose_signatures(container: Container, wanted: str | Iterable[str] | None) -> frozenset[str]:
-    """The entry points to rewrite, as `Part.signature` has them."""
-    known = [
-        (part.signature(name), name) for part in container.parts for name, _ in part.model.entry_points()
-    ]
-    if wanted is None:
-        return frozenset(full for full, _ in known)
-    names = _listed(wanted)
-    either = list(dict.fromkeys(name for both in known for name in both))
-    for name in names:
-        if name not in either:
-            raise unknown("signature", name, either)
-    return frozenset(full for full, name in known if full in names or name in names)

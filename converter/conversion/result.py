@@ -149,7 +149,7 @@ class ConversionResult:
 
 
 def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
-    """Raise `UnsoundError` where the model was ruined before, and that is not to be."""
+    """Raise `UnsoundError` where `require_sound`, and the model was ruined before."""
     found = unsound(result)
     if require_sound and found:
         raise UnsoundError(

@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Unpack, overload
@@ -12,15 +13,12 @@ from typing import Unpack, overload
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion.choices import (
-    GENERIC,
     ConvertOptions,
-    Progress,
-    Verify,
-    asked,
-    check_verify,
+    check_options,
     choose_passes,
     choose_shapes,
     choose_signatures,
+    choose_target,
     destination_of,
     path_of,
 )
@@ -29,7 +27,6 @@ from edge_opt.conversion.container import (
     Exported,
     ExportedModel,
     Part,
-    Sections,
     find_stopped,
     find_unsound,
     model_content,
@@ -57,10 +54,7 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.source import ModelLike
 from edge_opt.shapes.trust import doubted
-from edge_opt.targets import Target, load_target
-
-_LONGEST = 1_000_000
-"""Seconds of a proof: alarms and time limits of sockets take no number of any size."""
+from edge_opt.targets import Target
 
 
 @overload
@@ -78,26 +72,7 @@ def convert(
 def convert(
     source: ModelLike | ExportedModel,
     output: str | os.PathLike[str] | None = None,
-    *,
-    target: str | Target | None = None,
-    passes: str | Pass | Iterable[str | Pass] | None = None,
-    skip: str | Iterable[str] | None = None,
-    signatures: str | Iterable[str] | None = None,
-    verify: Verify = "regions",
-    proof_seconds: float | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    require_match: bool = False,
-    require_all: bool = False,
-    require_sound: bool = False,
-    sections: Sections = "prefill-decode",
-    form: str | None = None,
-    rows_per_tile: int | None = None,
-    inline_composites: bool = False,
-    extract_signature: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    progress: Progress | None = None,
-    on_result: Callable[[ConversionResult], None] | None = None,
+    **options: Unpack[ConvertOptions],
 ) -> ConversionResult | ExportedModel:
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
@@ -111,8 +86,8 @@ def convert(
             that order, and `Pass` objects of your own, which run after them. One alone needs no list.
         skip: names of passes to leave out.
         signatures: names of the entry points to rewrite, all where None; those of a bundle also as `model/name`.
-        verify: "regions" proves each rewritten region, "exhaustive" does so on every row and both kernel sets, "full"
-            proves and also compares the whole models, "none" neither.
+        verify: "regions", the default, proves each rewritten region, "exhaustive" does so on every row and both kernel
+            sets, "full" proves and also compares the whole models, "none" neither.
         proof_seconds: how long one run of a region may take; by default that follows from its size.
         overwrite: replace an existing output.
         dry_run: do everything but write, and leave a `Model` as it is: what it would become is the result's `model`.
@@ -124,7 +99,7 @@ def convert(
         inline_composites: open every composite (each proved against its body), for compilers that cannot.
         extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
-        sections: of a bundle, rewrite the prefill/decode model only, or "all" of its models.
+        sections: of a bundle, "prefill-decode" rewrites that model only, the default, and "all" each of its models.
         progress: called with (stage, done, total) on long work.
         on_result: called with the result when all is done: what was converted, and why the rest was not.
 
@@ -140,70 +115,65 @@ def convert(
     exported = None
     if not isinstance(source, str | os.PathLike | bytes | Model):
         exported, source = source, model_content(source)
-    check_verify(verify, source)
-    if proof_seconds is not None and not 0 < proof_seconds <= _LONGEST:
-        raise UsageError(
-            f"the seconds of a proof must be more than 0 and at most {_LONGEST:,}, not {proof_seconds:g}"
-        )
-    chosen = choose_passes(passes, skip)
-    facts = asked(
-        load_target(target or GENERIC), chosen, form, rows_per_tile, inline_composites=inline_composites
-    )
+    check_options(options, source)
+    passes = choose_passes(options)
+    target = choose_target(options, passes)
+    dry_run, overwrite = options.get("dry_run", False), options.get("overwrite", False)
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
         stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
-        prover = None
-        if verify != "none":
-            name, exhaustive = path_of(source) or "", verify == "exhaustive"
-            prover = proving.enter_context(
-                RegionProver(model=name, time_limit=proof_seconds, exhaustive=exhaustive)
-            )
-            prover.start()  # first: the runtime's import overlaps with reading the model
-        container = open_container(source, sections)
-        check_not_compiled(container.parts[0].model, path_of(source))
+        prover = _start_prover(proving, options, path_of(source))
+        container = open_container(source, options.get("sections", "prefill-decode"))
+        model = container.parts[0].model
+        check_not_compiled(model, path_of(source))
         destination = (
             None if dry_run else destination_of(source, output, container.suffix, overwrite=overwrite)
         )
-        model = container.parts[0].model
-        result = ConversionResult(path_of(source), None, facts.name, verify, model=model)
-        stack.enter_context(_carrying(result))
-        result.soundness = find_unsound(container)
-        check_soundness(result, require_sound=require_sound)
-        if extract_signature is not None:
-            _extract(container, extract_signature)
-        _fix(container, shapes or {})
-        wanted = choose_signatures(container, signatures)
-        for part in container.parts:
-            _rewrite(part, chosen, facts, wanted, prover, result, progress, container.positions)
-        proving.close()  # writing needs memory too
-        result.soundness += find_stopped(container)
-        check_soundness(result, require_sound=require_sound)
-        result.compiler_flags = facts.flags()
-        result.compile_with = facts.compile_command(str(destination or "MODEL"), result.compiler_flags)
-        _lay_out(container, facts)
-        check_requirements(result, require_match=require_match, require_all=require_all)
-        check = (
-            partial(_compare_whole, container, result, extract_signature, progress)
-            if verify == "full"
-            else None
+        result = ConversionResult(
+            path_of(source), None, target.name, options.get("verify", "regions"), model=model
         )
+        stack.enter_context(_carrying(result))
+        conversion = _Conversion(container, passes, target, options, prover, result)
+        conversion.rewrite_models()
+        proving.close()  # writing needs memory too
+        result.compiler_flags = target.flags()
+        result.compile_with = target.compile_command(str(destination or "MODEL"), result.compiler_flags)
+        check_requirements(
+            result,
+            require_match=options.get("require_match", False),
+            require_all=options.get("require_all", False),
+        )
+        check = conversion.compare_whole if result.verified == "full" else None
         if destination is not None:
-            on_bytes = None if progress is None else partial(progress, "writing")
+            on_progress = options.get("progress")
+            on_bytes = None if on_progress is None else partial(on_progress, "writing")
             container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
             result.output = str(destination)
         elif check is not None:
             check(None)
     result.seconds = time.perf_counter() - started
-    (on_result or (lambda _: None))(result)
+    if on_result := options.get("on_result"):
+        on_result(result)
     return result if exported is None else remade(exported, model)
+
+
+def _start_prover(stack: ExitStack, options: ConvertOptions, path: str | None) -> RegionProver | None:
+    """What proves rewrites until the stack closes; started early, its imports overlap with reading the model."""
+    verify = options.get("verify", "regions")
+    if verify == "none":
+        return None
+    exhaustive, seconds = verify == "exhaustive", options.get("proof_seconds")
+    prover = stack.enter_context(RegionProver(model=path or "", time_limit=seconds, exhaustive=exhaustive))
+    prover.start()
+    return prover
 
 
 @contextmanager
 def _carrying(result: ConversionResult) -> Iterator[None]:
-    """Within the block, what ends the conversion carries the result as far as it is known."""
+    """Within the block, an error that ends the conversion carries the result as far as it is known."""
     try:
         yield
     except (EdgeOptError, KeyboardInterrupt) as error:
@@ -212,140 +182,134 @@ def _carrying(result: ConversionResult) -> Iterator[None]:
         raise
 
 
-def _lay_out(container: Container, facts: Target) -> None:
-    """Weights and the kinds of operators where the target reads them."""
-    for part in container.parts:
-        part.changed |= facts.external_weights is False and take_weights_inside(part.model)
-        part.changed |= facts.new_operator_codes is False and fill_old_codes(part.model)
+@dataclass(slots=True)
+class _Conversion:
+    """The models of one conversion, how they are rewritten, and the result that says what was done."""
 
+    container: Container
+    passes: list[Pass]
+    target: Target
+    options: ConvertOptions
+    prover: RegionProver | None
+    result: ConversionResult
 
-def _extract(container: Container, key: str) -> None:
-    known = [signature.key for part in container.parts for signature in part.model.signatures]
-    if key not in known:
-        raise unknown("signature", key, known)
-    if container.bundle is not None:
-        raise UsageError("a bundle needs all signatures of its models: extract from the .tflite file instead")
-    keep_signature(container.parts[0].model, key)
+    def rewrite_models(self) -> None:
+        """Fix shapes, run the passes, and lay the models out as the target reads them."""
+        container, result = self.container, self.result
+        require_sound = self.options.get("require_sound", False)
+        result.soundness = find_unsound(container)
+        check_soundness(result, require_sound=require_sound)
+        self._extract_signature()
+        shapes = choose_shapes(container, self.options.get("shapes") or {})
+        for part, given in zip(container.parts, shapes, strict=True):
+            if given:
+                fix_shapes(part.model, given)
+                part.changed = True
+        signatures = choose_signatures(container, self.options.get("signatures"))
+        for part in container.parts:
+            self._rewrite(part, signatures, container.positions)
+        result.soundness += find_stopped(container)
+        check_soundness(result, require_sound=require_sound)
+        for part in container.parts:
+            part.changed |= self.target.external_weights is False and take_weights_inside(part.model)
+            part.changed |= self.target.new_operator_codes is False and fill_old_codes(part.model)
 
+    def _extract_signature(self) -> None:
+        key = self.options.get("extract_signature")
+        if key is None:
+            return
+        keys = [signature.key for part in self.container.parts for signature in part.model.signatures]
+        if key not in keys:
+            raise unknown("signature", key, keys)
+        if self.container.bundle is not None:
+            raise UsageError(
+                "a bundle needs all signatures of its models: extract from the .tflite file instead"
+            )
+        keep_signature(self.container.parts[0].model, key)
 
-def _fix(container: Container, shapes: Mapping[str, Sequence[int]]) -> None:
-    for part, given in zip(container.parts, choose_shapes(container, shapes), strict=True):
-        if given:
-            fix_shapes(part.model, given)
+    def _rewrite(self, part: Part, signatures: frozenset[str], positions: int | None) -> None:
+        """Run the passes on the chosen entry points of one model, and add what they did to the result."""
+        model, done = part.model, len(self.result.sites)
+        passes = part.taking_part(self.passes)
+        entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in signatures]
+        # A subgraph of several signatures is rewritten once, under the first one's name.
+        owners = {id(graph): name for name, graph in reversed(entries)}
+        usage = Usage.of(model)
+        old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+        before = {name: (len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()}
+        # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
+        total = done + sum(one.name == "SOFTMAX" for _, graph in entries for one in graph.operators)
+        with doubted(model.subgraphs):
+            for name, graph in entries:
+                if owners[id(graph)] == name:
+                    context = Context(
+                        model,
+                        graph,
+                        part.signature(name),
+                        self.target,
+                        Constants(model),
+                        self.prover,
+                        partial(self._add_site, total),
+                        positions,
+                    )
+                    self._run_passes(passes, context)
+            for site in attention_uncalled(model):
+                self._add_site(total, site)
+        sites = self.result.sites[done:]
+        if any(site.status is Status.CONVERTED for site in sites):
+            raise_runtime_version(model)
+            remove_unused(model, usage)
+            name_apart(model, old)
             part.changed = True
+        self.result.signatures += _summaries(part, owners, before, sites)
 
+    def _run_passes(self, passes: list[Pass], context: Context) -> None:
+        reported = len(self.result.sites)
+        for chosen in passes:
+            run_pass(chosen, context)
+        sites, split = self.result.sites[reported:], PASSES[MhaToSha.name] in passes
+        for site in attention_left(context.model, context.subgraph, context.signature, sites, split=split):
+            assert context.on_site is not None
+            context.on_site(site)
 
-def _rewrite(
-    part: Part,
-    passes: list[Pass],
-    target: Target,
-    wanted: frozenset[str],
-    prover: RegionProver | None,
-    result: ConversionResult,
-    progress: Progress | None,
-    positions: int | None,
-) -> None:
-    """Run the passes on the wanted entry points of one model, and add what they did to the result."""
-    model = part.model
-    passes = part.taking_part(passes)
-    entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in wanted]
-    first = {id(graph): name for name, graph in reversed(entries)}
-    usage = Usage.of(model)
-    old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
-    before = [(name, graph, len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()]
-    done = len(result.sites)
-    # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
-    total = done + sum(one.name == "SOFTMAX" for _, graph in entries for one in graph.operators)
-
-    def on_site(report: SiteReport) -> None:
-        result.sites.append(report)
+    def _add_site(self, total: int, site: SiteReport) -> None:
+        sites, progress = self.result.sites, self.options.get("progress")
+        sites.append(site)
         if progress is not None:
-            progress("rewriting", len(result.sites), max(total, len(result.sites)))
+            progress("rewriting", len(sites), max(total, len(sites)))
 
-    split = PASSES[MhaToSha.name] in passes
-    with doubted(model.subgraphs):
-        for name, graph in entries:
-            if first[id(graph)] != name:
+    def compare_whole(self, written: Path | None) -> None:
+        """Compare the models as they were with those written or, in a dry run, with those in memory.
+
+        Raises:
+            DifferenceFoundError: an output is not as near as the rewrites' demands allow.
+        """
+        extracted = self.options.get("extract_signature")
+        for part, (before, after) in zip(self.container.parts, self.container.pairs(written), strict=True):
+            names = [name for name, _ in part.model.entry_points()]
+            sites = {
+                name: [site for site in self.result.sites if site.signature == part.signature(name)]
+                for name in names
+            }
+            # What was held to a reference of its own is meant to differ, and was run at every value of its input.
+            compared = [name for name in names if not any(map(_has_reference, sites[name]))]
+            if part.is_helper or not compared:
                 continue
-            context = Context(model, graph, part.signature(name), target, Constants(model), prover, on_site)
-            context.positions = positions
-            reported = len(result.sites)
-            for chosen_pass in passes:
-                run_pass(chosen_pass, context)
-            own = result.sites[reported:]
-            for site in attention_left(model, graph, context.signature, own, split=split):
-                on_site(site)
-        for site in attention_uncalled(model):
-            on_site(site)
-    own = result.sites[done:]
-    if any(site.status is Status.CONVERTED for site in own):
-        raise_runtime_version(model)
-        remove_unused(model, usage)
-        name_apart(model, old)
-        part.changed = True
-    result.signatures += _summaries(part, first, before, own)
-
-
-def _summaries(
-    part: Part,
-    first: Mapping[int, str],
-    before: Sequence[tuple[str, Subgraph, int, int]],
-    own: Sequence[SiteReport],
-) -> Iterator[SignatureSummary]:
-    """Each entry point before and after; of a helper those with sites only."""
-    with_sites = {site.signature for site in own}
-    for name, graph, operators, largest in before:
-        told = part.signature(first.get(id(graph), name))
-        if part.is_helper and told not in with_sites:
-            continue
-        blocks = [s for s in own if s.signature == told and (s.heads or 0) > 1]
-        converted = sum(site.status is Status.CONVERTED for site in blocks)
-        sizes = (operators, len(graph), largest, _largest_tensor(graph), len(blocks), converted)
-        shared = (
-            part.signature(other)
-            for other, its in part.model.entry_points()
-            if its is graph and other != name
-        )
-        yield SignatureSummary(part.signature(name), *sizes, tuple(shared))
-
-
-def _largest_tensor(graph: Subgraph) -> int:
-    """Bytes of the largest tensor that an operator of the subgraph defines."""
-    tensors = (tensor for operator in graph.operators for tensor in operator.outputs)
-    return max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
-
-
-def _compare_whole(
-    container: Container,
-    result: ConversionResult,
-    extracted: str | None,
-    progress: Progress | None,
-    written: Path | None,
-) -> None:
-    """Compare the models as they were with those written or, in a dry run, with those in memory."""
-    signatures = None if extracted is None else [extracted]
-    for part, (before, after) in zip(container.parts, container.pairs(written), strict=True):
-        if part.is_helper:
-            continue
-        names = {name: part.signature(name) for name, _ in part.model.entry_points()}
-        sites = {name: [s for s in result.sites if s.signature == told] for name, told in names.items()}
-        allowed = allowances(part.model, sites)
-        # What was held to a reference of its own is meant to differ, and was run at every value of its input.
-        kept = [name for name in signatures or names if not any(map(_has_reference, sites[name]))]
-        if not kept:
-            continue
-        wanted = signatures if len(kept) == len(names) else kept
-        report = compare(before, after, signatures=wanted, locate=False, progress=progress)
-        for found in report.signatures:
-            # A model without signatures is compared as `main`, whatever its subgraph is called.
-            name = found.name if part.model.signatures else next(iter(allowed))
-            result.whole.append(WholeSignature(part.signature(name), allowed[name], found))
-    failed = next((signature for signature in result.whole if not signature.holds), None)
-    if failed is not None:
-        raise DifferenceFoundError(
-            f"the converted model differs from the input: {failed.violation()}{_known(result, failed.name)}; "
-            "nothing was written"
-        )
+            allowed = allowances(part.model, sites)
+            wanted = None if extracted is None and len(compared) == len(names) else compared
+            report = compare(
+                before, after, signatures=wanted, locate=False, progress=self.options.get("progress")
+            )
+            for found in report.signatures:
+                # A model without signatures is compared as `main`, whatever its subgraph is called.
+                name = found.name if part.model.signatures else names[0]
+                self.result.whole.append(WholeSignature(part.signature(name), allowed[name], found))
+        for signature in self.result.whole:
+            if not signature.holds:
+                known = _known(self.result, signature.name)
+                raise DifferenceFoundError(
+                    f"the converted model differs from the input: {signature.violation()}{known}; nothing was written"
+                )
 
 
 def _has_reference(site: SiteReport) -> bool:
@@ -356,9 +320,42 @@ def _has_reference(site: SiteReport) -> bool:
 def _known(result: ConversionResult, signature: str) -> str:
     """What the proofs of a signature's sites said that may explain a difference between the whole models."""
     sites = [site for site in result.converted if site.signature == signature]
-    known = [(str(rows), site) for site in sites if (rows := MaskedRows.of([site])) is not None]
-    known += [(site.note, site) for site in sites if site.note]
-    if not known:
-        return ""
-    text, site = known[0]
+    for site in sites:
+        rows = MaskedRows.of([site])
+        if rows is not None:
+            return _explained(site, str(rows))
+    return next((_explained(site, site.note) for site in sites if site.note), "")
+
+
+def _explained(site: SiteReport, text: str) -> str:
     return f" (known of {site.pass_name}: {text}; skip='{site.pass_name}' leaves that as it was)"
+
+
+def _summaries(
+    part: Part, owners: dict[int, str], before: dict[str, tuple[int, int]], sites: list[SiteReport]
+) -> Iterator[SignatureSummary]:
+    """Each entry point before and after; of a helper those with sites only."""
+    with_sites = {site.signature for site in sites}
+    entries = part.model.entry_points()
+    for name, graph in entries:
+        owner = part.signature(owners.get(id(graph), name))
+        if part.is_helper and owner not in with_sites:
+            continue
+        blocks = [site for site in sites if site.signature == owner and (site.heads or 0) > 1]
+        operators, largest = before[name]
+        yield SignatureSummary(
+            part.signature(name),
+            operators,
+            len(graph),
+            largest,
+            _largest_tensor(graph),
+            len(blocks),
+            sum(site.status is Status.CONVERTED for site in blocks),
+            tuple(part.signature(other) for other, its in entries if its is graph and other != name),
+        )
+
+
+def _largest_tensor(graph: Subgraph) -> int:
+    """Bytes of the largest tensor that an operator of the subgraph defines."""
+    tensors = (tensor for operator in graph.operators for tensor in operator.outputs)
+    return max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
