@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.region import backward_slice
 from edge_opt.schema.data import Data
 
 _Array = NDArray[Any]
@@ -206,29 +207,13 @@ def find_rotary(graph: Subgraph, exact: Mapping[int, Tensor] | None = None) -> I
         if angle.name not in _ANGLES:
             continue
         places = places or {operator: place for place, operator in enumerate(graph.operators)}
-        above, sources = _leading_to(angle)
+        above, sources = backward_slice(angle.outputs)
         through_codes = any(_is_code(tensor) for operator in above for tensor in operator.outputs)
         if len(sources) == 1 and through_codes and sources[0].dtype in (DType.INT32, DType.INT64):
             (position,) = sources
             if not position.is_quantized and position in graph.inputs:
                 operators = (*sorted(above, key=places.__getitem__), *_following(graph, angle))
                 yield Rotary(position, operators, exact or {})
-
-
-def _leading_to(operator: Operator) -> tuple[list[Operator], list[Tensor]]:
-    """An operator with all that it depends on, and the tensors that no operator makes, constants left out."""
-    found, sources = {operator: None}, dict[int, Tensor]()
-    pending = [operator]
-    while pending:
-        for tensor in pending.pop().inputs:
-            if tensor is None or tensor.is_constant:
-                continue
-            if tensor.producer is None:
-                sources[id(tensor)] = tensor
-            elif tensor.producer not in found:
-                found[tensor.producer] = None
-                pending.append(tensor.producer)
-    return list(found), list(sources.values())
 
 
 def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:

@@ -17,6 +17,7 @@ from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.graph_facts import keeps_state
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.extract import cut_out
+from edge_opt.ir.region import backward_slice
 from edge_opt.ir.text import operator_text
 from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.protocol import Array
@@ -80,22 +81,8 @@ class _Side:
         self, roots: Iterable[Tensor], known: Container[Tensor] = ()
     ) -> tuple[list[Operator], list[Tensor]]:
         """The operators that compute the roots from known tensors and inputs, in order; and what they start from."""
-        operators: set[Operator] = set()
-        border: dict[Tensor, None] = {}
-        pending = [root.producer for root in roots if root.producer is not None]
-        while pending:
-            operator = pending.pop()
-            if operator in operators:
-                continue
-            operators.add(operator)
-            for tensor in operator.inputs:
-                if tensor is None or tensor.is_constant:
-                    continue
-                if tensor.producer is None or tensor in known:
-                    border[tensor] = None
-                else:
-                    pending.append(tensor.producer)
-        return [operator for operator in self.graph.operators if operator in operators], list(border)
+        operators, starts = backward_slice(roots, known)
+        return [operator for operator in self.graph.operators if operator in operators], starts
 
     def cut(self, signature: SignatureInfo, probes: Sequence[Tensor]) -> Model:
         """A model with the same inputs whose outputs are the probes, by number."""

@@ -32,11 +32,49 @@ def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Ope
     return tensor, passed
 
 
+def backward_slice(
+    tensors: Iterable[Tensor], stops: Container[Tensor] = ()
+) -> tuple[set[Operator], list[Tensor]]:
+    """The operators that compute the tensors, and the tensors that this starts from, constants left out.
+
+    It starts from `stops` and from what no operator defines.
+    """
+    operators: set[Operator] = set()
+    starts: dict[Tensor, None] = {}
+    pending = [tensor.producer for tensor in tensors if tensor.producer is not None]
+    while pending:
+        operator = pending.pop()
+        if operator in operators:
+            continue
+        operators.add(operator)
+        for tensor in operator.inputs:
+            if tensor is None or tensor.is_constant:
+                continue
+            if tensor.producer is None or tensor in stops:
+                starts[tensor] = None
+            else:
+                pending.append(tensor.producer)
+    return operators, list(starts)
+
+
+def needed_for(
+    tensors: Iterable[Tensor], operators: Sequence[Operator], stops: Container[Tensor] = ()
+) -> list[Operator]:
+    """As `backward_slice` among operators in execution order, which need not be in a graph."""
+    wanted = set[Tensor | None](tensors)
+    needed: list[Operator] = []
+    for operator in reversed(operators):
+        if not wanted.isdisjoint(operator.outputs):
+            needed.append(operator)
+            wanted.update(tensor for tensor in operator.inputs if tensor not in stops)
+    return needed[::-1]
+
+
 def still_needed(
     subgraph: Subgraph,
     old: Sequence[Operator],
     replaced: Operator,
-    new: Collection[Operator] = (),
+    new: Iterable[Operator] = (),
     redefined: Collection[Tensor] = (),
 ) -> list[Operator]:
     """Of the `old` operators (in execution order), those that must stay when `replaced` is defined anew.
@@ -45,20 +83,15 @@ def still_needed(
     ones define them, as `redefined` says), and the old ones that those need in turn.
     """
     inside = set(old)
-    anew = {id(tensor) for tensor in redefined}
-    needed: set[Operator] = set()
-    read_anew = {id(tensor) for operator in new for tensor in operator.inputs}
-    for operator in reversed(old):
-        if operator is replaced:
-            continue
-        for tensor in operator.outputs:
-            if id(tensor) not in anew and (
-                id(tensor) in read_anew
-                or subgraph.is_output(tensor)
-                or any(reader not in inside or reader in needed for reader in tensor.consumers)
-            ):
-                needed.add(operator)
-    return [operator for operator in old if operator in needed]
+    others = [operator for operator in old if operator is not replaced]
+    read_anew = {tensor for operator in new for tensor in operator.inputs}
+    wanted = [
+        tensor
+        for operator in others
+        for tensor in operator.outputs
+        if tensor not in redefined and (tensor in read_anew or read_outside(subgraph, tensor, inside))
+    ]
+    return needed_for(wanted, others, redefined)
 
 
 _HANDLES = frozenset({DType.RESOURCE, DType.VARIANT})

@@ -3,14 +3,14 @@
 Edits nothing.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
-from edge_opt.ir.region import reads
+from edge_opt.ir.region import backward_slice, reads
 from edge_opt.output.errors import UsageError, unknown
 
 _JOINING = frozenset({"CONCATENATION", "PACK", "RESHAPE", "SQUEEZE", "TRANSPOSE", "QUANTIZE"})
@@ -56,9 +56,11 @@ def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None
     largest = [place for place, size in enumerate(sizes) if size == max(sizes)]
     first = min(largest[len(largest) // 2], max(len(found) - blocks, 0))
     part = found[first : first + blocks]
-    known = _ancestors([found[first - 1].output]) if first else set()
+    known = backward_slice([found[first - 1].output])[0] if first else set()
     ends = [part[-1].output, *_projections(part[-1].output)]
-    return Layers(chosen, _cut(model, graph, chosen, _ancestors(ends) - known, ends), part[0], len(part))
+    return Layers(
+        chosen, _cut(model, graph, chosen, backward_slice(ends)[0] - known, ends), part[0], len(part)
+    )
 
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
@@ -73,7 +75,7 @@ def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) ->
             f"signature '{signature}' has no tensor '{missing[0]}', where the other model's layers end"
         )
     tensors = [made[name] for name in ends]
-    return _cut(model, graph, signature, _ancestors(tensors), tensors)
+    return _cut(model, graph, signature, backward_slice(tensors)[0], tensors)
 
 
 def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
@@ -127,15 +129,3 @@ def _names(known: dict[str, Tensor], tensors: Sequence[Tensor], kind: str) -> li
     """A signature's own names, where it has one, else numbers."""
     names = {id(tensor): name for name, tensor in known.items()}
     return [names.get(id(tensor), f"{kind}_{place}") for place, tensor in enumerate(tensors)]
-
-
-def _ancestors(tensors: Iterable[Tensor]) -> set[Operator]:
-    """All operators that the tensors are made by."""
-    found: set[Operator] = set()
-    pending = [tensor.producer for tensor in tensors]
-    while pending:
-        operator = pending.pop()
-        if operator is not None and operator not in found:
-            found.add(operator)
-            pending.extend(tensor.producer for tensor in operator.inputs if tensor is not None)
-    return found

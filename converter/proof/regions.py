@@ -5,7 +5,7 @@ Which of several regions is run in full follows from the order in which they are
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,7 +16,7 @@ from edge_opt.attention.rules import PRODUCTS
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.ir.region import is_pure
+from edge_opt.ir.region import is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
@@ -261,17 +261,7 @@ def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Te
     outputs = tuple(tensor for tensor in rewrite.outputs() if made[id(tensor)] not in same)
     if not outputs:
         return list(rewrite.old), list(rewrite.new), rewrite.outputs()
-    return _leading_to(rewrite.old, outputs), _leading_to(rewrite.new, outputs), outputs
-
-
-def _leading_to(operators: Sequence[Operator], outputs: Sequence[Tensor]) -> list[Operator]:
-    needed = {id(tensor) for tensor in outputs}
-    kept: list[Operator] = []
-    for operator in reversed(operators):
-        if any(id(tensor) in needed for tensor in operator.outputs):
-            kept.append(operator)
-            needed.update(id(tensor) for tensor in operator.inputs)
-    return kept[::-1]
+    return needed_for(outputs, rewrite.old), needed_for(outputs, rewrite.new), outputs
 
 
 def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_Known]:

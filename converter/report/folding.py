@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.region import needed_for
 from edge_opt.ir.text import operator_text
 
 
@@ -34,16 +35,9 @@ def folded(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> list
 
 def hoisted(operators: Sequence[Operator]) -> list[Operator]:
     """The operators in another valid order: what cuts tensors for several heads comes before the first head."""
-    producers = {id(tensor): operator for operator in operators for tensor in operator.outputs}
-    early: set[int] = set()
-    pending = [operator for operator in operators if len(operator.outputs) > 1]
-    while pending:
-        operator = pending.pop()
-        if id(operator) not in early:
-            early.add(id(operator))
-            sources = (producers.get(id(tensor)) for tensor in operator.inputs)
-            pending.extend(source for source in sources if source is not None)
-    return sorted(operators, key=lambda operator: id(operator) not in early)
+    cut = [tensor for operator in operators if len(operator.outputs) > 1 for tensor in operator.outputs]
+    early = set(needed_for(cut, operators))
+    return sorted(operators, key=lambda operator: operator not in early)
 
 
 def longest_repeat(kinds: Sequence[str], at_least: int = 4) -> Stretch:
