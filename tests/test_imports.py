@@ -1,6 +1,7 @@
 """Imports run one way between rooms, as the table says."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -123,6 +124,14 @@ def test_imports_run_one_way(layer: str) -> None:
         if name.split(".")[0] == "edge_opt" and layer_of_module(name) not in ALLOWED[layer]
     ]
     assert upward == []
+
+
+def test_the_page_lists_the_rooms_in_an_order_that_the_table_keeps() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(\w+)`", page.partition("<!-- rooms -->\n")[2].partition("\n\n")[0])
+    assert sorted(listed) == sorted(set(ALLOWED) - {"top", "testing", "main"})
+    for place, room in enumerate(listed):
+        assert (ALLOWED[room] & set(listed)) <= set(listed[: place + 1]), room
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
