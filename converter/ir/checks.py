@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from edge_opt.ir.graph import Operator, Subgraph, Tensor
-from edge_opt.ir.operators import misformed
+from edge_opt.ir.operators import KINDS
 from edge_opt.ir.options import options_table
 from edge_opt.ir.references import SUBGRAPH_FIELDS, check_references
 from edge_opt.output.errors import ModelFormatError
@@ -113,7 +113,8 @@ class SubgraphChecks:
             if id(output) in self._defined or output.is_constant:
                 raise self.fail(f"{where}: defines '{output.name}', which is already defined")
             self._defined.add(id(output))
-        reason = misformed(name, operator.inputs, operator.outputs)
+        kind = KINDS.get(name)
+        reason = kind.misfit(operator.inputs, operator.outputs) if kind and kind.is_followed else None
         if reason is not None:
             raise self.fail(f"{where}: {reason}")
         options, expected = operator.options, options_table(name)

@@ -1,101 +1,166 @@
-"""What the schema does not say of operators: numbers of inputs and outputs, versions."""
+"""What the schema does not say of operators: their inputs and outputs, what they do with elements, versions."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Tensor
 
 
-class Arity(NamedTuple):
-    """At least `least` and at most `most` inputs (None: any number), `outputs` outputs (None: any number).
+class Effect(Enum):
+    """What an operator does with the elements of its data operands."""
 
-    Inputs from `least` to `most` may be left out; without a limit only where there are `gaps`.
+    ELEMENTWISE = auto()  # each result element is computed from the operands' elements at its place; they may broadcast
+    ALONG_ROWS = auto()  # each row of the last axis is computed from the operand's row, which has the same length
+    REDUCTION = auto()  # folds whole axes
+    PRODUCT = auto()  # of matrices
+    CONVOLUTION = auto()
+    REARRANGING = auto()  # all elements, under other axes
+    CUTTING = auto()  # parts of the operand; each result is one
+    PADDING = auto()
+    REPEATING = auto()  # may take elements several times
+    JOINING = auto()
+    CALLING = auto()  # runs subgraphs
+    RANDOM = auto()
+    UNKNOWN = auto()  # code that is not the runtime's
+    OTHER = auto()  # nothing above; no rewrite looks at it
+
+
+_UNSEEN: Final = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorKind:
+    """What is known of an operator by its name alone.
+
+    It has `least` to `most` inputs (by default exactly `least`, -1 is any number) and `outputs` outputs (None: any
+    number). Inputs from `least` to `most` may be left out; without a limit only where there are `gaps`.
+
+    `data` are the inputs that the results are made of (None: all), the others steer. `result` is the type of results:
+    "data" that of the first data operand, the name of an option, a type, or None where nothing fixes it. With `copies`
+    the results hold the data operands' stored numbers as they are. Only a CUTTING operator has several such results;
+    behind the first, those of others hold indices or scratch.
     """
 
-    least: int
-    most: int | None
-    outputs: int | None
+    effect: Effect
+    least: int = 1
+    most: int | None = None
+    outputs: int | None = 1
+    data: tuple[int, ...] | None = (0,)
+    result: DType | str | None = "data"
+    copies: bool = False
     gaps: bool = False
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether rewrites look at the operator: then a graph where it has another form is refused."""
+        return self.effect not in _UNSEEN
 
     def misfit(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str | None:
         """Why an operator cannot have these inputs and outputs; None where it can."""
-        least, most = self.least, self.most
-        if len(inputs) < least or (most is not None and len(inputs) > most):
-            wanted = f"{least} or more" if most is None else " or ".join(map(str, range(least, most + 1)))
+        least, most = self.least, self.least if self.most is None else self.most
+        if len(inputs) < least or 0 <= most < len(inputs):
+            wanted = f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
             return f"has {len(inputs)} inputs, expected {wanted}"
+        if self.is_followed and not outputs:
+            return f"has 0 outputs, expected {self.outputs or '1 or more'}"
         if self.outputs not in (None, len(outputs)):
             return f"has {len(outputs)} outputs, expected {self.outputs}"
-        required = inputs if most is None and not self.gaps else inputs[:least]
+        required = inputs if most < 0 and not self.gaps else inputs[:least]
         return "leaves out an input that it needs" if None in required else None
 
-
-# Of these, that rewrites look at, a graph that says otherwise is refused; of the others, the shapes are not derived.
-# Source: TFLite, each kernel's Prepare, `TF_LITE_ENSURE_EQ(context, NumInputs(node), ...)`.
-_FOLLOWED: Final[dict[Arity, str]] = {
-    Arity(1, 1, 1): (
-        "ABS CAST CEIL COS DEQUANTIZE ELU EXP FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX "
-        "NEG QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIGN SIN SOFTMAX SQRT SQUARE SQUEEZE TANH "
-        "ZEROS_LIKE"
-    ),
-    Arity(1, 2, 1): "RESHAPE",
-    Arity(1, None, 1): "CONCATENATION PACK",
-    Arity(1, 1, None): "UNPACK",
-    Arity(2, 2, 1): (
-        "ADD ATAN2 BATCH_MATMUL BITWISE_XOR BROADCAST_TO DIV EQUAL EXPAND_DIMS FLOOR_DIV FLOOR_MOD GATHER GREATER "
-        "GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR MAXIMUM MEAN MINIMUM MIRROR_PAD MUL NOT_EQUAL PAD POW "
-        "PRELU REDUCE_MAX REDUCE_MIN REDUCE_PROD RIGHT_SHIFT SQUARED_DIFFERENCE SUB SUM TILE TRANSPOSE"
-    ),
-    Arity(2, 2, None): "SPLIT",
-    Arity(2, 3, 1): "CONV_2D",
-    Arity(2, 3, None): "FULLY_CONNECTED",
-    Arity(2, None, 1): "ADD_N",
-    Arity(3, 3, 1): "PADV2 SELECT SELECT_V2 SLICE",
-    Arity(3, 3, None): "SPLIT_V",
-    Arity(4, 4, 1): "STRIDED_SLICE",
-}
-_OTHERS: Final[dict[Arity, str]] = {
-    Arity(0, 0, 0): "CALL_ONCE",
-    Arity(0, 0, 1): "VAR_HANDLE",
-    Arity(0, None, None, gaps=True): "CALL STABLEHLO_COMPOSITE",
-    Arity(1, 1, 1): (
-        "AVERAGE_POOL_2D BITCAST BUCKETIZE COMPLEX_ABS DENSIFY DEPTH_TO_SPACE FAKE_QUANT IMAG L2_NORMALIZATION "
-        "L2_POOL_2D MAX_POOL_2D RANDOM_STANDARD_NORMAL RANDOM_UNIFORM RANK READ_VARIABLE REAL SHAPE SPACE_TO_DEPTH "
-        "WHERE"
-    ),
-    Arity(1, 1, 2): "STABLEHLO_RNG_BIT_GENERATOR",
-    Arity(1, None, None): "WHILE",
-    Arity(1, None, None, gaps=True): "IF STABLEHLO_CASE",
-    Arity(2, 2, 0): "ASSIGN_VARIABLE",
-    Arity(2, 2, 1): (
-        "ARG_MAX ARG_MIN BROADCAST_ARGS CUMSUM EMBEDDING_LOOKUP FILL GATHER_ND REDUCE_ALL REDUCE_ANY RESIZE_BILINEAR "
-        "RESIZE_NEAREST_NEIGHBOR REVERSE_V2 RFFT2D STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM "
-        "STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_PAD STABLEHLO_SHIFT_LEFT"
-    ),
-    Arity(2, 2, 2): "TOPK_V2",
-    Arity(2, 3, 1): "CONV_3D DEPTHWISE_CONV_2D",
-    Arity(2, None, None): "STABLEHLO_REDUCE_WINDOW",
-    Arity(3, 3, 1): (
-        "DYNAMIC_UPDATE_SLICE RANGE SCATTER_ND UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
-        "UNSORTED_SEGMENT_SUM"
-    ),
-    Arity(3, 4, 1): "TRANSPOSE_CONV",
-    Arity(3, None, None): "STABLEHLO_SCATTER",
-    Arity(4, 4, 1): "ONE_HOT",
-}
-FOLLOWED: Final = frozenset(" ".join(_FOLLOWED.values()).split())
-ARITIES: Final = {
-    name: arity for table in (_FOLLOWED, _OTHERS) for arity, names in table.items() for name in names.split()
-}
+    def data_operands(self, inputs: Sequence[Tensor | None]) -> list[Tensor]:
+        """Of an operator's inputs, those that its results are made of."""
+        places = range(len(inputs)) if self.data is None else self.data
+        return [tensor for place in places if place < len(inputs) and (tensor := inputs[place]) is not None]
 
 
-def misformed(name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str | None:
-    """Why an operator that rewrites look at cannot have these inputs and outputs; None where it can."""
-    if name not in FOLLOWED:
-        return None
-    if not outputs:
-        return f"has 0 outputs, expected {ARITIES[name].outputs or '1 or more'}"
-    return ARITIES[name].misfit(inputs, outputs)
+# Source: TFLite, each kernel's Prepare: `TF_LITE_ENSURE_EQ(context, NumInputs(node), ...)`, `output->type = ...`,
+# TF_LITE_ENSURE_TYPES_EQ. Kernels copy, or compare, stored numbers; concatenation.cc, pack.cc, unpack.cc and
+# expand_dims.cc demand equal parameters.
+_KINDS: Final[dict[str, OperatorKind]] = {
+    (
+        "ABS CEIL COS ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGICAL_NOT LOGISTIC NEG RELU RELU6 "
+        "RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIGN SIN SQRT SQUARE TANH ZEROS_LIKE"
+    ): OperatorKind(Effect.ELEMENTWISE),
+    "CAST COMPLEX_ABS IMAG QUANTIZE REAL": OperatorKind(Effect.ELEMENTWISE, result=None),
+    "DEQUANTIZE": OperatorKind(Effect.ELEMENTWISE, result=DType.FLOAT32),
+    "BUCKETIZE": OperatorKind(Effect.ELEMENTWISE, result=DType.INT32),
+    (
+        "ADD ATAN2 BITWISE_XOR DIV FLOOR_DIV FLOOR_MOD LOGICAL_AND LOGICAL_OR MUL POW RIGHT_SHIFT SQUARED_DIFFERENCE "
+        "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_SHIFT_LEFT SUB"
+    ): OperatorKind(Effect.ELEMENTWISE, 2, data=(0, 1)),
+    "MAXIMUM MINIMUM": OperatorKind(Effect.ELEMENTWISE, 2, data=(0, 1), copies=True),
+    "EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL NOT_EQUAL": OperatorKind(
+        Effect.ELEMENTWISE, 2, data=(0, 1), result=DType.BOOL
+    ),
+    "PRELU": OperatorKind(Effect.ELEMENTWISE, 2),
+    "ADD_N": OperatorKind(Effect.ELEMENTWISE, 2, -1, data=None),
+    "SELECT SELECT_V2": OperatorKind(Effect.ELEMENTWISE, 3, data=(1, 2), copies=True),
+    "L2_NORMALIZATION LOG_SOFTMAX": OperatorKind(Effect.ALONG_ROWS),
+    "SOFTMAX": OperatorKind(Effect.ALONG_ROWS, result=None),
+    "MEAN REDUCE_ALL REDUCE_ANY REDUCE_PROD SUM": OperatorKind(Effect.REDUCTION, 2),
+    "REDUCE_MAX REDUCE_MIN": OperatorKind(Effect.REDUCTION, 2, copies=True),
+    "BATCH_MATMUL": OperatorKind(Effect.PRODUCT, 2, data=(0, 1)),
+    "FULLY_CONNECTED": OperatorKind(Effect.PRODUCT, 2, 3, outputs=None),
+    "CONV_2D CONV_3D DEPTHWISE_CONV_2D": OperatorKind(Effect.CONVOLUTION, 2, 3),
+    "TRANSPOSE_CONV": OperatorKind(Effect.CONVOLUTION, 3, 4, data=(2,)),
+    "SQUEEZE": OperatorKind(Effect.REARRANGING, copies=True),
+    "RESHAPE": OperatorKind(Effect.REARRANGING, 1, 2, copies=True),
+    "EXPAND_DIMS TRANSPOSE": OperatorKind(Effect.REARRANGING, 2, copies=True),
+    "SLICE": OperatorKind(Effect.CUTTING, 3, copies=True),
+    "STRIDED_SLICE": OperatorKind(Effect.CUTTING, 4, copies=True),
+    "SPLIT": OperatorKind(Effect.CUTTING, 2, outputs=None, data=(1,), copies=True),
+    "SPLIT_V": OperatorKind(Effect.CUTTING, 3, outputs=None, copies=True),
+    "UNPACK": OperatorKind(Effect.CUTTING, outputs=None, copies=True),
+    "MIRROR_PAD PAD": OperatorKind(Effect.PADDING, 2, copies=True),
+    "PADV2": OperatorKind(Effect.PADDING, 3, data=(0, 2), copies=True),
+    "BROADCAST_TO GATHER TILE": OperatorKind(Effect.REPEATING, 2, copies=True),
+    "CONCATENATION PACK": OperatorKind(Effect.JOINING, 1, -1, data=None, copies=True),
+    "CALL_ONCE": OperatorKind(Effect.CALLING, 0, outputs=0, data=()),
+    "CALL STABLEHLO_COMPOSITE": OperatorKind(Effect.CALLING, 0, -1, None, (), None, gaps=True),
+    "IF STABLEHLO_CASE": OperatorKind(Effect.CALLING, 1, -1, None, (), None, gaps=True),
+    "WHILE": OperatorKind(Effect.CALLING, 1, -1, None, (), None),
+    "RANDOM_STANDARD_NORMAL RANDOM_UNIFORM": OperatorKind(Effect.RANDOM, data=(), result=None),
+    "MULTINOMIAL": OperatorKind(Effect.RANDOM, 2, data=(), result=None),
+    "STABLEHLO_RNG_BIT_GENERATOR": OperatorKind(Effect.RANDOM, outputs=2, data=(), result=None),
+    "CUSTOM DELEGATE STABLEHLO_CUSTOM_CALL": OperatorKind(Effect.UNKNOWN, 0, -1, None, (), None, gaps=True),
+    "AVERAGE_POOL_2D DENSIFY L2_POOL_2D": OperatorKind(Effect.OTHER),
+    "DEPTH_TO_SPACE MAX_POOL_2D SPACE_TO_DEPTH": OperatorKind(Effect.OTHER, copies=True),
+    "BITCAST READ_VARIABLE": OperatorKind(Effect.OTHER, result=None),
+    "RANK": OperatorKind(Effect.OTHER, result=DType.INT32),
+    "SHAPE": OperatorKind(Effect.OTHER, result="out_type"),
+    "WHERE": OperatorKind(Effect.OTHER, result=DType.INT64),
+    "VAR_HANDLE": OperatorKind(Effect.OTHER, 0, data=(), result=None),
+    "ASSIGN_VARIABLE": OperatorKind(Effect.OTHER, 2, outputs=0, data=()),
+    "ARG_MAX ARG_MIN": OperatorKind(Effect.OTHER, 2, result="output_type"),
+    "BROADCAST_ARGS STABLEHLO_PAD": OperatorKind(Effect.OTHER, 2, data=(0, 1)),
+    "CUMSUM RESIZE_BILINEAR": OperatorKind(Effect.OTHER, 2),
+    "GATHER_ND RESIZE_NEAREST_NEIGHBOR REVERSE_V2": OperatorKind(Effect.OTHER, 2, copies=True),
+    "EMBEDDING_LOOKUP": OperatorKind(Effect.OTHER, 2, data=(1,), result=None),
+    "FILL": OperatorKind(Effect.OTHER, 2, data=(1,), copies=True),
+    "RFFT2D": OperatorKind(Effect.OTHER, 2, result=DType.COMPLEX64),
+    "STABLEHLO_GATHER": OperatorKind(Effect.OTHER, 2, result=None),
+    "TOPK_V2": OperatorKind(Effect.OTHER, 2, outputs=2, copies=True),
+    "STABLEHLO_REDUCE_WINDOW": OperatorKind(Effect.OTHER, 2, -1, outputs=None, result=None),
+    "DYNAMIC_UPDATE_SLICE": OperatorKind(Effect.OTHER, 3, data=(0, 1), copies=True),
+    "RANGE": OperatorKind(Effect.OTHER, 3, data=(0, 1, 2)),
+    "SCATTER_ND": OperatorKind(Effect.OTHER, 3, data=(1,)),
+    "UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM": OperatorKind(
+        Effect.OTHER, 3
+    ),
+    "STABLEHLO_SCATTER": OperatorKind(Effect.OTHER, 3, -1, outputs=None, result=None),
+    "ONE_HOT": OperatorKind(Effect.OTHER, 4, data=(2, 3)),
+}
+KINDS: Final = {name: kind for names, kind in _KINDS.items() for name in names.split()}
+"""The one record of each operator: rooms register behaviour for it (a shape rule, say), and no facts of their own."""
+
+
+def operators_that(*effects: Effect) -> frozenset[str]:
+    """Names of the operators with one of these effects."""
+    return frozenset(name for name, kind in KINDS.items() if kind.effect in effects)
 
 
 # operator -> type of its data operand -> version; other types are version 1. Only operators that a rewrite adds are
@@ -191,5 +256,5 @@ def required_version(operator: Operator) -> int:
     """The version that an operator's types need; 1 for one that no rewrite adds."""
     if operator.name not in _VERSIONS:
         return 1
-    data = operator.input(1 if operator.name == "SPLIT" else 0)
+    data = KINDS[operator.name].data_operands(operator.inputs)[0]
     return operator_version(operator.name, data.dtype, len(data.shape), result=operator.outputs[0].dtype)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.ir import Operator
-from edge_opt.ir.operators import ARITIES
+from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.call import Call, Constant, Enter, Results
 from edge_opt.shapes.dimension import Shape, ShapeError, as_shape
@@ -41,7 +41,7 @@ def apply(entry: RuleEntry, call: Call) -> Results:
         ShapeError: the inputs cannot go together; the sentence has no place yet.
     """
     outputs = call.op.outputs
-    misfit = ARITIES[call.name].misfit(call.op.inputs, outputs)
+    misfit = KINDS[call.name].misfit(call.op.inputs, outputs)
     if misfit is not None:
         raise ShapeError(f"it {misfit}")
     try:
