@@ -5,7 +5,7 @@ import pytest
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes
 from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.ir.operators import ARITIES, FOLLOWED
+from edge_opt.ir.operators import KINDS
 from edge_opt.ir.references import DEEPEST, SUBGRAPH_FIELDS
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema import TABLES, new_table
@@ -28,12 +28,23 @@ def model_of(name: str, inputs: int, outputs: int, *, missing: int | None = None
     return to_bytes(model)
 
 
-def test_the_shape_rules_are_for_the_operators_of_known_form() -> None:
-    assert set(ARITIES) == set(SHAPE_RULES)
+def test_every_operator_with_a_shape_rule_has_a_record() -> None:
+    assert set(SHAPE_RULES) <= set(KINDS) <= set(BUILTIN_OPERATORS)
 
 
-def test_every_operator_that_a_rewrite_may_follow_has_a_form() -> None:
-    assert set(RULES) <= FOLLOWED
+def test_every_operator_that_a_rewrite_may_follow_is_checked_when_it_is_read() -> None:
+    assert all(KINDS[name].is_followed for name in RULES)
+
+
+@pytest.mark.parametrize("name", ["SPLIT", "SELECT_V2", "PADV2", "CONCATENATION", "TOPK_V2"])
+def test_a_record_says_which_inputs_the_results_are_made_of(name: str) -> None:
+    tensors = [Tensor(f"x{index}", (2,), DType.FLOAT32) for index in range(3)]
+    data = {"SPLIT": [1], "SELECT_V2": [1, 2], "PADV2": [0, 2], "CONCATENATION": [0, 1, 2], "TOPK_V2": [0]}[
+        name
+    ]
+    results = 3 if name == "SPLIT" else 1
+    assert KINDS[name].data_operands(tensors) == [tensors[place] for place in data]
+    assert KINDS[name].data_results(tensors) == tensors[:results]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +78,8 @@ def test_inputs_that_may_be_left_out_and_operators_nobody_knows_pass(
 
 
 def test_any_input_of_a_subgraph_that_is_run_may_be_left_out() -> None:
-    assert ARITIES["STABLEHLO_COMPOSITE"].misfit([None, None], []) is None
-    assert ARITIES["IF"].misfit([None], []) == "leaves out an input that it needs"
+    assert KINDS["STABLEHLO_COMPOSITE"].misfit([None, None], []) is None
+    assert KINDS["IF"].misfit([None], []) == "leaves out an input that it needs"
 
 
 def test_every_option_that_names_a_subgraph_is_known() -> None:

@@ -24,32 +24,25 @@ from edge_opt.attention.movement_rules import (
 )
 from edge_opt.attention.rule import Rule
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.operators import KINDS, Effect, operators_that
 
-_BINARY = (
-    "ADD SUB MUL DIV MAXIMUM MINIMUM POW SQUARED_DIFFERENCE FLOOR_DIV FLOOR_MOD EQUAL NOT_EQUAL LESS LESS_EQUAL "
-    "GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR ATAN2 BITWISE_XOR RIGHT_SHIFT SELECT_V2 PRELU ADD_N"
-)
-_UNARY = (
-    "ABS NEG EXP LOG SQRT RSQRT SQUARE SIN COS TANH LOGISTIC RELU RELU6 RELU_N1_TO_1 RELU_0_TO_1 GELU ELU "
-    "HARD_SWISH LEAKY_RELU CAST QUANTIZE DEQUANTIZE LOGICAL_NOT FLOOR CEIL ROUND SIGN ZEROS_LIKE"
-)
-PRODUCTS = frozenset({"BATCH_MATMUL", "FULLY_CONNECTED"})
-MOVEMENT = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE"})
-CUTTING = frozenset({"SLICE", "STRIDED_SLICE", "SPLIT", "SPLIT_V"})
-PADDING = frozenset({"PAD", "PADV2", "MIRROR_PAD"})
-REPEATING = frozenset({"BROADCAST_TO", "TILE", "GATHER"})
-UNARY = frozenset(_UNARY.split())
-ELEMENTWISE = frozenset((*_BINARY.split(), *UNARY, "SELECT"))
+PRODUCTS = operators_that(Effect.PRODUCT)
+MOVEMENT = operators_that(Effect.REARRANGING)
+CUTTING = operators_that(Effect.CUTTING)
+PADDING = operators_that(Effect.PADDING)
+REPEATING = operators_that(Effect.REPEATING)
+ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
+UNARY = frozenset(name for name in ELEMENTWISE if KINDS[name].least == 1)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_BINARY.split(), *UNARY), Elementwise()),
-    **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS"), Regroup()),
-    **dict.fromkeys(("SOFTMAX", "LOG_SOFTMAX"), AlongLastAxis()),
+    **dict.fromkeys(ELEMENTWISE, Elementwise()),
+    **dict.fromkeys(MOVEMENT, Regroup()),
+    **dict.fromkeys(operators_that(Effect.ALONG_ROWS), AlongLastAxis()),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
     **dict.fromkeys(("SPLIT", "SPLIT_V"), Split()),
     **dict.fromkeys(PADDING, Pad()),
-    **dict.fromkeys(("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"), Reduce()),
-    **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),
+    **dict.fromkeys(operators_that(Effect.REDUCTION), Reduce()),
+    **dict.fromkeys(REPEATING, Broadcast()),
     "GATHER": Gather(),
     "SELECT": Select(),
     "TRANSPOSE": Transpose(),
@@ -87,5 +80,4 @@ def is_turned(product: Operator, index: int) -> bool:
 
 def data_input(operator: Operator) -> Tensor | None:
     """The input that an operator of one data operand rearranges, cuts or maps; the others steer it."""
-    index = 1 if operator.name == "SPLIT" else 0
-    return operator.inputs[index] if index < len(operator.inputs) else None
+    return next(iter(KINDS[operator.name].data_operands(operator.inputs)), None)

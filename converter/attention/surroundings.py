@@ -22,18 +22,19 @@ from edge_opt.attention.rules import (
     multiplies_activations,
 )
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import Refusal
 from edge_opt.ir.region import moved_from
 
-JOINING = frozenset({"CONCATENATION", "PACK"})
+JOINING = operators_that(Effect.JOINING)
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 _PROJECTIONS = PRODUCTS | {"CONV_2D"}
 _FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
-_PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"UNPACK", "PACK"}
+_PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"PACK"}
 _SUMS = frozenset({"SUM", "MEAN"})
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
-OPAQUE = frozenset({"STABLEHLO_COMPOSITE", "CUSTOM", "CALL", "IF", "WHILE"})
+OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 """Operators that may do anything, a value product for instance."""
 
 

@@ -5,23 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.operators import KINDS
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
-
-# Operators whose results have the numbers of these operands, as they are: an index stays one. None: of all operands.
-_FIRST, _ALL = (0,), None
-_CARRIES: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(
-        ("CAST", "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "SLICE", "STRIDED_SLICE"), _FIRST
-    ),
-    **dict.fromkeys(
-        ("BROADCAST_TO", "TILE", "PAD", "REVERSE_V2", "SPLIT_V", "UNPACK", "GATHER", "GATHER_ND"), _FIRST
-    ),
-    **dict.fromkeys(("CONCATENATION", "PACK", "MINIMUM", "MAXIMUM"), _ALL),
-    **dict.fromkeys(("SELECT", "SELECT_V2"), (1, 2)),
-    "SPLIT": (1,),
-}
 
 
 def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:
@@ -86,10 +73,9 @@ def _entries(model: Model, tensor: Tensor) -> int:
 
 def _carried(model: Model, operator: Operator, place: int) -> Iterator[Tensor]:
     """The tensors that have this operand's numbers unchanged, also in subgraphs that it is handed to."""
-    if operator.name in _CARRIES:
-        places = _CARRIES[operator.name]
-        if places is None or place in places:
-            yield from operator.outputs
+    kind = KINDS.get(operator.name)
+    if kind is not None and (kind.copies or operator.name == "CAST") and kind.has_data_at(place):
+        yield from kind.data_results(operator.outputs)
     for index in subgraph_indices(operator.options):
         arguments = model.subgraphs[index].inputs
         # IF has its condition in front of what it hands on.

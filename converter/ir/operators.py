@@ -12,8 +12,12 @@ from edge_opt.ir.graph import Operator, Tensor
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = auto()  # each result element is computed from the operands' elements at its place; they may broadcast
-    ALONG_ROWS = auto()  # each row of the last axis is computed from the operand's row, which has the same length
+    ELEMENTWISE = (
+        auto()
+    )  # each result element is computed from the operands' elements at its place; they may broadcast
+    ALONG_ROWS = (
+        auto()
+    )  # each row of the last axis is computed from the operand's row, which has the same length
     REDUCTION = auto()  # folds whole axes
     PRODUCT = auto()  # of matrices
     CONVOLUTION = auto()
@@ -73,8 +77,17 @@ class OperatorKind:
 
     def data_operands(self, inputs: Sequence[Tensor | None]) -> list[Tensor]:
         """Of an operator's inputs, those that its results are made of."""
-        places = range(len(inputs)) if self.data is None else self.data
-        return [tensor for place in places if place < len(inputs) and (tensor := inputs[place]) is not None]
+        return [
+            tensor for place, tensor in enumerate(inputs) if tensor is not None and self.has_data_at(place)
+        ]
+
+    def has_data_at(self, place: int) -> bool:
+        """Whether the results are made of the input at this place."""
+        return self.data is None or place in self.data
+
+    def data_results(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of an operator's outputs, those that are made of its data operands."""
+        return outputs if self.effect is Effect.CUTTING else outputs[:1]
 
 
 # Source: TFLite, each kernel's Prepare: `TF_LITE_ENSURE_EQ(context, NumInputs(node), ...)`, `output->type = ...`,

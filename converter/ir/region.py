@@ -4,6 +4,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Subgraph, Tensor
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.references import subgraph_indices
 
 
@@ -95,10 +96,7 @@ def still_needed(
 
 
 _HANDLES = frozenset({DType.RESOURCE, DType.VARIANT})
-_UNKNOWN = frozenset({"CUSTOM", "DELEGATE", "STABLEHLO_CUSTOM_CALL"})
-_RANDOM = frozenset(
-    {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "STABLEHLO_RNG_BIT_GENERATOR"}
-)
+_IMPURE = operators_that(Effect.RANDOM, Effect.UNKNOWN)
 
 
 def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
@@ -114,7 +112,7 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
 
 def _only_computes(operator: Operator) -> bool:
     tensors = (*operator.inputs, *operator.outputs, *operator.intermediates)
-    return operator.code.name not in _UNKNOWN | _RANDOM and not any(
+    return operator.code.name not in _IMPURE and not any(
         tensor is not None and (tensor.is_variable or tensor.dtype in _HANDLES) for tensor in tensors
     )
 

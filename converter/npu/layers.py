@@ -10,10 +10,11 @@ from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import backward_slice, reads
 from edge_opt.output.errors import UsageError, unknown
 
-_JOINING = frozenset({"CONCATENATION", "PACK", "RESHAPE", "SQUEEZE", "TRANSPOSE", "QUANTIZE"})
+_JOINING = operators_that(Effect.JOINING, Effect.REARRANGING) | {"QUANTIZE"}
 
 
 @dataclass(frozen=True, slots=True)

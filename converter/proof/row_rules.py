@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.attention.rules import ELEMENTWISE
 from edge_opt.ir import Operator, Shape
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
 Indices = NDArray[np.int64]
@@ -296,10 +296,10 @@ def _regrouped(own: Sequence[int], others: Sequence[int], asked: Sequence[Indice
 
 
 _RULES: dict[str, Callable[[Operator, Box], Step]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(("SOFTMAX", "LOG_SOFTMAX"), _along_last_axis),
-    **dict.fromkeys(("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"), _reduce),
-    **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS"), _reshape),
+    **dict.fromkeys(operators_that(Effect.ELEMENTWISE), _elementwise),
+    **dict.fromkeys(operators_that(Effect.ALONG_ROWS), _along_last_axis),
+    **dict.fromkeys(operators_that(Effect.REDUCTION), _reduce),
+    **dict.fromkeys(operators_that(Effect.REARRANGING), _reshape),
     "BATCH_MATMUL": _batch_matmul,
     "FULLY_CONNECTED": _fully_connected,
     "CONCATENATION": _concatenation,

@@ -11,16 +11,17 @@ from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.layout import external_weights, new_codes
+from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.output.words import many
 from edge_opt.targets.target import Target, composite_name
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
 # What brings an operand into the shape that a product needs, and computes nothing.
-_LAYOUT = frozenset({"RESHAPE", "BROADCAST_TO", "TILE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "QUANTIZE"})
+_LAYOUT = operators_that(Effect.REARRANGING) | {"BROADCAST_TO", "TILE", "QUANTIZE"}
 # Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
-_COMPARISONS = frozenset({"EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"})
+_COMPARISONS = frozenset(name for name, kind in KINDS.items() if kind.result is DType.BOOL)
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _TENSORS = {
     "rank": "tensors of a rank over {}",
