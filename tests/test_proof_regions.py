@@ -99,6 +99,19 @@ def test_a_layer_in_which_fewer_numbers_are_equal_is_proved_in_full() -> None:
     assert [extent(proof)[0] for proof in proofs] == [("xnnpack", 0), ("xnnpack", 0)]
 
 
+def test_a_proof_to_one_demand_stands_for_no_other(prover: RegionProver) -> None:
+    first, second = layers("int8")[1]
+    steps = Demand("steps", 1)
+    proofs = [
+        prover.prove(one, demand) for one, demand in ((first, Demand()), (second, steps), (first, steps))
+    ]
+    assert [(proof.extremes, proof.repeated) for proof in proofs] == [
+        (True, False),
+        (True, False),
+        (False, False),
+    ]
+
+
 def one_number_wrong(dtype: str = "int16") -> list[Rewrite]:
     """Both layers with the same fault, which shows in one number of one row."""
     model, rewrites = layers(dtype)
@@ -228,9 +241,9 @@ def test_the_next_small_region_is_begun_while_one_is_proved() -> None:
     with RegionProver(workers=2) as prover:
         prover.expect(iter([(second, Demand())]))
         prover.prove(first, Demand())
-        (begun,) = prover._begun.values()
-        assert begun.proof.result() == prover.prove(second, Demand())
-        assert not prover._begun
+        (begun,) = [each for each in prover._examinations.values() if each.proof is None]
+        assert begun.running.result() == prover.prove(second, Demand())
+        assert all(each.proof for each in prover._examinations.values())
         assert [worker.pid is not None for worker in prover._pool.workers] == [True, False]
 
 
@@ -238,7 +251,7 @@ def test_closing_ends_what_still_runs() -> None:
     model = load(proof_models.endless())
     with RegionProver(workers=2, time_limit=600) as prover:
         endless = Question(Region(model, model, "endless"), Demand(), ProofRequest(row_axes=(None,)))
-        future = prover._begin(endless).proof
+        future = prover._begin(endless).running
         with pytest.raises(TimeoutError):
             future.result(timeout=0.5)
     assert future.done()

@@ -1,7 +1,6 @@
 """A region on some of its rows gives what the whole region gives in those rows, and it misses no head and no tile."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from text_parser import parse
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.extract import cut_out
-from edge_opt.passes import Demand
 from edge_opt.passes.rewrite import Rewrite, shape_violation
 from edge_opt.proof import noise
 from edge_opt.proof.pair import take
@@ -323,7 +321,7 @@ def rewritten(text: str) -> list[Structure]:
     for rewrite in rewrites_of("mha_to_sha", parse(text)):
         inputs, outputs = rewrite.inputs(), rewrite.outputs()
         models = (cut_out(Model(), part, inputs, outputs) for part in (rewrite.old, rewrite.new))
-        found.append(structure(*models, Demand()))
+        found.append(structure(*models))
     return found
 
 
@@ -334,9 +332,9 @@ def test_layers_that_differ_in_numbers_only_have_one_structure(dtype: str) -> No
         text = text.replace("q(0.00012, 0) = BATCH_MATMUL(%p_old2", "q(0.00017, 0) = BATCH_MATMUL(%p_old2")
         assert "0.00017" in text
     first, second = rewritten(text)
-    assert first == second
+    assert first != second
     assert first.covers(second)
-    assert not first.covers(replace(second, demand=Demand("steps", 1)))
+    assert second.covers(first)
 
 
 @pytest.mark.parametrize(
@@ -353,4 +351,4 @@ def test_an_option_or_which_numbers_are_equal_is_structure(old: str, new: str) -
     changed = [line.replace(old, new) if "2: " in line.partition("=")[0] else line for line in lines]
     assert changed != lines
     first, second = rewritten("\n".join(changed))
-    assert first != second
+    assert not second.covers(first)

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import sha256
 from typing import cast
 
 from edge_opt.ir import Model, to_bytes
@@ -18,6 +17,7 @@ from edge_opt.proof.judging import all_of, failed, judge, undecided
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.runner import Worker
+from edge_opt.proof.structure import Structure, structure
 from edge_opt.proof.tensors import Kernels
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
@@ -46,6 +46,11 @@ class Region:
         return multiply_adds(self.before) + multiply_adds(self.after)
 
     @cached_property
+    def structure(self) -> Structure:
+        """What other regions are compared with."""
+        return structure(self.before, self.after)
+
+    @cached_property
     def files(self) -> tuple[bytes, bytes]:
         """Both versions as a worker takes them."""
         return to_bytes(self.before), to_bytes(self.after)
@@ -62,9 +67,8 @@ class Question:
 
     @property
     def key(self) -> Hashable:
-        """What a question is remembered by: digests in place of its models."""
-        digests = tuple(sha256(file).digest() for file in self.region.files)
-        return digests, self.demand, self.request, self.must_compare
+        """What a question is remembered by."""
+        return self.region.structure, self.demand, self.request, self.must_compare
 
     @property
     def can_be_sampled(self) -> bool:

@@ -5,7 +5,7 @@ of extreme values is one run in which some inputs are extreme, so that NaN in on
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal, get_args
 
 import numpy as np
@@ -36,14 +36,13 @@ _LARGE_VALUE = 1000.0
 _TINY = {"float16": 2.0**-18}
 
 
-def chosen(dtypes: Iterable[str], sides: Iterable[Side], spared: Iterable[str]) -> tuple[Extreme, ...]:
-    """The kinds that differ from realistic inputs of these types and sides, without the spared ones."""
-    given = list(zip((np.dtype(name).kind for name in dtypes), sides, strict=True))
-    useless = set(spared)
-    for kind in KINDS:
-        if kind.startswith("nan") and ("f", kind.removeprefix("nan ")) not in given:
-            useless.add(kind)
-    return tuple(kind for kind in get_args(Extreme) if kind not in useless) if given else ()
+def kinds_for(with_floats: Collection[Side], spared: Collection[str]) -> tuple[Extreme, ...]:
+    """The kinds that differ from realistic inputs where floats are on these sides, without the spared ones."""
+    return tuple(
+        kind
+        for kind in get_args(Extreme)
+        if kind not in spared and (not kind.startswith("nan") or kind.removeprefix("nan ") in with_floats)
+    )
 
 
 def extreme(

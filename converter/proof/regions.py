@@ -6,7 +6,7 @@ Which of several regions is run in full follows from the order in which they are
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -20,28 +20,34 @@ from edge_opt.ir.region import is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
-from edge_opt.proof.extremes import Side, chosen
+from edge_opt.proof.extremes import Side, kinds_for
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.judging import all_of
 from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.structure import Structure, structure
+from edge_opt.proof.structure import Structure
 
-_Known = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
+_HintsAndAxes = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A region that is being examined, and its structure where only rows of it may be run."""
+@dataclass(slots=True)
+class _Examination:
+    """One question: begun, perhaps before it is asked; answered once it has a `proof`.
 
-    proof: Future[Proof]
-    kind: Structure | None = None
+    `is_complete`: that proof leaves nothing to the proof of another region of its structure.
+    """
+
+    structure: Structure
+    demand: Demand
+    running: Future[Proof]
+    proof: Proof | None = None
+    is_complete: bool = False
 
 
 class RegionProver:
@@ -74,11 +80,8 @@ class RegionProver:
         self._pool = WorkerPool(free_cores() if workers is None else workers)
         self._model = model
         self._settings = Settings(seed, time_limit, exhaustive)
-        self._known: dict[Hashable, Proof] = {}
-        self._begun: dict[Hashable, _Begun] = {}
-        self._current: _Begun | None = None
-        self._proved: list[tuple[Structure, Proof]] = []
-        self._coming: Iterator[tuple[Rewrite, Demand]] = iter(())
+        self._examinations: dict[Hashable, _Examination] = {}
+        self._expected: Iterator[tuple[Rewrite, Demand]] = iter(())
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +95,7 @@ class RegionProver:
 
     def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
         """What will probably be asked for next: begun while a region takes its time."""
-        self._coming = coming
+        self._expected = coming
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """Whether the new region does what the old one did, to the demand; a failure is a value with its reason.
@@ -114,8 +117,8 @@ class RegionProver:
             return
         old, new, outputs = _changed(rewrite)
         model, inputs = rewrite.calls or Model(), rewrite.inputs()
-        saturation = rewrite.saturation
-        limits = None if saturation is None else (saturation.low, saturation.high)
+        clipped = rewrite.saturation
+        limits = None if clipped is None else (clipped.low, clipped.high)
         before, after = (cut_out(model, operators, inputs, outputs) for operators in (old, new))
         at_once = peak_bytes(before) + peak_bytes(after) <= _AT_ONCE_BYTES
         region = Region(before, after, self._name(rewrite))
@@ -147,58 +150,58 @@ class RegionProver:
         return f"'{rewrite.subgraph.name}' up to '{rewrite.anchor.outputs[0].name}'{of_model}"
 
     def _answer(self, question: Question) -> Proof:
+        """The proof of an equal question, or the result of this one's examination."""
         key = question.key
-        known = self._known.get(key)
-        if known is not None:
-            return replace(known, repeated=True)
-        begun = self._current = self._begun.pop(key, None) or self._begin(question)
-        self._begin_others(begun.proof)
-        proof = begun.proof.result()
-        kind = begun.kind
-        if kind is not None and proof.holds:
-            known = self._covering(kind)
-            if not self._stands_alone(question, proof) and known is None:
-                # What it relied on failed, or was not asked for in the end.
+        examination = self._examinations.pop(key, None) or self._begin(question)
+        self._examinations[key] = examination  # in the order in which they are asked
+        if examination.proof is not None:
+            return replace(examination.proof, repeated=True)
+        self._begin_expected(examination.running)
+        proof = examination.running.result()
+        if proof.holds and self._settings.relies(question):
+            complete = next((e.proof for e in self._covering(question) if e.is_complete), None)
+            if complete is None and not self._is_complete(question, proof):
+                # What it relied on failed, or was not asked in the end.
                 proof = self._submit(question).result()
-            if proof.holds and self._stands_alone(question, proof):
-                self._proved.append((kind, proof))
-            elif proof.holds and known is not None:
-                proof = replace(proof, note=proof.note or known.note)
-        self._known[key] = proof
+            examination.is_complete = proof.holds and self._is_complete(question, proof)
+            if complete is not None and not examination.is_complete:
+                proof = replace(proof, note=proof.note or complete.note)
+        examination.proof = proof
         return proof
 
-    def _begin_others(self, current: Future[Proof]) -> None:
+    def _begin_expected(self, current: Future[Proof]) -> None:
         """Begin what comes next, as much as runs at a time, as long as the current one is not done."""
-        while not wait([current], timeout=0).done:
-            waiting = [begun for begun in self._begun.values() if not begun.proof.done()]
-            if len(waiting) >= max(self._pool.count - 1, 1):
+        while not current.done():
+            running = [each for each in self._examinations.values() if not each.running.done()]
+            if len(running) >= max(self._pool.count, 2):
                 return
-            coming = next(self._coming, None)
-            if coming is None:
+            expected = next(self._expected, None)
+            if expected is None:
                 return
-            question = next(self._questions(*coming))
-            key = question.key
-            if key not in self._known and key not in self._begun:
-                self._begun[key] = self._begin(question)
+            question = next(self._questions(*expected))
+            if question.key not in self._examinations:
+                self._examinations[question.key] = self._begin(question)
+            elif question.region.cost <= _LARGE:
+                return  # Layers are alike: to look further costs more than another region's proof would save.
 
-    def _begin(self, question: Question) -> _Begun:
-        """Have it examined; less of it, if a region of its structure was proved in full or will be by then."""
-        if not self._settings.relies(question):
-            return _Begun(self._submit(question))
-        kind = structure(question.region.before, question.region.after, question.demand)
-        earlier = (begun.kind for begun in (self._current, *self._begun.values()) if begun and begun.kind)
-        covered = self._covering(kind) is not None or any(known.covers(kind) for known in earlier)
-        return _Begun(self._submit(question, covered=covered), kind)
+    def _begin(self, question: Question) -> _Examination:
+        """Have it examined; less of it, if a region of its structure was proved completely or will be by then."""
+        covered = self._settings.relies(question) and any(self._covering(question))
+        running = self._submit(question, covered=covered)
+        return _Examination(question.region.structure, question.demand, running)
 
-    def _stands_alone(self, question: Question, proof: Proof) -> bool:
+    def _covering(self, question: Question) -> Iterator[_Examination]:
+        """The examinations whose proof stands, or may come to stand, for the structure of this question."""
+        for each in self._examinations.values():
+            stands = each.is_complete or each.proof is None
+            if stands and each.demand == question.demand and each.structure.covers(question.region.structure):
+                yield each
+
+    def _is_complete(self, question: Question, proof: Proof) -> bool:
         """Whether the proof left nothing to that of another region of its structure."""
         if self._settings.samples(question):
             return not all(ran.rows for ran in proof.ran)
         return proof.extremes
-
-    def _covering(self, kind: Structure) -> Proof | None:
-        """The proof in full of a region that stands for those of this kind."""
-        return next((proof for known, proof in self._proved if known.covers(kind)), None)
 
     def _submit(self, question: Question, *, covered: bool = False) -> Future[Proof]:
         def examine(worker: Worker) -> Proof:
@@ -209,38 +212,35 @@ class RegionProver:
 
 def _with_extremes(request: ProofRequest, graph: Subgraph, demand: Demand) -> ProofRequest:
     """The request with the extreme inputs on which the demand must hold too."""
-    if demand.kind == "relative":
+    if demand.kind == "relative" or not graph.inputs:
         return request
-    hints = [hint or InputHint() for hint in request.hints or (None,) * len(graph.inputs)]
-    found = _sides(graph)
-    hints = [
-        replace(hint, side=found.get(tensor, "other"))
-        for hint, tensor in zip(hints, graph.inputs, strict=True)
-    ]
-    dtypes = [
-        tensor.dtype.numpy.name if tensor.dtype.numpy is not None else "object" for tensor in graph.inputs
-    ]
-    kinds = chosen(dtypes, [hint.side for hint in hints], demand.spared)
-    return replace(request, hints=tuple(hints), extremes=kinds)
+    sides = _sides(graph)
+    hints = tuple(
+        replace(hint or InputHint(), side=sides.get(tensor, "other"))
+        for hint, tensor in zip(request.hints or (None,) * len(graph.inputs), graph.inputs, strict=True)
+    )
+    with_floats = {sides.get(tensor, "other") for tensor in graph.inputs if tensor.dtype.is_float}
+    return replace(request, hints=hints, extremes=kinds_for(with_floats, demand.spared))
 
 
 def _sides(graph: Subgraph) -> dict[Tensor, Side]:
     """Where the inputs of a region go that reach a SOFTMAX; both operands of a product lead to others."""
-    found: dict[Tensor, Side] = {}
+    sides: dict[Tensor, Side] = {}
     pending: list[tuple[Tensor, Side]] = [
         (operator.input(0), "added") for operator in graph.operators if operator.name == "SOFTMAX"
     ]
     while pending:
         tensor, side = pending.pop()
-        if tensor in found or tensor.is_constant:
+        if tensor in sides or tensor.is_constant:
             continue
-        found[tensor] = side
-        maker = tensor.producer
-        sources = [] if maker is None else [source for source in maker.inputs if source is not None]
-        product = maker is not None and side == "added" and maker.name in PRODUCTS
-        sides: tuple[Side, ...] = ("left", "right", "added") if product else (side,) * len(sources)
-        pending += zip(sources, sides, strict=False)
-    return found
+        sides[tensor] = side
+        if tensor.producer is None:
+            continue
+        sources = [source for source in tensor.producer.inputs if source is not None]
+        product = side == "added" and tensor.producer.name in PRODUCTS
+        below: tuple[Side, ...] = ("left", "right", "added") if product else (side,) * len(sources)
+        pending += zip(sources, below, strict=False)
+    return sides
 
 
 def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
@@ -249,23 +249,24 @@ def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Te
     An operator of both lists stays what it is; if it depends on such operators alone, so do its results.
     """
     called = () if rewrite.calls is None else rewrite.calls.subgraphs
+    everything = list(rewrite.old), list(rewrite.new), rewrite.outputs()
     if rewrite.mask is not None or not all(is_pure(op, called) for op in (*rewrite.old, *rewrite.new)):
-        return list(rewrite.old), list(rewrite.new), rewrite.outputs()
+        return everything
     new = set(rewrite.new)
-    made = {id(tensor): operator for operator in rewrite.old for tensor in operator.outputs}
+    producers = {tensor: operator for operator in rewrite.old for tensor in operator.outputs}
     same: set[Operator] = set()
     for operator in rewrite.old:
-        sources = [made.get(id(tensor)) for tensor in operator.inputs if tensor is not None]
-        if operator in new and all(source is None or source in same for source in sources):
+        sources = [producers[tensor] for tensor in operator.inputs if tensor in producers]
+        if operator in new and same.issuperset(sources):
             same.add(operator)
-    outputs = tuple(tensor for tensor in rewrite.outputs() if made[id(tensor)] not in same)
+    outputs = tuple(tensor for tensor in rewrite.outputs() if producers[tensor] not in same)
     if not outputs:
-        return list(rewrite.old), list(rewrite.new), rewrite.outputs()
+        return everything
     return needed_for(outputs, rewrite.old), needed_for(outputs, rewrite.new), outputs
 
 
-def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_Known]:
-    """What the worker must know of the inputs, run by run; the last closes every row, if that must be equal too."""
+def _runs(rewrite: Rewrite, inputs: tuple[Tensor, ...]) -> Iterator[_HintsAndAxes]:
+    """What to say of the inputs, run by run; the last run closes every row of the mask, if that must be equal too."""
     for spreads in rewrite.spreads:
         yield _hints(rewrite, inputs, spreads)
     if rewrite.mask is not None and rewrite.mask.exact:
@@ -278,16 +279,16 @@ def _hints(
     spreads: Mapping[Tensor, float],
     *,
     close_all: bool = False,
-) -> _Known:
-    """What the worker must know of a mask, so that rows that are masked everywhere are measured apart."""
+) -> _HintsAndAxes:
+    """What the inputs are, and the axis of each result where the mask's rows lie, if closed ones are measured apart."""
+    hints = tuple(InputHint(spread=spreads[tensor]) if tensor in spreads else None for tensor in inputs)
     mask = rewrite.mask
-    data = tuple(InputHint(spread=spreads[tensor]) if tensor in spreads else None for tensor in inputs)
     if mask is None:
-        return (data if any(data) else ()), ()
+        return (hints if any(hints) else ()), ()
     axes = rewrite.mask_axes()
     rows = mask.tensor.shape[-2] if len(mask.tensor.shape) > 1 else 1
     apart = not close_all and None not in axes
-    closed = tuple(range(rows)) if close_all else (rows - 1,) * apart
-    hint = InputHint("mask", mask.masked, mask.opened, closed)
-    hints = tuple(hint if tensor is mask.tensor else own for tensor, own in zip(inputs, data, strict=True))
+    closed = range(rows) if close_all else range(rows - apart, rows)
+    masked = InputHint("mask", mask.masked, mask.opened, tuple(closed))
+    hints = tuple(masked if t is mask.tensor else hint for t, hint in zip(inputs, hints, strict=True))
     return hints, axes if apart else (None,) * len(axes)

@@ -1,77 +1,95 @@
-"""What two regions have in common when only their numbers differ. Nothing is run."""
+"""What a region computes without its numbers, so that regions are compared and not run. Nothing is run."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
-from edge_opt.ir import Buffer, Model, Tensor, to_tables
-from edge_opt.ir.extract import cut_out
-from edge_opt.passes.contract import Demand
+import numpy as np
+
+from edge_opt.ir import Model, Subgraph, Tensor
 from edge_opt.schema.data import Data
-from edge_opt.schema.writer import model_bytes
+from edge_opt.schema.table import Table
+
+Number = tuple[Hashable, ...]
+"""The quantization parameters of one tensor, or the bytes of one constant that is real or stands for reals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Both versions of a region without their numbers (`bare`, a digest), and where each number comes from.
+    """Both versions of a region: a digest of all but their numbers, and the numbers of each, in order.
 
-    Numbers are quantization parameters and constants that are real or stand for reals. `origins` has for every tensor
-    the place where the version `before` has its numbers first; one that `before` does not have stays what it is.
+    Regions of equal structures compute the same; names and calibrated ranges are no part of it.
     """
 
-    bare: bytes
-    demand: Demand
-    origins: tuple[tuple[Hashable, ...], ...]
+    digest: bytes
+    before: tuple[Number, ...]
+    after: tuple[Number, ...]
 
     def covers(self, other: Structure) -> bool:
-        """Whether the other is this one with other numbers, of which more may be equal, and the demand is the same.
+        """Whether a proof of this region stands for the other, which is this one with other numbers.
 
-        Then every number of its new version is a copy of the number of its old version that it is here. So what is
-        right here is right there. Numbers that are equal here and differ there may have been mixed up unseen, though,
-        and a scale of another layer, or one that is off by a step, is in no place here: such a region is not covered.
+        The numbers of `before` are replaced one by one: equal ones by equal ones, because numbers that are equal here
+        and differ there may have been mixed up here unseen. Then `after` must follow: a number that it has from
+        `before` is replaced as there, and any other stays. So a scale of another layer, or one that is a unit in the
+        last place off, makes a structure of its own.
         """
-        if (self.bare, self.demand) != (other.bare, other.demand):
+        if self.digest != other.digest:
             return False
-        stands_for: dict[Hashable, Hashable] = {}
-        for own, others in zip(self.origins, other.origins, strict=True):
-            if len(own) != len(others):
+        replaced: dict[Number, Number] = {}
+        for here, there in zip(self.before, other.before, strict=True):
+            if replaced.setdefault(here, there) != there:
                 return False
-            for number, found in zip(own, others, strict=True):
-                fixed = None if isinstance(number, int) else number
-                if stands_for.setdefault(number, fixed or found) != found:
-                    return False
-        return True
+        return all(
+            replaced.get(here, here) == there for here, there in zip(self.after, other.after, strict=True)
+        )
 
 
-def structure(before: Model, after: Model, demand: Demand) -> Structure:
-    """The structure of a region of which these are the two versions."""
-    places: dict[Hashable, int] = {}
-    for tensor in _tensors(before):
-        for number in _numbers(tensor):
-            places.setdefault(number, len(places))
-    digest = sha256()
-    for model in (before, after):
-        digest.update(model_bytes(to_tables(_bare(model))))
-    numbers = [_numbers(tensor) for model in (before, after) for tensor in _tensors(model)]
-    origins = (tuple(places.get(number, number) for number in own) for own in numbers)
-    return Structure(digest.digest(), demand, tuple(origins))
+def structure(before: Model, after: Model) -> Structure:
+    """The structure of a region of which these are the two versions, as `cut_out` makes them."""
+    graphs = [list(map(_graph, model.subgraphs)) for model in (before, after)]
+    numbers = (
+        tuple(number for graph in model.subgraphs for tensor in graph.tensors for number in _numbers(tensor))
+        for model in (before, after)
+    )
+    return Structure(sha256(repr(graphs).encode()).digest(), *numbers)
 
 
-def _tensors(model: Model) -> list[Tensor]:
-    return [tensor for graph in model.subgraphs for tensor in graph.tensors]
+def _graph(graph: Subgraph) -> Iterable[object]:
+    """All that a subgraph computes with but its numbers; tensors by their place."""
+    place = {id(tensor): index for index, tensor in enumerate(graph.tensors)}
+    operators = [
+        (
+            operator.code.key(),
+            _content(operator.options),
+            _content(operator.table),
+            [tensor and place[id(tensor)] for tensor in operator.inputs],
+            [place[id(tensor)] for tensor in (*operator.outputs, *operator.intermediates)],
+        )
+        for operator in graph.operators
+    ]
+    ends = [[place[id(tensor)] for tensor in tensors] for tensors in (graph.inputs, graph.outputs)]
+    return [_tensor(tensor) for tensor in graph.tensors], operators, ends
 
 
-def _numbers(tensor: Tensor) -> list[Hashable]:
-    found: list[Hashable] = []
+def _tensor(tensor: Tensor) -> Iterable[object]:
+    quantization = None if tensor.quantization is None else tensor.quantization.table
+    if quantization is not None and tensor.is_quantized:
+        quantization = quantization.get("details")
+    data = None if tensor.buffer is None or _is_number(tensor) else tensor.buffer.data
+    numbers = tensor.is_quantized, _is_number(tensor)
+    kind = tensor.dtype.name, tensor.shape, tensor.is_variable
+    return *kind, *numbers, _content(quantization), _content(data), _content(tensor.table)
+
+
+def _numbers(tensor: Tensor) -> Iterator[Number]:
     if tensor.quantization is not None and tensor.is_quantized:
-        found.append(("quantization", *tensor.quantization.key()))
+        yield tensor.quantization.key()
     if _is_number(tensor):
         assert tensor.buffer is not None
-        assert tensor.buffer.data is not None
-        found.append((tensor.dtype.name, sha256(tensor.buffer.data.view().data).digest()))
-    return found
+        yield tensor.dtype.name, _content(tensor.buffer.data)
 
 
 def _is_number(tensor: Tensor) -> bool:
@@ -79,15 +97,12 @@ def _is_number(tensor: Tensor) -> bool:
     return tensor.is_constant and (tensor.dtype.is_float or tensor.is_quantized)
 
 
-def _bare(model: Model) -> Model:
-    graph = model.subgraphs[0]
-    bare = cut_out(model, list(graph.operators), graph.inputs, graph.outputs)
-    for tensor in _tensors(bare):
-        if _is_number(tensor):
-            tensor.buffer = None
-        elif tensor.buffer is not None and tensor.buffer.data is not None:
-            # In memory: bytes of a file are written as aligned as they were there, which is no part of the structure.
-            tensor.buffer = Buffer(Data(tensor.buffer.data.view()))
-        if tensor.is_quantized:
-            tensor.quantization = None
-    return bare
+def _content(value: Any) -> Any:
+    """The value of a table's field: the same for other objects that say the same."""
+    if isinstance(value, Table):
+        return value.name, sorted((name, _content(part)) for name, part in value.fields.items())
+    if isinstance(value, list):
+        return list(map(_content, value))
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tobytes()
+    return sha256(value.view().data).digest() if isinstance(value, Data) else value
