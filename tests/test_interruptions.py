@@ -71,7 +71,7 @@ def check_left_behind(folder: Path, whole: bytes, before: bytes | None = None) -
     [
         ("os ftruncate 0", False),
         ("os pwrite 0", True),
-        ("os pwrite 2", False),
+        ("os copy_file_range 2", False),
         ("os fsync 0", True),
         ("path rename 0", False),
         ("path rename 0", True),
