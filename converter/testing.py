@@ -4,7 +4,7 @@ Needs no test framework; each assert starts the runtime in a child process.
 """
 
 import os
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport
@@ -17,6 +17,12 @@ __all__ = ["assert_equivalent", "assert_golden"]
 Report = TypeVar("Report", ComparisonReport, NpuComparison)
 
 
+@overload
+def assert_equivalent(
+    a: ModelLike, b: ModelLike, *, on: Literal["cpu"] = "cpu", **options: Any
+) -> ComparisonReport: ...
+@overload
+def assert_equivalent(a: ModelLike, b: ModelLike, *, on: Literal["npu"], **options: Any) -> NpuComparison: ...
 def assert_equivalent(
     a: ModelLike,
     b: ModelLike,

@@ -1,6 +1,7 @@
 """What the pages tell readers to run, works as written there; names and messages that they mention exist."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from doc_pages import (
     supply,
 )
 
+import edge_opt
 from edge_opt.cli.entry import app
 from edge_opt.ir import load, save
 
@@ -140,6 +142,30 @@ def test_the_python_of_a_page_runs(
     names: dict[str, object] = {"__name__": "page"}
     for block in found:
         exec(compile(block.text, f"{block.page.name}:{block.line}", "exec"), names)
+
+
+@pytest.mark.slow
+def test_a_type_checker_takes_the_python_of_pages_and_notebooks(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed (extra dev)")
+    if Path(edge_opt.__file__).is_relative_to(ROOT):
+        pytest.skip("a type checker does not find an editable installation")
+    code = {page.name: [b.text for b in blocks(page) if b.language == "python"] for page in PAGES}
+    for notebook in (ROOT / "examples").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        code[notebook.name] = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    files = [tmp_path / f"{re.sub('[^a-z]', '_', name)}.py" for name, texts in code.items() if texts]
+    for file, texts in zip(files, filter(None, code.values()), strict=True):
+        file.write_text("\n".join(texts), encoding="utf-8")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *files],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert len(files) > 5
+    assert checked.returncode == 0, checked.stdout
 
 
 def _checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
