@@ -18,7 +18,10 @@ from typing import ClassVar, Final, NamedTuple
 
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.data import Source, beginning
+from edge_opt.schema.reader import Reader, objects_allowed
 from edge_opt.schema.sections import Bundle, Content, Place, place_content
+from edge_opt.schema.table import Table
+from edge_opt.schema.tables import Schema, TableSpec
 from edge_opt.schema.transfer import write_bytes
 
 MAGIC: Final = b"LITERTLM"
@@ -27,18 +30,33 @@ _MAJOR_VERSION: Final = 1
 _HEADER_BEGIN: Final = 32
 _LARGEST_HEADER: Final = 16 << 20
 
-# Sections, their items and the bytes of their texts; a real header has some tens of sections. Entries may be shared,
-# so the header's size bounds neither their number nor the length of what they say.
-_MOST_READ: Final = 1 << 18
-_ENTRY_COST: Final = 16
 _TFLITE_MODEL: Final = 3
-_STRING_VALUE: Final = 9
 
-# Slots of the header's tables.
-_SYSTEM_METADATA, _ENTRIES = 0, 0
-_SECTION_METADATA, _OBJECTS = 1, 0
-_ITEMS, _BEGIN, _END, _TYPE = 0, 1, 2, 3
-_KEY, _VALUE_TYPE, _VALUE = 0, 1, 2
+# Of the values of entries only texts are read.
+_UNIONS: Final = {"VData": {9: "StringValue"}}
+_FIELDS: Final[dict[str, dict[str, str]]] = {
+    "LiteRTLMMetaData": {"system_metadata": "SystemMetadata", "section_metadata": "SectionMetadata"},
+    "SystemMetadata": {"entries": "[KeyValuePair]"},
+    "SectionMetadata": {"objects": "[SectionObject]"},
+    "SectionObject": {
+        "items": "[KeyValuePair]", "begin_offset": "uint64", "end_offset": "uint64", "data_type": "uint8"
+    },
+    "KeyValuePair": {"key": "string", "value_type": "uint8", "value": "VData"},
+    "StringValue": {"value": "string"},
+}  # fmt: skip
+_SCHEMA: Final = Schema(
+    {
+        table: TableSpec(
+            table,
+            len(fields),
+            [(name, slot, kind, None) for slot, (name, kind) in enumerate(fields.items())],
+            _UNIONS,
+        )
+        for table, fields in _FIELDS.items()
+    },
+    _UNIONS,
+    complete=False,
+)
 
 # What litert-lm-builder says of a file: a random UUID, and when it was made.
 _UUID, _TIME = "uuid", "creation_timestamp"
@@ -108,7 +126,7 @@ class LiteRTLMBundle(Bundle):
             struct.pack_into("<Q", header, section.end_at, place.stop)
         again: list[LiteRTLMSection] = []
         with contextlib.suppress(ModelFormatError):
-            again = _Header(Source(bytes(header)), max(place.stop for place in places)).sections()
+            again = _sections(self.source, bytes(header), max(place.stop for place in places))
         wanted = [
             section._replace(begin=place.begin, end=place.stop)
             for section, place in zip(self.sections, places, strict=True)
@@ -132,7 +150,8 @@ def read_bundle(path: str | os.PathLike[str]) -> LiteRTLMBundle:
     """
     source = Source.open(path)
     try:
-        return _Header(source).bundle()
+        header = _header(source)
+        return LiteRTLMBundle(source, header, _sections(source, header, source.size))
     except BaseException:
         source.close()
         raise
@@ -149,144 +168,77 @@ def stamp_by_content(path: Path) -> None:
         OSError: it cannot be written.
     """
     bundle = read_bundle(path)
-    header, stamps = bytearray(bundle.header), _Header(bundle.source).stamps()
-    _stamp(header, stamps, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
-    found = hashlib.sha256(header)
+    header = _stamped(bundle.header, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
+    digest = hashlib.sha256(header)
     for at in range(len(header), bundle.source.size, _CHUNK):
-        found.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)).data)
-    _stamp(header, stamps, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, found.hexdigest()))})
+        digest.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)).data)
+    header = _stamped(header, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest()))})
     bundle.source.close()
     with path.open("r+b") as file:
         file.write(header)
 
 
-def _stamp(header: bytearray, stamps: Mapping[str, tuple[int, int]], texts: Mapping[str, str]) -> None:
+def _stamped(header: bytes, texts: Mapping[str, str]) -> bytes:
+    """The header with other texts for these keys, wherever the old ones are as long."""
+    system = _tables(header)[0].get("system_metadata")
+    old = {} if system is None else _texts(system.get("entries"))
     for key, text in texts.items():
-        begin, end = stamps.get(key, (0, 0))
-        if end - begin == len(text) and end <= len(header):
-            header[begin:end] = text.encode()
+        if len(old.get(key, "").encode()) == len(text):
+            header = header.replace(old[key].encode(), text.encode())
+    return header
 
 
-class _Header:
-    """Bounded reading of the header's flatbuffer."""
+def _header(source: Source) -> bytes:
+    """The first bytes of a bundle, up to the end of the flatbuffer that says where the sections lie."""
+    begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
+    if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
+        raise source.refusal("this is no LiteRT-LM bundle")
+    major, end = int.from_bytes(begin[8:12], "little"), int.from_bytes(begin[24:32], "little")
+    if major != _MAJOR_VERSION:
+        newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
+        raise source.refusal(newer)
+    if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
+        raise source.refusal(f"the header ends at byte {end}, of {source.size}")
+    return bytes(source.view(0, end))
 
-    def __init__(self, source: Source, size: int | None = None) -> None:
-        """`size` is that of the whole file, where `source` is only its beginning."""
-        self._source = source
-        self._size = source.size if size is None else size
-        begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
-        if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
-            raise self._source.refusal("this is no LiteRT-LM bundle")
-        major = int.from_bytes(begin[8:12], "little")
-        if major != _MAJOR_VERSION:
-            raise self._source.refusal(
-                f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
-            )
-        end = int.from_bytes(begin[24:32], "little")
-        if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
-            raise self._source.refusal(f"the header ends at byte {end}, of {source.size}")
-        self._bytes = bytes(source.view(0, end))
-        self._left = _MOST_READ
 
-    def _spend(self, amount: int) -> None:
-        self._left -= amount
-        if self._left < 0:
-            raise self._source.refusal("the header's entries overlap, or there are far too many of them")
+def _tables(header: bytes) -> tuple[Table, Reader]:
+    reader = Reader(Source(header), objects_allowed(), _SCHEMA)
+    return reader.root("LiteRTLMMetaData", _HEADER_BEGIN, 4), reader
 
-    def _unpack(self, form: str, at: int) -> int:
-        if not _HEADER_BEGIN <= at <= len(self._bytes) - struct.calcsize(form):
-            raise self._source.refusal(f"the header points to byte {at}, outside itself")
-        value: int = struct.unpack_from(form, self._bytes, at)[0]
-        return value
 
-    def _follow(self, at: int) -> int:
-        return at + self._unpack("<I", at)
+def _sections(source: Source, header: bytes, size: int) -> list[LiteRTLMSection]:
+    """Where the sections of a file of that size lie, checked to be inside the file and apart."""
+    root, reader = _tables(header)
+    metadata = root.get("section_metadata")
+    items: dict[int, dict[str, str]] = {}  # many sections may share one list
+    sections: list[LiteRTLMSection] = []
+    for index, table in enumerate((metadata and metadata.get("objects")) or ()):
+        if not (table.has("begin_offset") and table.has("end_offset")):
+            raise source.refusal(f"section {index} has no position")
+        begin, end = table.get("begin_offset"), table.get("end_offset")
+        if not len(header) <= begin <= end <= size:
+            raise source.refusal(f"section {index} lies at bytes {begin} to {end}, of {size}")
+        pairs = table.get("items")
+        if id(pairs) not in items:
+            items[id(pairs)] = _texts(pairs)
+        places = reader.position(table, "begin_offset"), reader.position(table, "end_offset")
+        sections.append(LiteRTLMSection(begin, end, table.get("data_type") or 0, items[id(pairs)], *places))
+    if not sections:
+        raise source.refusal("the bundle has no sections")
+    end = 0
+    for begin, stop in sorted({section[:2] for section in sections}):
+        if begin < end:
+            raise source.refusal(f"sections overlap at byte {begin}")
+        end = stop
+    return sections
 
-    def _field(self, table: int, slot: int) -> int | None:
-        """Where a field of a table stands; None where it is absent."""
-        vtable = table - self._unpack("<i", table)
-        if 4 + 2 * slot + 2 > self._unpack("<H", vtable):
-            return None
-        offset = self._unpack("<H", vtable + 4 + 2 * slot)
-        return table + offset if offset else None
 
-    def _child(self, table: int, slot: int) -> int | None:
-        at = self._field(table, slot)
-        return None if at is None else self._follow(at)
-
-    def _vector(self, table: int, slot: int) -> list[int]:
-        """The tables of a vector."""
-        at = self._child(table, slot)
-        if at is None:
-            return []
-        count = self._unpack("<I", at)
-        if count > (len(self._bytes) - at) // 4:
-            raise self._source.refusal(f"the header lists {count} entries, more than it has room for")
-        self._spend(count * _ENTRY_COST)
-        return [self._follow(at + 4 + 4 * index) for index in range(count)]
-
-    def _string(self, at: int) -> str:
-        length = self._unpack("<I", at)
-        text = self._bytes[at + 4 : at + 4 + length]
-        if len(text) < length:
-            raise self._source.refusal(f"a text of {length} bytes reaches outside the header")
-        self._spend(length)
-        return text.decode("utf-8", "replace")
-
-    def bundle(self) -> LiteRTLMBundle:
-        return LiteRTLMBundle(self._source, self._bytes, self.sections())
-
-    def sections(self) -> list[LiteRTLMSection]:
-        """Where the sections lie, checked to be inside the file and apart."""
-        root = self._follow(_HEADER_BEGIN)
-        metadata = self._child(root, _SECTION_METADATA)
-        objects = [] if metadata is None else self._vector(metadata, _OBJECTS)
-        sections = [self._section(table, index) for index, table in enumerate(objects)]
-        if not sections:
-            raise self._source.refusal("the bundle has no sections")
-        self._check_order(sections)
-        return sections
-
-    def _section(self, table: int, index: int) -> LiteRTLMSection:
-        begin_at, end_at = self._field(table, _BEGIN), self._field(table, _END)
-        if begin_at is None or end_at is None:
-            raise self._source.refusal(f"section {index} has no position")
-        begin, end = self._unpack("<Q", begin_at), self._unpack("<Q", end_at)
-        if not len(self._bytes) <= begin <= end <= self._size:
-            raise self._source.refusal(f"section {index} lies at bytes {begin} to {end}, of {self._size}")
-        type_at = self._field(table, _TYPE)
-        data_type = 0 if type_at is None else self._unpack("<B", type_at)
-        items = dict(filter(None, (self._item(item) for item in self._vector(table, _ITEMS))))
-        return LiteRTLMSection(begin, end, data_type, items, begin_at, end_at)
-
-    def stamps(self) -> dict[str, tuple[int, int]]:
-        """Where the texts begin and end that say something of the whole file, by key."""
-        system = self._child(self._follow(_HEADER_BEGIN), _SYSTEM_METADATA)
-        entries = map(self._entry, [] if system is None else self._vector(system, _ENTRIES))
-        return {
-            self._string(key): (text + 4, text + 4 + self._unpack("<I", text))
-            for key, text in filter(None, entries)
-        }
-
-    def _item(self, table: int) -> tuple[str, str] | None:
-        entry = self._entry(table)
-        return None if entry is None else (self._string(entry[0]), self._string(entry[1]))
-
-    def _entry(self, table: int) -> tuple[int, int] | None:
-        """Where the key and the value of an entry stand; None for a value that is no text."""
-        key, value, kind = (
-            self._child(table, _KEY),
-            self._child(table, _VALUE),
-            self._field(table, _VALUE_TYPE),
-        )
-        if key is None or value is None or kind is None or self._unpack("<B", kind) != _STRING_VALUE:
-            return None
-        text = self._child(value, 0)
-        return None if text is None else (key, text)
-
-    def _check_order(self, sections: list[LiteRTLMSection]) -> None:
-        end = 0
-        for begin, stop in sorted({(section.begin, section.end) for section in sections}):
-            if begin < end:
-                raise self._source.refusal(f"sections overlap at byte {begin}")
-            end = stop
+def _texts(pairs: list[Table] | None) -> dict[str, str]:
+    """The texts among the values, by key."""
+    values = {pair.get("key"): pair.get("value") for pair in pairs or ()}
+    return {
+        key: value.get("value")
+        for key, value in values.items()
+        if key is not None and value is not None and value.has("value")
+    }

@@ -1,4 +1,4 @@
-"""Reads a model's tables out of an untrusted file; every number is checked before it is used.
+"""Reads a flatbuffer's tables out of an untrusted file; every number is checked before it is used.
 
 It must not copy weights, open other files, or change what it reads. There is no flatbuffers verifier for
 Python, so this is the only one. The schema's tables do not nest in themselves (a test holds this), so the
@@ -9,6 +9,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -22,8 +23,9 @@ from edge_opt.schema.tables import (
     MAX_FLATBUFFER_SIZE,
     STORED_AFTER,
     TABLES,
-    UNIONS,
+    TFLITE,
     FieldSpec,
+    Schema,
     TableSpec,
 )
 from edge_opt.schema.window import Window
@@ -51,6 +53,7 @@ _NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or expo
 _OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
 _TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
 
+_u16 = struct.Struct("<H").unpack_from
 _u16_u16 = struct.Struct("<HH").unpack_from
 _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
@@ -107,7 +110,7 @@ def read_model(
         UsageError: the environment variable is no number.
     """
     if max_objects is None:
-        max_objects = _objects_allowed()
+        max_objects = objects_allowed()
     source = _source_of(model)
     try:
         file = Reader(source, max_objects).model()
@@ -118,7 +121,12 @@ def read_model(
     return file
 
 
-def _objects_allowed() -> int:
+def objects_allowed() -> int:
+    """How many tables, vectors and strings a file may have.
+
+    Raises:
+        UsageError: the environment variable is no number.
+    """
     value = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
         raise UsageError(f"{MAX_OBJECTS_VARIABLE} is {value!r:.40}: give a number of objects, or unset it")
@@ -149,20 +157,21 @@ class _Shape(NamedTuple):
 
 
 class Reader:
-    """One reading of one source."""
+    """One reading of one source, by a schema."""
 
-    def __init__(self, source: Source, max_objects: int) -> None:
+    def __init__(self, source: Source, max_objects: int, schema: Schema = TFLITE) -> None:
         self.source = source
         self.end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._window = Window(source, self.end)
         self._at = self._window.at
+        self._schema = schema
         self._pages_paid = 0
         self.external_start = source.size
         self._named_end = 0
         self._bytes_left = source.size
         self._objects_left = self._max_objects = max_objects
         self._shapes: dict[tuple[str, int], _Shape] = {}
-        self._tables: dict[str, dict[int, Table]] = {name: {} for name in TABLES}
+        self._tables: dict[str, dict[int, Table]] = {name: {} for name in schema.tables}
         self._values: dict[tuple[str, int], Any] = {}
         self._contents: dict[bytes, bytes] = {}
         self._regions: dict[tuple[int, int], Data] = {}
@@ -187,12 +196,27 @@ class Reader:
         start = bytes(self.source.view(0, min(8, self.source.size)))
         if start[4:8] != IDENTIFIER:
             raise ModelFormatError(f"{self.source.name} is no TFLite model: {_what_else(start)}")
-        (root,) = _u32(start, 0)
-        if root < 8:
-            self._fail(None, f"the root table's offset is {root}, but it cannot lie in the header", 0)
-        table = self.table(TABLES["Model"], root)
+        table = self.root("Model", 0, 8)
         table.trailing = self._trailing()
         return ModelFile(table, self.source, min(self.external_start, self._named_end), self._max_objects)
+
+    def root(self, name: str, at: int, header: int) -> Table:
+        """The root table, of a flatbuffer that begins at byte `at` with a header of so many bytes."""
+        (offset,) = _u32(*self._at(at, 4))
+        if offset < header:
+            self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", at)
+        return self.table(self._schema.tables[name], at + offset)
+
+    def position(self, table: Table, field: str) -> int:
+        """Where a field that is present stands in the file."""
+        position = self._positions[id(table)]
+        vtable = position - _i32(*self._at(position, 4))[0]
+        (inside,) = _u16(*self._at(vtable + 4 + 2 * table.spec.by_name[field].slot, 2))
+        return position + int(inside)
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {id(table): at for tables in self._tables.values() for at, table in tables.items()}
 
     def _trailing(self) -> Data | None:
         """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
@@ -273,6 +297,8 @@ class Reader:
             if at == 0:
                 continue
             known = spec.by_slot.get(slot)
+            if known is None and not self._schema.complete:
+                continue
             if known is None:
                 what = "a deprecated field" if slot < spec.slots else "a field we don't know"
                 self._fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
@@ -360,7 +386,7 @@ class Reader:
         return text
 
     def _child(self, field: FieldSpec, target: int) -> Table:
-        return self.table(TABLES[field.element], target, field)
+        return self.table(self._schema.tables[field.element], target, field)
 
     def _offsets(self, field: FieldSpec, target: int) -> list[int]:
         count = self._vector(field, target, 4)
@@ -372,7 +398,7 @@ class Reader:
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
         known: list[Table] | None = self._values.get((field.type, target))
         if known is None:
-            spec, read = TABLES[field.element], self.table
+            spec, read = self._schema.tables[field.element], self.table
             known = [read(spec, place, field) for place in self._offsets(field, target)]
             self._values[field.type, target] = known
         return known
@@ -390,11 +416,14 @@ class Reader:
         code = values.get(f"{field.name}_type", 0)
         if code == 0:
             self._fail(field, f"has a value but no {field.name}_type", at)
-        member = UNIONS[field.element].get(code)
+        member = self._schema.unions[field.element].get(code)
+        if member is None and not self._schema.complete:
+            del values[field.name]
+            return
         if member is None:
             self._fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
         target = self._target(field, at, values[field.name])
-        values[field.name] = self.table(TABLES[member], target, field)
+        values[field.name] = self.table(self._schema.tables[member], target, field)
 
     def _external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
         """The region of weights stored after the flatbuffer, checked to lie inside the file."""
@@ -448,10 +477,11 @@ class Reader:
             if code == 0 or name in table.fields:
                 continue
             field = table.spec.by_name[name]
-            if code not in UNIONS[field.element]:
+            members = self._schema.unions[field.element]
+            if code not in members:
                 message = f"{field.element} has no member {code}"
                 self._fail_newer(field.table, name, message, position)
-            self._fail(field, f"has the type {UNIONS[field.element][code]} but no value", position)
+            self._fail(field, f"has the type {members[code]} but no value", position)
 
 
 def raise_the_bound(allowed: int) -> str:

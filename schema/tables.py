@@ -5,7 +5,7 @@ It must not know about files or values.
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -45,9 +45,6 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 """Union -> discriminator -> table."""
 
 
-_KINDS = {"string": "string"} | dict.fromkeys(SCALAR_CODES, "scalar") | dict.fromkeys(UNIONS, "union")
-
-
 class FieldSpec(NamedTuple):
     """One field; `kind` is scalar(s), string(s), table(s) or union, `element` the type without brackets."""
 
@@ -75,11 +72,11 @@ class TableSpec:
 
     __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots")
 
-    def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
-        """`rows`: field, slot, type as in schema.fbs, and default."""
+    def __init__(self, name: str, slots: int, rows: Sequence[Row], unions: Container[str] = UNIONS) -> None:
+        """`rows`: field, slot, type as in schema.fbs (which may be one of the `unions`), and default."""
         self.name = name
         self.slots = slots
-        self.fields = tuple(FieldSpec(name, *row, *_kind(row[2])) for row in rows)
+        self.fields = tuple(FieldSpec(name, *row, *_kind(row[2], unions)) for row in rows)
         self.by_name = {field.name: field for field in self.fields}
         self.by_slot = {field.slot: field for field in self.fields}
         # Written in this order, fields need no padding between them.
@@ -87,14 +84,30 @@ class TableSpec:
         self.defaults = {field.name: field.default for field in self.fields}
 
 
-def _kind(type_name: str) -> tuple[str, str]:
+def _kind(type_name: str, unions: Container[str]) -> tuple[str, str]:
     element = type_name.strip("[]")
-    kind = _KINDS.get(element, "table")
+    if element in SCALAR_CODES:
+        kind = "scalar"
+    elif element in unions:
+        kind = "union"
+    else:
+        kind = "string" if element == "string" else "table"
     return (kind if element == type_name else f"{kind}s"), element
 
 
 TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
 """Table -> its fields."""
+
+
+class Schema(NamedTuple):
+    """The tables and unions of a format; what a schema that is not `complete` leaves out is skipped by the reader."""
+
+    tables: Mapping[str, TableSpec]
+    unions: Mapping[str, Mapping[int, str]]
+    complete: bool
+
+
+TFLITE: Final = Schema(TABLES, UNIONS, complete=True)
 
 # Table -> the field that holds bytes, and the two that say where they lie if they lie after the flatbuffer.
 STORED_AFTER: Final = {

@@ -19,15 +19,17 @@ Part = tuple[int, dict[str, str], bytes]
 """(data type, items, content)."""
 
 
-def bundle(parts: Sequence[Part], *, version: int = 1, system: Mapping[str, str] | None = None) -> bytes:
-    """A whole bundle; `system` is what its header says of all of it."""
-    header = _header(parts, [(1, 1)] * len(parts), system)
+def bundle(
+    parts: Sequence[Part], *, version: int = 1, system: Mapping[str, str] | None = None, repeated: int = 1
+) -> bytes:
+    """A whole bundle; `system` is what its header says of all of it; each entry of a list stands there `repeated`."""
+    header = _header(parts, [(1, 1)] * len(parts), system, repeated)
     places, end = [], 32 + len(header)
     for _, _, content in parts:
         begin = -(-end // BLOCK) * BLOCK
         end = begin + len(content)
         places.append((begin, end))
-    header = _header(parts, places, system)
+    header = _header(parts, places, system, repeated)
     file = bytearray(end)
     file[:32] = b"LITERTLM" + struct.pack("<IIIIQ", version, 7, 0, 0, 32 + len(header))
     file[32 : 32 + len(header)] = header
@@ -57,11 +59,11 @@ def model_part(kind: str, content: bytes) -> Part:
 
 
 def _header(
-    parts: Sequence[Part], places: Sequence[tuple[int, int]], system: Mapping[str, str] | None
+    parts: Sequence[Part], places: Sequence[tuple[int, int]], system: Mapping[str, str] | None, repeated: int
 ) -> bytes:
     builder = flatbuffers.Builder(1024)
-    objects = [_section(builder, part, place) for part, place in zip(parts, places, strict=True)]
-    vector = _offsets(builder, objects)
+    objects = [_section(builder, part, place, repeated) for part, place in zip(parts, places, strict=True)]
+    vector = _offsets(builder, objects * repeated)
     builder.StartObject(1)
     builder.PrependUOffsetTRelativeSlot(0, vector, 0)
     metadata = builder.EndObject()
@@ -77,8 +79,8 @@ def _header(
     return bytes(builder.Output())
 
 
-def _section(builder: flatbuffers.Builder, part: Part, place: tuple[int, int]) -> int:
-    items = _offsets(builder, [_item(builder, key, value) for key, value in part[1].items()])
+def _section(builder: flatbuffers.Builder, part: Part, place: tuple[int, int], repeated: int) -> int:
+    items = _offsets(builder, [_item(builder, key, value) for key, value in part[1].items()] * repeated)
     builder.StartObject(4)
     builder.PrependUOffsetTRelativeSlot(0, items, 0)
     builder.PrependUint64Slot(1, place[0], 0)

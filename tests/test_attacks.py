@@ -138,28 +138,10 @@ def tiny_bundle() -> bytes:
 
 def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(tmp_path: Path) -> None:
     """Sixty thousand sections that are one table, with sixty thousand items that are one item."""
-    count = 60_000
-    header = bytearray(struct.pack("<IHHIHHI", 12, 8, 8, 0, 6, 8, 0))
-    del header[4:]
-    header += struct.pack("<HHHHHH", 8, 12, 0, 4, 0, 0)  # vtable of the root: slot 1 at 4
-    root = len(header)
-    header += struct.pack("<iII", root - 4, 8, 0)
-    vtable = len(header)
-    header += struct.pack("<HHH", 6, 8, 4) + bytes(2)  # of the list: slot 0 at 4
-    metadata = len(header)
-    struct.pack_into("<I", header, root + 4, metadata - root - 4)
-    header += struct.pack("<iI", metadata - vtable, 4)
-    objects = len(header)
-    section = objects + 4 + 4 * count
-    header += struct.pack("<I", count)
-    for index in range(count):
-        header += struct.pack("<I", section - objects - 4 - 4 * index)
-    header += bytes(64)
-    struct.pack_into("<I", header, 0, root)
-    start = struct.pack("<8sIIIIQ", b"LITERTLM", 1, 7, 0, 0, 32 + len(header))
-    (tmp_path / "b.litertlm").write_bytes(start + header)
-    with fuzz.time_limit(), pytest.raises(ModelFormatError, match="far too many of them"):
-        read_bundle(tmp_path / "b.litertlm")
+    part = (GENERIC, {"name": "words"}, b"")
+    (tmp_path / "b.litertlm").write_bytes(bundle([part], repeated=60_000))
+    with fuzz.time_limit():
+        assert len(read_bundle(tmp_path / "b.litertlm").sections) == 60_000
 
 
 def test_a_bundle_whose_positions_are_stored_in_one_place_is_not_rewritten(tmp_path: Path) -> None:
