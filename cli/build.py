@@ -15,6 +15,7 @@ from edge_opt.cli.app import Build
 from edge_opt.cli.evaluate import lines
 from edge_opt.cli.profile import steps_told
 from edge_opt.npu.figures import ITSELF_SINCE
+from edge_opt.output.progress import Progress
 from edge_opt.output.words import size
 
 _MINUTE = 60.0
@@ -31,7 +32,7 @@ def run(asked: Build) -> int:
     told = (entry.partition("=") for entry in asked.settings or ())
     options["settings"] = {name.strip(): _value(value) for name, _, value in told}
     # A bar for the stage that runs, and a line for each that ran; never both, for they go to one terminal.
-    bars: list[output.Progress | None] = []
+    bars: list[Progress | None] = []
     work = WorkFolder(work_folder(asked.output, asked.work))
     with ExitStack() as stack:
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-Progress = Callable[[str, int, int], None]
+from edge_opt.output.progress import Progress
 
 
 def make_tolerant() -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar, overload
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.comparison.golden import check
+from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
-from edge_opt.proof.source import ModelLike
 
 __all__ = ["assert_equivalent", "assert_golden"]
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMBundle
+from edge_opt.schema.sections import Bundle
 
 SECTION_TYPE: Final = 9
 ASSUMED_WINDOW: Final = 512
@@ -42,14 +43,14 @@ def section_of(bundle: LiteRTLMBundle) -> int | None:
     return next((i for i, one in enumerate(bundle.sections) if one.data_type == SECTION_TYPE), None)
 
 
-def read_executor_metadata(bundle: LiteRTLMBundle) -> ExecutorMetadata | None:
-    """The bundle's executor metadata; None where it has none.
+def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
+    """The bundle's executor metadata; None where it has none, or is no .litertlm bundle.
 
     Raises:
         ModelFormatError: the section is damaged.
     """
-    index = section_of(bundle)
-    if index is None:
+    index = section_of(bundle) if isinstance(bundle, LiteRTLMBundle) else None
+    if bundle is None or index is None:
         return None
     source = bundle.content(index)
     data = bytes(source.view(0, source.size))

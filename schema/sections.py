@@ -65,6 +65,11 @@ class Bundle(ABC):
     suffix: ClassVar[str]
     """What the names of such files end in."""
 
+    @property
+    def models(self) -> dict[int, str]:
+        """What each section that is a model is for, by its index."""
+        return {index: one.model_type for index, one in enumerate(self.sections) if one.is_model}
+
     @abstractmethod
     def content(self, index: int) -> Source:
         """The bytes of a section, as something that `read_model` reads.

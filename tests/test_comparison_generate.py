@@ -125,7 +125,7 @@ def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path) -> None:
     bare = made("bare", embedder="", aux="")
     with pytest.raises(UsageError, match="comes from the embedder model"):
         generated(bare, bare)
-    with pytest.raises(UsageError, match="has no prefill/decode model"):
+    with pytest.raises(UsageError, match="has no prefill_decode model, its models are: "):
         generated(made("empty", prefill_decode=""), whole)
 
 

@@ -19,14 +19,15 @@ from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
 from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
 from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of, taken
 from edge_opt.conversion import Verify
-from edge_opt.conversion.choices import Progress
-from edge_opt.conversion.container import Sections, find_unsound, open_container
+from edge_opt.conversion.container import Sections, find_unsound
 from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.compiled import WORK
+from edge_opt.ir.opening import Opened
 from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import libraries_digest
 from edge_opt.output.atomic import replacing, resolve_target, write_whole
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.output.progress import Progress
 from edge_opt.output.strict_json import strict
 from edge_opt.report import check_report_path
 from edge_opt.schema.litertlm import stamp_by_content
@@ -391,7 +392,7 @@ def _quantized(
 
 def _check_ranges(model: Path) -> None:
     """Whether the calibration reached everything; a bundle that ignores its cache is no result."""
-    ruined = sentences(find_unsound(open_container(model)))
+    ruined = sentences(find_unsound(Opened(model)))
     if ruined:
         raise BuildCheckError(f"{model} is ruined, so nothing is delivered: {ruined[0]}")
 

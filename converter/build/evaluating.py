@@ -12,10 +12,10 @@ from edge_opt.build.jobs import Job, StageFailedError
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.source import Kind, look_at, read_json
-from edge_opt.comparison.models import model_of
-from edge_opt.conversion.choices import Progress
 from edge_opt.evaluation.findings import Evaluation, Part, Said, cut, other_tokens, score
+from edge_opt.ir.opening import Opened
 from edge_opt.output.errors import UsageError
+from edge_opt.output.progress import Progress
 from edge_opt.schema.litertlm import read_bundle
 
 ModelPath = str | os.PathLike[str]
@@ -149,9 +149,7 @@ def _vocabulary(path: Path) -> int | None:
     bundle = read_bundle(path)
     if not any(section.data_type in _TOKENIZERS for section in bundle.sections):
         raise UsageError(f"{path} has no tokenizer, so it takes no text: give the bundle with it")
-    model = model_of(bundle)
-    assert model is not None, "looked at above"
-    logits = (t for s in model.signatures for name, t in s.outputs.items() if "logits" in name)
+    logits = (t for s in Opened(path).main().signatures for name, t in s.outputs.items() if "logits" in name)
     return next((int(tensor.shape[-1]) for tensor in logits), None)
 
 

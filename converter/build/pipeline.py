@@ -23,15 +23,13 @@ from edge_opt.build.jobs import REPORT, Job
 from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.tokens import counter, template_note, tokenizer_of
-from edge_opt.comparison.models import model_of
-from edge_opt.conversion.choices import Progress
-from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
-from edge_opt.ir import load
+from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon_log import first_complaint
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
+from edge_opt.output.progress import Progress
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
 from edge_opt.schema.executor_metadata import section_of
@@ -199,8 +197,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
         UsageError: the prompts have too little text, or an entry point was not run.
     """
     task, config, model = "ALL", _config(job), Path(job.inputs["model"])
-    main = model_of(read_bundle(model))
-    signatures = [] if main is None else [signature.key for signature in main.signatures]
+    signatures = [signature.key for signature in Opened(model).main().signatures]
     lengths = [
         int(name.removeprefix("prefill_")) for name in signatures if re.fullmatch(r"prefill_\d+", name)
     ]
@@ -296,12 +293,11 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
     Positions do: the auxiliary model's mask for a ring of 512 adds 1 to numbers up to 511.
     """
-    bundle = read_bundle(model)
+    opened = Opened(model)
     sums = {
         operator.outputs[0].name
-        for index, section in enumerate(bundle.sections)
-        if section.is_model
-        for graph in load(bundle.content(index)).subgraphs
+        for index in opened.kinds
+        for graph in opened.model(index).subgraphs
         for operator in graph.operators
         if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
     }

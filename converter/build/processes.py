@@ -14,10 +14,10 @@ from typing import Any
 from edge_opt import processes
 from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.pipeline import check_versions
-from edge_opt.conversion.choices import Progress
 from edge_opt.evaluation.scoring import check_runtimes
 from edge_opt.npu.sdk import search_path
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.output.progress import Progress
 
 _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)

@@ -10,13 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edge_opt.comparison.models import model_of
-from edge_opt.conversion.container import MAIN_SECTION
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Model
-from edge_opt.ir.compiled import check_not_compiled
+from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.output.errors import ModelFormatError, UsageError
-from edge_opt.schema.litertlm import is_bundle, read_bundle
+from edge_opt.schema.litertlm import is_bundle
 
 CONFIG = "config.json"
 """What a checkpoint says of its architecture."""
@@ -129,12 +127,8 @@ def _check_shards(path: Path) -> None:
 
 
 def _bundle(path: Path) -> Given:
-    bundle = read_bundle(path)
-    model = model_of(bundle)
-    if model is None:
-        held = ", ".join(section.model_type for section in bundle.sections if section.is_model) or "none"
-        raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {held}")
-    check_not_compiled(model, path)
+    opened = Opened(path)
+    model = opened.main()
     shapes = [
         tensor.shape
         for signature in model.signatures
@@ -148,7 +142,7 @@ def _bundle(path: Path) -> Given:
         )
     longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
     kind = Kind.QUANTIZED if _is_quantized(model) else Kind.FLOAT
-    return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, bundle))
+    return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, opened.bundle))
 
 
 def _is_quantized(model: Model) -> bool:

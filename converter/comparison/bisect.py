@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
-from edge_opt.comparison.graph_facts import keeps_state
+from edge_opt.comparison.graph_facts import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import backward_slice
@@ -134,7 +134,7 @@ class _Search:
             with Source(cut, "cut model") as source:
                 outputs.append(self.worker.run_plans(source.model, MAIN, plans, self.probe.kernels))
         for number, place in enumerate(places):
-            one, other = map(_info, self.shared[place])
+            one, other = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
             for ours, theirs in zip(*outputs, strict=True):
                 compared = self.measure(one, other, ours[str(number)], theirs[str(number)])
                 if not compared.equal:
@@ -207,16 +207,6 @@ def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: 
             chosen.append(place)
             room -= size
     return sorted(chosen)
-
-
-def _info(tensor: Tensor) -> TensorInfo:
-    """What the runtime would say of the tensor."""
-    declared, dtype = tensor.shape_signature or tensor.shape, np.dtype(tensor.dtype.numpy).name
-    info = TensorInfo(tensor.name, tensor.name, tensor.shape, declared, dtype)
-    if tensor.quantization is None or not tensor.is_quantized:
-        return info
-    scales, zeros = (tensor.quantization.scale.tolist(), tensor.quantization.zero_point.tolist())
-    return replace(info, scales=tuple(scales), zero_points=tuple(zeros))
 
 
 class _Names:

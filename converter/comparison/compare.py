@@ -4,7 +4,7 @@ At most one of the two is loaded at a time; of the other only the outputs of the
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,17 +24,18 @@ from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.graph_facts import agreed, keeps_state, with_facts
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.ir import load
+from edge_opt.ir.opening import ModelLike
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
+from edge_opt.output.progress import Progress
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.roles import role_of
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import ModelLike, Source
+from edge_opt.proof.source import Source
 from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
 Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
-Progress = Callable[[str, int, int], None]
 
 _SECONDS_PER_REQUEST = 1800.0
 _REPLY_BYTES = 256 << 20

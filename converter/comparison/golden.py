@@ -24,13 +24,14 @@ from edge_opt.comparison.findings import ComparisonReport, OutputComparison, Sig
 from edge_opt.comparison.graph_facts import keeps_state, with_facts
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load
+from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import write_whole
 from edge_opt.proof import metrics, noise
 from edge_opt.proof.errors import GoldenError
 from edge_opt.proof.inputs import plan
 from edge_opt.proof.protocol import Array, Arrays, from_plain
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import ModelLike, Source
+from edge_opt.proof.source import Source
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 FORMAT = "edge-opt golden"

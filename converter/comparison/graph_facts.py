@@ -4,11 +4,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge_opt.ir import DType, Model, Operator, Tensor
+import numpy as np
+
+from edge_opt.ir import DType, Model, Operator, Signature, Tensor
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
+
+
+def tensor_info(tensor: Tensor, name: str) -> TensorInfo:
+    """What the runtime would say of a tensor of a type that numpy has, as an argument of that name."""
+    declared, dtype = tensor.shape_signature or tensor.shape, np.dtype(tensor.dtype.numpy).name
+    info = TensorInfo(name, tensor.name, tensor.shape, declared, dtype)
+    if tensor.quantization is None or not tensor.is_quantized:
+        return info
+    scales, zero_points = tensor.quantization.scale.tolist(), tensor.quantization.zero_point.tolist()
+    return replace(info, scales=tuple(scales), zero_points=tuple(zero_points))
+
+
+def signature_info(signature: Signature) -> SignatureInfo:
+    """What the runtime would say of a signature; arguments of types that numpy lacks are left out."""
+    inputs, outputs = (
+        tuple(tensor_info(tensor, name) for name, tensor in side.items() if tensor.dtype.numpy is not None)
+        for side in (signature.inputs, signature.outputs)
+    )
+    return SignatureInfo(signature.key, inputs, outputs)
 
 
 def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:

@@ -1,4 +1,4 @@
-"""The models that a caller means: of a bundle its prefill/decode model, with embedder and auxiliary model."""
+"""The models that are run together: one that prefills and decodes, with its embedder and its auxiliary model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_opt.ir import Model, load
-from edge_opt.ir.compiled import check_not_compiled
-from edge_opt.output.errors import UsageError
-from edge_opt.proof.source import ModelLike, Source
-from edge_opt.schema.bundle import open_bundle
-from edge_opt.schema.sections import Bundle
+from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened
+from edge_opt.proof.source import Source
 
 EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
-_SECTIONS = {EMBEDDER: "embedder", AUXILIARY: "aux", MAIN: "prefill_decode"}
 
 
 class Models(NamedTuple):
@@ -30,7 +25,7 @@ class Models(NamedTuple):
         return Source(self.main, role, self.name)
 
     def with_helpers_of(self, other: Models) -> Models:
-        """What this one has no embedder or auxiliary model for, it shares with the other."""
+        """The same; an embedder or auxiliary model that is missing is the other's."""
         return self._replace(
             embedder=self.embedder or other.embedder, auxiliary=self.auxiliary or other.auxiliary
         )
@@ -42,35 +37,22 @@ def find_models(
     """The three models: those given, else the sections of a bundle, else `embedder.tflite` beside the model.
 
     Raises:
-        ModelFormatError: a bundle is damaged.
+        ModelFormatError: a file cannot be read.
         UsageError: a bundle holds no prefill/decode model, or a model is compiled for an NPU.
     """
     if not isinstance(given, str | os.PathLike):
         return Models(None, given, embedder, auxiliary)
-    name, bundle = os.fspath(given), open_bundle(given)
-    if bundle is None:
-        check_not_compiled(load(given), given)
+    opened = Opened(given)
+    main = opened.main()
+    if opened.bundle is None:
         helpers = embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY)
-        return Models(name, given, *helpers)
-    main = model_of(bundle, MAIN)
-    if main is None:
-        raise UsageError(f"{name} has no prefill/decode model")
-    check_not_compiled(main, given)
-    return Models(
-        name, main, embedder or model_of(bundle, EMBEDDER), auxiliary or model_of(bundle, AUXILIARY)
-    )
-
-
-def model_of(bundle: Bundle, name: str = MAIN) -> Model | None:
-    """A model of a bundle, `MAIN`, `EMBEDDER` or `AUXILIARY`; None where it has no such section."""
-    for index, section in enumerate(bundle.sections):
-        if section.model_type == _SECTIONS[name]:
-            return load(bundle.content(index))
-    return None
+        return Models(opened.path, given, *helpers)
+    helpers = embedder or opened.find(EMBEDDER_SECTION), auxiliary or opened.find(AUXILIARY_SECTION)
+    return Models(opened.path, main, *helpers)
 
 
 def _beside(given: str | os.PathLike[str], name: str) -> Path | None:
     path = Path(given)
     stem = path.name.split(".", 1)[0]
-    found = (path.with_name(f"{stem}.{name}.tflite"), path.with_name(f"{name}.tflite"))
-    return next((file for file in found if file.is_file()), None)
+    files = path.with_name(f"{stem}.{name}.tflite"), path.with_name(f"{name}.tflite")
+    return next((file for file in files if file.is_file()), None)

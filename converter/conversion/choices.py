@@ -12,17 +12,16 @@ from edge_opt.attention.form import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
 from edge_opt.conversion.result import ConversionResult
 from edge_opt.ir import Model, Shape, Tensor
+from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, unknown
+from edge_opt.output.progress import Progress
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
-from edge_opt.proof.source import ModelLike
 from edge_opt.targets import Target, load_target
-
-Progress = Callable[[str, int, int], None]
 
 Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"

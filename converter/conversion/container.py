@@ -10,32 +10,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from edge_opt.ir import Model, Signature, load, save, to_bytes
+from edge_opt.comparison.graph_facts import signature_info
+from edge_opt.ir import Model, save, to_bytes
 from edge_opt.ir.model import checked_tables
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ModelLike, Opened
 from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.passes import Pass
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.roles import known_length
-from edge_opt.proof.source import ModelLike
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
-from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.executor_metadata import read_executor_metadata
-from edge_opt.schema.litertlm import LiteRTLMBundle
-from edge_opt.schema.sections import Bundle
 from edge_opt.soundness import Unsound, broken_ranges, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
-MAIN_SECTION = "prefill_decode"
-AUXILIARY_SECTION = "aux"
 _OF_HELPERS = frozenset({PositionTable.name})
-"""Passes that look at every model of a bundle."""
+"""Passes that run on every model of a bundle."""
 
 
 @dataclass(slots=True)
 class Part:
     """One model of a container, and whether anything in it was rewritten; `name` is empty where there is only one.
 
-    `index` is its place in the bundle. `is_helper`: the caller did not ask for it; only passes that look at every model
+    `index` is its place in the bundle. `is_helper`: the caller did not ask for it; only passes that run on every model
     of a bundle run on it.
     """
 
@@ -58,14 +53,13 @@ class Part:
 class Container:
     """Models that are read together and written together: a single one, or some of a bundle."""
 
-    source: ModelLike
+    opened: Opened
     parts: list[Part]
-    bundle: Bundle | None = None
 
     @property
     def suffix(self) -> str:
         """What the names of such files end in."""
-        return ".tflite" if self.bundle is None else self.bundle.suffix
+        return ".tflite" if self.opened.bundle is None else self.opened.bundle.suffix
 
     @property
     def positions(self) -> int | None:
@@ -74,8 +68,8 @@ class Container:
         Rings do not tell: positions go on behind their end. LiteRT-LM knows them by other caches that are longer, or by
         the executor metadata.
         """
-        told = read_executor_metadata(self.bundle) if isinstance(self.bundle, LiteRTLMBundle) else None
-        if told is not None and told.buffers and all(cache.local for cache in told.buffers):
+        metadata = read_executor_metadata(self.opened.bundle)
+        if metadata is not None and metadata.buffers and all(cache.local for cache in metadata.buffers):
             return None
         return positions_of(part.model for part in self.parts)
 
@@ -88,19 +82,21 @@ class Container:
         check: Callable[[Path], None] | None,
     ) -> None:
         """Write the edited models; what else is in a bundle goes over byte for byte."""
-        if self.bundle is None:
+        if self.opened.bundle is None:
             save(self.parts[0].model, path, overwrite=overwrite, progress=progress, check=check)
             return
         models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
-        self.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
+        self.opened.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
     def pairs(self, written: Path | None) -> Iterator[tuple[ModelLike, ModelLike]]:
         """For each part, the model as it was, and as it is in the written file, or in memory where none was written."""
-        after = None if written is None or self.bundle is None else open_bundle(written)
+        before = Opened(self.opened.source)
+        after = None if written is None else Opened(written)
         for part in self.parts:
-            before = self.source if self.bundle is None else load(self.bundle.content(part.index))
-            single = part.model if written is None else written
-            yield before, single if after is None else load(after.content(part.index))
+            if before.bundle is None:
+                yield before.source, part.model if written is None else written
+            else:
+                yield before.model(part.index), part.model if after is None else after.model(part.index)
 
 
 def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> Container:
@@ -114,72 +110,42 @@ def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> 
     """
     if sections not in get_args(Sections):
         raise UsageError(f"sections '{sections}' do not exist; there are: {', '.join(get_args(Sections))}")
-    if isinstance(source, Model):
-        return Container(source, [Part("", source)])
-    bundle = None if isinstance(source, bytes) else open_bundle(source)
-    if bundle is None:
-        return Container(source, [Part("", load(source))])
-    models = [index for index, section in enumerate(bundle.sections) if section.is_model]
-    kinds = {index: bundle.sections[index].model_type for index in models}
-    chosen = [index for index in models if sections == "all" or kinds[index] == MAIN_SECTION]
+    opened = Opened(source)
+    if opened.bundle is None:
+        return Container(opened, [Part("", opened.main(compiled=True))])
+    chosen = [index for index, kind in opened.kinds.items() if sections == "all" or kind == MAIN_SECTION]
     if not chosen:
-        held = ", ".join(kind or "unnamed" for kind in kinds.values()) or "none"
-        raise UsageError(f"{bundle.source.name} has no {MAIN_SECTION} model, its models are: {held}")
-    names = {index: kinds[index] or f"section_{index}" if len(chosen) > 1 else "" for index in chosen}
-    parts = [Part(names[index], load(bundle.content(index)), index) for index in chosen]
-    for index in models:
-        if index not in chosen and kinds[index] == AUXILIARY_SECTION:
+        opened.main()  # says what the bundle has instead
+    names = {index: opened.kinds[index] or f"section_{index}" if len(chosen) > 1 else "" for index in chosen}
+    parts = [Part(names[index], opened.model(index), index) for index in chosen]
+    for index, kind in opened.kinds.items():
+        if index not in chosen and kind == AUXILIARY_SECTION:
             with suppress(ModelFormatError):  # what is only copied need not be of a kind that we read
-                parts.append(Part(AUXILIARY_SECTION, load(bundle.content(index)), index, is_helper=True))
-    return Container(source, parts, bundle)
+                parts.append(Part(kind, opened.model(index), index, is_helper=True))
+    return Container(opened, parts)
 
 
 def positions_of(models: Iterable[Model]) -> int | None:
     """How many positions the longest cache of these models has room for; None where nothing tells."""
-    infos = (_described(signature) for model in models for signature in model.signatures)
+    infos = (signature_info(signature) for model in models for signature in model.signatures)
     return max(map(known_length, infos), default=0) or None
 
 
-def _described(signature: Signature) -> SignatureInfo:
-    """Its inputs and outputs as the runtime would describe them, of types that numpy has."""
-    inputs, outputs = (
-        tuple(
-            TensorInfo(
-                name,
-                tensor.name,
-                tensor.shape,
-                tensor.shape_signature or tensor.shape,
-                tensor.dtype.numpy.name,
-                (1.0,) if tensor.is_quantized else (),
-            )
-            for name, tensor in side.items()
-            if tensor.dtype.numpy is not None
-        )
-        for side in (signature.inputs, signature.outputs)
-    )
-    return SignatureInfo(signature.key, inputs, outputs)
-
-
-def find_unsound(container: Container) -> list[Unsound]:
-    """What was ruined in the models of a container, and in those of its bundle that it leaves alone."""
-    bundle, chosen = container.bundle, {part.index: part.model for part in container.parts}
-    if bundle is None:
-        return list(broken_ranges(container.parts[0].model))
-    found = []
-    for index, section in enumerate(bundle.sections):
+def find_unsound(opened: Opened) -> list[Unsound]:
+    """What was ruined in a model before it came here, and in every model of a bundle."""
+    unsound: list[Unsound] = []
+    for index, kind in opened.kinds.items():
         with suppress(ModelFormatError):  # one that is only copied need not be of a kind that we read
-            model = chosen.get(index) or load(bundle.content(index)) if section.is_model else Model()
-            found += [replace(unsound, model=section.model_type) for unsound in broken_ranges(model)]
-    return found
+            unsound += [replace(found, model=kind) for found in broken_ranges(opened.model(index))]
+    return unsound
 
 
 def find_stopped(container: Container) -> list[Unsound]:
     """Where the models of a container, as they are now, stop counting positions before their caches are full."""
-    positions, bundle = container.positions, container.bundle
     return [
-        replace(found, model="" if bundle is None else bundle.sections[part.index].model_type)
+        replace(found, model=container.opened.kinds[part.index])
         for part in container.parts
-        for found in stopped_positions(part.model, positions)
+        for found in stopped_positions(part.model, container.positions)
     ]
 
 

@@ -46,13 +46,13 @@ from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime
 from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.ir.layout import fill_old_codes, take_weights_inside
 from edge_opt.ir.model import restored_on_failure
+from edge_opt.ir.opening import ModelLike
 from edge_opt.ir.read import rare_collections
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.left import attention_left, attention_uncalled
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof.regions import RegionProver
-from edge_opt.proof.source import ModelLike
 from edge_opt.shapes.trust import doubted
 from edge_opt.targets import Target
 
@@ -197,7 +197,7 @@ class _Conversion:
         """Fix shapes, run the passes, and lay the models out as the target reads them."""
         container, result = self.container, self.result
         require_sound = self.options.get("require_sound", False)
-        result.soundness = find_unsound(container)
+        result.soundness = find_unsound(container.opened)
         check_soundness(result, require_sound=require_sound)
         self._extract_signature()
         shapes = choose_shapes(container, self.options.get("shapes") or {})
@@ -221,7 +221,7 @@ class _Conversion:
         keys = [signature.key for part in self.container.parts for signature in part.model.signatures]
         if key not in keys:
             raise unknown("signature", key, keys)
-        if self.container.bundle is not None:
+        if self.container.opened.bundle is not None:
             raise UsageError(
                 "a bundle needs all signatures of its models: extract from the .tflite file instead"
             )

@@ -1,12 +1,13 @@
 """The caches of a language model: how many positions each holds, which are rings, and how far sliding layers see."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge_opt.ir import Model, Tensor
+from edge_opt.comparison.graph_facts import signature_info
+from edge_opt.ir import Model
 from edge_opt.output.words import many
+from edge_opt.proof.roles import growing_axes
 from edge_opt.schema.executor_metadata import ASSUMED_WINDOW, ExecutorMetadata, read_executor_metadata
 from edge_opt.schema.litertlm import LiteRTLMBundle
 from edge_opt.schema.sections import Bundle
@@ -56,40 +57,27 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     Raises:
         ModelFormatError: the bundle's executor metadata is damaged.
     """
-    told = read_executor_metadata(bundle) if isinstance(bundle, LiteRTLMBundle) else None
-    # In an entry point whose part is as long as the ring the axis does not show; in another one it does.
-    found = {name: (axis, size) for name, axis, size in _growing(model)}
-    longest = max((size for _, size in found.values()), default=0)
-    caches = tuple(Cache(name, axis, size, size < longest) for name, (axis, size) in found.items())
-    slides = any(
-        "mask" in name and "local" in name for signature in model.signatures for name in signature.inputs
-    )
-    window = told and told.window
-    unsaid = slides and bool(caches) and isinstance(bundle, LiteRTLMBundle) and window is None
-    return Caches(caches, window, (_assumed(caches, told),) if unsaid else ())
-
-
-def _growing(model: Model) -> Iterator[tuple[str, int, int]]:
+    metadata = read_executor_metadata(bundle)
+    axes: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for signature in model.signatures:
-        for name, cache in signature.inputs.items():
-            part = signature.outputs.get(name.replace("cache", "slice"))
-            axis = None if part is None or part is cache or "cache" not in name else _axis(cache, part)
+        for name, axis in growing_axes(signature_info(signature)).items():
             if axis is not None:
-                yield name, axis, int(cache.shape[axis])
+                axes[name], sizes[name] = axis, signature.inputs[name].shape[axis]
+    longest = max(sizes.values(), default=0)
+    caches = tuple(Cache(name, axes[name], size, size < longest) for name, size in sizes.items())
+    inputs = [name for signature in model.signatures for name in signature.inputs]
+    slides = any("mask" in name and "local" in name for name in inputs)
+    window = metadata and metadata.window
+    unsaid = slides and bool(caches) and isinstance(bundle, LiteRTLMBundle) and window is None
+    return Caches(caches, window, (_assumed(caches, metadata),) if unsaid else ())
 
 
-def _axis(cache: Tensor, part: Tensor) -> int | None:
-    if len(cache.shape) != len(part.shape):
-        return None
-    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=True)) if len({*sizes}) > 1]
-    return places[0] if len(places) == 1 else None
-
-
-def _assumed(caches: tuple[Cache, ...], told: ExecutorMetadata | None) -> str:
+def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:
     """What LiteRT-LM 0.18 takes where nothing names the window."""
     rings = [cache.positions for cache in caches if cache.ring]
-    window = min(rings) if rings and told is not None and told.buffers else ASSUMED_WINDOW
-    axes = ", and takes the longer axis of a cache for its positions" if told is None else ""
+    window = min(rings) if rings and metadata is not None and metadata.buffers else ASSUMED_WINDOW
+    axes = ", and takes the longer axis of a cache for its positions" if metadata is None else ""
     return (
         f"The bundle does not say how far its sliding layers see: LiteRT-LM assumes {window} positions{axes}. If "
         f"sliding_window in the checkpoint's config.json is another number, build from the checkpoint."

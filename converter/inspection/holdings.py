@@ -14,13 +14,13 @@ from edge_opt.conversion.container import find_stopped, find_unsound, open_conta
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
+from edge_opt.ir.opening import ModelLike
 from edge_opt.output.strict_json import strict
 from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.left import with_callees
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.proof.source import ModelLike
 from edge_opt.report import Example
 from edge_opt.report.folding import hoisted
 from edge_opt.shapes.trust import doubted
@@ -141,8 +141,8 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         flatbuffer_size=None if file is None else file.flatbuffer_size,
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
-        soundness=[*find_unsound(container), *find_stopped(container)],
-        caches=find_caches(model, container.bundle),
+        soundness=[*find_unsound(container.opened), *find_stopped(container)],
+        caches=find_caches(model, container.opened.bundle),
     )
     if is_compiled(model):
         whole = made_from(found.file)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from edge_opt.conversion import ConversionResult, Verify, convert
-from edge_opt.conversion.choices import Progress
-from edge_opt.conversion.container import AUXILIARY_SECTION, MAIN_SECTION, Sections
-from edge_opt.ir import Subgraph, load
+from edge_opt.conversion.container import Sections
+from edge_opt.ir import Subgraph
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.figures import Profile, SpillFigures, Step
 from edge_opt.npu.hexagon import judged_by
@@ -30,9 +30,9 @@ from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, did_you_mean
+from edge_opt.output.progress import Progress
 from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
-from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import Target, load_target
 
 Kept = Literal["converted", "exported"]
@@ -177,9 +177,8 @@ def npu_optimize(
 
 def _auxiliary(path: str | os.PathLike[str]) -> dict[str, Subgraph]:
     """The entry points of a bundle's auxiliary model; none where it has no such model."""
-    bundle = read_bundle(path)
-    models = (n for n, section in enumerate(bundle.sections) if section.model_type == AUXILIARY_SECTION)
-    return {name: graph for index in models for name, graph in load(bundle.content(index)).entry_points()}
+    auxiliary = Opened(path).find(AUXILIARY_SECTION)
+    return {} if auxiliary is None else dict(auxiliary.entry_points())
 
 
 def _kept(step: Step, gains: Sequence[Gain]) -> Step:

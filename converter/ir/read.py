@@ -69,12 +69,10 @@ def _section(source: object, model: str) -> Source:
     if bundle is None:
         what = source if isinstance(source, str | os.PathLike) else "what was given"
         raise UsageError(f"{what} is no bundle: leave model={model!r} out")
-    sections = {
-        section.model_type: place for place, section in enumerate(bundle.sections) if section.is_model
-    }
-    if model not in sections:
-        raise unknown("model", model, sections)
-    return bundle.content(sections[model])
+    indices = {kind: index for index, kind in bundle.models.items()}
+    if model not in indices:
+        raise unknown("model", model, indices)
+    return bundle.content(indices[model])
 
 
 def from_tables(file: ModelFile) -> Model:

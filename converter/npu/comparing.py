@@ -13,22 +13,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_opt.comparison.compare import Progress, choose
+from edge_opt.comparison.compare import choose
 from edge_opt.comparison.filling import FilledCaches
 from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
+from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.output.errors import UsageError
+from edge_opt.output.progress import Progress
 from edge_opt.output.strict_json import strict
 from edge_opt.proof.inputs import InputPlan, array_of, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import ModelLike
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.targets import load_target
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from edge_opt.comparison.compare import Progress
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
@@ -21,6 +20,7 @@ from edge_opt.npu.profiling import COMPILERS, model_file, profile
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.npu.trials import Choice, Compile, Job, Trial, choices, outcomes
 from edge_opt.output.errors import UsageError
+from edge_opt.output.progress import Progress
 from edge_opt.processes import end_all
 from edge_opt.targets import Target, load_target
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from edge_opt.ir import Model, load, save
+from edge_opt.ir.opening import ModelLike
 from edge_opt.output.errors import EdgeOptError, UsageError
-
-ModelLike = str | os.PathLike[str] | bytes | Model
 
 
 class Source:
