@@ -22,7 +22,10 @@ from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
 
 DOCS = ROOT / "docs"
-WORKFLOW = ROOT / "examples" / "github-actions.yml"
+WORKFLOWS = [
+    ROOT / "examples" / "github-actions.yml",
+    *sorted((ROOT / ".github" / "workflows").glob("*.yml")),
+]
 TROUBLES = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^### `(.+)`$", TROUBLES, re.MULTILINE)
 # What a browser fetches by itself when it opens a page.
@@ -87,11 +90,11 @@ def test_every_fact_that_a_target_file_may_state_has_a_meaning() -> None:
     assert without == []
 
 
-def test_the_workflow_example_is_a_workflow() -> None:
+def test_the_workflows_are_workflows() -> None:
     if importlib.util.find_spec("check_jsonschema") is None:
         pytest.skip("check-jsonschema is not installed (extra docs)")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
-    ran = subprocess.run([*command, str(WORKFLOW)], capture_output=True, text=True, check=False)
+    ran = subprocess.run([*command, *map(str, WORKFLOWS)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
