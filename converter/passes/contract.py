@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
@@ -123,7 +123,8 @@ class SiteReport:
     """One place where a pass could apply, and the verdict; `settled` where there was nothing to do.
 
     `note` is what a user should know of a site that was converted: values clamped, or no longer saturated. `is_bug`: it
-    stays because of a mistake of edge-opt, which should be reported.
+    stays because of a mistake of edge-opt, which should be reported. `replaced` are the operators that a rewrite took
+    out of the graph, and `added` counts those that it put in.
     """
 
     pass_name: str
@@ -138,6 +139,8 @@ class SiteReport:
     proof: Proof | None = None
     note: str = ""
     is_bug: bool = False
+    replaced: tuple[Operator, ...] = field(default=(), repr=False)
+    added: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """For reports; `index` counts the sites of a pass in a signature."""
@@ -310,6 +313,8 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
             staying += commit(rewrite)
             added += rewrite.added()
             report.status, report.note = Status.CONVERTED, site.note
+            report.replaced = tuple(one for one in rewrite.old if one not in rewrite.new)
+            report.added = len(rewrite.added())
         reports.append(report)
         if context.on_site is not None:
             context.on_site(report)
