@@ -13,7 +13,6 @@ Exit status 1 where anything takes longer than as exported, or than its bar.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
 from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.trials import Choice, Job, choices, outcomes
+from edge_opt.npu.trials import Choice, TrialPlan, choices, outcomes
 from edge_opt.output.errors import EdgeOptError
 from edge_opt.targets import Target, load_target
 
@@ -43,9 +41,9 @@ class AsTarget(Choice):
     def __str__(self) -> str:
         return "ours"
 
-    def convert(self, exported: str | os.PathLike[str], output: Path, target: Target) -> None:
-        """Write the exported model as `convert --target` does; nothing is proved here."""
-        convert(exported, output, target=target, verify="none")
+    def applied(self, target: Target) -> Target:
+        """The target as `convert --target` has it."""
+        return target
 
 
 EXPORTED, OURS = Choice(), AsTarget("ours")
@@ -109,22 +107,22 @@ def measured(
     for signature, _ in model.entry_points():
         alone = folder / f"{path.stem}.{signature}.tflite"
         save(cut_entry_point(model, signature), alone)
-        jobs = [
-            job(str(alone), choice, target, options)
+        plans = [
+            plan(str(alone), choice, target, options)
             for choice in candidates(model, signature, target, forms=options.forms)
         ]
-        trials = outcomes(jobs, profile, running, fresh=options.fresh, done=told)
+        trials = outcomes(plans, profile, running, fresh=options.fresh, done=told)
         yield Row(path.stem, signature, tuple(trials))
         alone.unlink()
 
 
-def job(exported: str, choice: Choice, target: Target, options: argparse.Namespace) -> Job:
+def plan(exported: str, choice: Choice, target: Target, options: argparse.Namespace) -> TrialPlan:
     """What it takes to compile one form; ours with the flags that the target advises over the exporter's."""
     flags = dict(flag.split("=", 1) for flag in EXPORTERS_FLAGS)
     if choice == OURS:
         flags |= dict(flag.split("=", 1) for flag in target.flags())
     told = tuple(f"{name}={value}" for name, value in flags.items())
-    return Job(exported, choice, target, options.chip, told, options.sdk, MOST_SECONDS)
+    return TrialPlan(exported, choice, target, options.chip, told, options.sdk, MOST_SECONDS)
 
 
 def told(done: int, trial: Trial | None) -> None:

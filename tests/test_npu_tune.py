@@ -38,7 +38,7 @@ from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.sdk import LIBRARY
 from edge_opt.npu.search import rank
-from edge_opt.npu.trials import Choice, Job, choices, key_of
+from edge_opt.npu.trials import Choice, TrialPlan, choices
 from edge_opt.output.errors import UsageError
 from edge_opt.processes import _running
 from edge_opt.targets import Target, load_target
@@ -292,21 +292,21 @@ def test_what_took_too_long_is_tried_again() -> None:
 
 def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> None:
     target = load_target("qualcomm-htp")
-    job = Job("m", Choice(), target, "SM0", ("--a",), None, 1.0)
+    plan = TrialPlan("m", Choice(), target, "SM0", ("--a",), None, 1.0)
     others = (
-        replace(job, choice=Choice("split")),
-        replace(job, flags=("--b",)),
-        replace(job, chip="SM1"),
-        replace(job, target=replace(target, largest_joined_rows_bytes=1)),
+        replace(plan, choice=Choice("split")),
+        replace(plan, flags=("--b",)),
+        replace(plan, chip="SM1"),
+        replace(plan, target=replace(target, largest_joined_rows_bytes=1)),
     )
-    assert len({key_of("digest", one) for one in (job, *others)} | {key_of("other", job)}) == 6
+    assert len({one.key("digest") for one in (plan, *others)} | {plan.key("other")}) == 6
 
 
 def test_other_libraries_make_another_trial_and_another_place_for_the_same_ones_does_not(
     tmp_path: Path,
 ) -> None:
     def key(sdk: Path | None) -> str:
-        return key_of("digest", Job("m", Choice(), load_target("qualcomm-htp"), "SM0", (), sdk, 1.0))
+        return TrialPlan("m", Choice(), load_target("qualcomm-htp"), "SM0", (), sdk, 1.0).key("digest")
 
     for place, content in {"one": b"1", "same": b"1", "new": b"2"}.items():
         (tmp_path / place).mkdir()
@@ -386,7 +386,8 @@ def test_trials_go_to_a_cluster() -> None:
 
 def test_a_target_without_a_compiler_is_refused() -> None:
     with pytest.raises(
-        UsageError, match="target 'generic' has no compiler here; there are: qualcomm-htp, ethos-u85"
+        UsageError,
+        match="target 'generic' has no compiler that can be run here; there are: qualcomm-htp, ethos-u85",
     ):
         tune(DEMO, "generic")
 

@@ -11,9 +11,9 @@ stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=do
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -23,7 +23,7 @@ from edge_opt.conversion.container import Sections
 from edge_opt.ir import Subgraph
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.chips import CHIPS, estimate_note
-from edge_opt.npu.figures import Profile, SpillFigures, Step
+from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.profiling import profile
@@ -31,6 +31,7 @@ from edge_opt.npu.sdk import find_sdk
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, did_you_mean
 from edge_opt.output.progress import Progress
+from edge_opt.output.record import Record
 from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.targets import Target, load_target
@@ -61,7 +62,7 @@ class PipelineConfig(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Record):
     """One entry point: the compiler's figures as exported and as converted, which of the two was kept, and why.
 
     Figures are None where nothing was measured.
@@ -73,17 +74,17 @@ class Gain:
     kept: Kept
     why: str
 
+    @property
+    def figures(self) -> SpillFigures | None:
+        """Those of the kept one."""
+        return self.before if self.kept == "exported" else self.after
+
     def __str__(self) -> str:
         return f"{self.signature}: {self.kept}, {self.why}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        both = {"before": self.before, "after": self.after}
-        return {**asdict(self), **{name: told and told.to_dict() for name, told in both.items()}}
-
 
 @dataclass(frozen=True, slots=True)
-class Optimized:
+class Optimized(Record):
     """What `npu_optimize` did.
 
     `signatures` has the entry points of the prefill/decode model. `compile_configs` is what `npu_compile` takes, with
@@ -95,21 +96,11 @@ class Optimized:
     signatures: tuple[Gain, ...]
     compile_configs: dict[str, Any]
     notes: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepFigures, ...] = ()
 
     def summary(self) -> str:
         """What became of each entry point, in sentences."""
         return "\n".join([*map(str, self.signatures), *self.notes])
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        return {
-            "conversion": self.conversion.to_dict(),
-            "signatures": [entry.to_dict() for entry in self.signatures],
-            "compile_configs": self.compile_configs,
-            "notes": list(self.notes),
-            "steps": [step.to_dict() for step in self.steps],
-        }
 
 
 def npu_optimize(
@@ -161,30 +152,30 @@ def npu_optimize(
     before = _measured(compiler, input_litertlm, parts=False)
     table = PositionTable(None if exported is None else _auxiliary(exported))
     passes = [*(name for name in PASSES if name != table.name), table]
-    how = {"target": facts, "sections": sections, "verify": verify, "progress": progress, "passes": passes}
-    run = partial(convert, input_litertlm, output_litertlm, **how)
+    options = {
+        "target": facts,
+        "sections": sections,
+        "verify": verify,
+        "progress": progress,
+        "passes": passes,
+    }
+    run = partial(convert, input_litertlm, output_litertlm, **options)
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)
     after = _measured(compiler, output_litertlm, parts=True)
-    gains = tuple(_gains(result, before, after))
-    lost = {entry.signature for entry in gains if entry.kept == "exported"}
+    gains = {gain.signature.removeprefix(f"{MAIN_SECTION}/"): gain for gain in _gains(result, before, after)}
+    lost = {gain.signature for gain in gains.values() if gain.kept == "exported"}
     if any(site.signature in lost for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in lost]
         result = run(overwrite=True, signatures=kept)
-    steps = tuple(_kept(step, gains) for step in after.steps)
-    return Optimized(result, gains, configs, (*filter(None, [note]), *before.notes), steps)
+    steps = tuple(step.with_decoder(gains[step.name].figures) for step in after.steps)
+    return Optimized(result, tuple(gains.values()), configs, (*filter(None, [note]), *before.notes), steps)
 
 
 def _auxiliary(path: str | os.PathLike[str]) -> dict[str, Subgraph]:
     """The entry points of a bundle's auxiliary model; none where it has no such model."""
     auxiliary = Opened(path).find(AUXILIARY_SECTION)
     return {} if auxiliary is None else dict(auxiliary.entry_points())
-
-
-def _kept(step: Step, gains: Sequence[Gain]) -> Step:
-    """The step with the decoder that was kept."""
-    gain = next(entry for entry in gains if entry.signature.removeprefix(f"{MAIN_SECTION}/") == step.name)
-    return step.with_decoder(gain.before if gain.kept == "exported" else gain.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +185,7 @@ class _Measured:
     figures: Mapping[str, SpillFigures] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failure: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepFigures, ...] = ()
 
 
 def _compiler(
@@ -227,60 +218,44 @@ def _measured(compiler: _Compiler | None, path: str | os.PathLike[str], *, parts
     if compiler is None:
         return _Measured()
     try:
-        told = compiler(path, parts=parts)
+        measured = compiler(path, parts=parts)
     except CompilerFailedError as error:
         return _Measured(failure=str(error))
-    figures = {entry.signature: entry for entry in told.signatures if isinstance(entry, SpillFigures)}
-    return _Measured(figures, told.notes, steps=told.steps)
+    figures = {entry.signature: entry for entry in measured.signatures if isinstance(entry, SpillFigures)}
+    return _Measured(figures, measured.notes, steps=measured.steps)
 
 
 def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Iterator[Gain]:
     """One for each entry point of the prefill/decode model, in the file's order."""
-    front = f"{MAIN_SECTION}/"
-    names = [entry.name for entry in result.signatures]
+    main, helper = f"{MAIN_SECTION}/", f"{AUXILIARY_SECTION}/"
+    names = [entry.name for entry in result.signatures if not entry.name.startswith(helper)]
     rewritten = {site.signature for site in result.converted}
-    helpers = f"{AUXILIARY_SECTION}/"
-    alone = [name for name in names if not name.startswith(helpers)]
-    for name in [name for name in names if name.startswith(front)] or alone:
-        bare = name.removeprefix(front)
+    for name in [name for name in names if name.startswith(main)] or names:
+        bare = name.removeprefix(main)
         old, new = before.figures.get(bare), after.figures.get(bare)
+        kept: Kept = "converted"
         if name not in rewritten:
-            yield Gain(name, old, new, "exported", "nothing was rewritten in it")
+            kept, why = "exported", "nothing was rewritten in it"
         elif old is not None and new is not None:
-            yield better(name, old, new)
+            kept, why = better(old, new)
         elif old is not None:
-            yield Gain(name, old, new, "exported", f"it does not compile as converted: {after.failure}")
+            kept, why = "exported", f"it does not compile as converted: {after.failure}"
         elif new is not None:
-            yield Gain(name, old, new, "converted", f"it does not compile as exported: {before.failure}")
+            why = f"it does not compile as exported: {before.failure}"
         else:
             why = f"it compiles neither way: {after.failure}" if after.failure else "not measured"
-            yield Gain(name, old, new, "converted", why)
+        yield Gain(name, old, new, kept, why)
 
 
-def better(signature: str, before: SpillFigures, after: SpillFigures) -> Gain:
-    """The better of the two; as exported where nothing is gained.
-
-    What leaves the NPU counts first, then in how many pieces the rest is, then the estimated time where both have one,
-    else the bytes moved.
-    """
+def better(before: SpillFigures, after: SpillFigures) -> tuple[Kept, str]:
+    """The better of the two by `SpillFigures.ranking`, as exported where nothing is gained; and why."""
     timed = before.time is not None and after.time is not None
-    old, new = _facts(before, timed=timed), _facts(after, timed=timed)
-    telling = next((text for text in old if old[text] != new[text]), [*old][-1])
-    kept: Kept = "converted" if new[telling] < old[telling] else "exported"
-    ratio = f" ({new[telling] / old[telling]:.3f} of it)" if old[telling] and new[telling] else ""
-    numbers = f"{telling.format(old[telling])} as exported, {telling.format(new[telling])} as converted"
-    return Gain(signature, before, after, kept, numbers + ratio)
-
-
-def _facts(figures: SpillFigures, *, timed: bool) -> dict[str, float]:
-    """What ranks, first things first, by how it is told; smaller is better."""
-    facts: dict[str, float] = {
-        "{} operators off the NPU": figures.operators - figures.taken,
-        "{} pieces on the NPU": figures.partitions,
-    }
-    if timed and figures.time is not None:
-        return {**facts, "estimated {:.3f} ms": figures.time.us / 1000}
-    return {**facts, "{:,} bytes moved": figures.ddr_read + figures.ddr_written}
+    old, new = before.ranking(timed=timed), after.ranking(timed=timed)
+    counted = [*old][:3]  # after the pieces either the time or the bytes, not both
+    text = next((text for text in counted if old[text] != new[text]), counted[-1])
+    ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
+    why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
+    return "converted" if new[text] < old[text] else "exported", why
 
 
 def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:

@@ -9,9 +9,9 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.filling import FilledCaches
@@ -25,7 +25,7 @@ from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.output.errors import UsageError
 from edge_opt.output.progress import Progress
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 from edge_opt.proof.inputs import InputPlan, array_of, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.protocol import Array
@@ -42,7 +42,7 @@ SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class NpuOutput:
+class NpuOutput(Record):
     """One output on the NPU: how B differs from A there, and what each is against the CPU, in dB."""
 
     name: str
@@ -59,13 +59,15 @@ class NpuOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class NpuSignature:
+class NpuSignature(Record):
     """One entry point; `verdict` says why it could not be compared. Seconds are those of the emulator."""
 
     name: str
     outputs: tuple[NpuOutput, ...] = ()
-    verdict: str = ""
+    verdict: str | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
+
+    _properties = ("worst_db",)
 
     @property
     def differing(self) -> int:
@@ -82,19 +84,9 @@ class NpuSignature:
         """The lowest signal to noise of an output of either model against the CPU."""
         return min((min(output.db_a, output.db_b) for output in self.outputs), default=math.inf)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        outputs = [output.to_dict() for output in self.outputs]
-        return {
-            **asdict(self),
-            "verdict": self.verdict or None,
-            "worst_db": self.worst_db,
-            "outputs": outputs,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class NpuComparison:
+class NpuComparison(Record):
     """Two models on the NPU, and what was demanded of them."""
 
     a: str
@@ -114,43 +106,40 @@ class NpuComparison:
 
     def differences(self) -> list[str]:
         """One sentence for everything that is not as demanded."""
-        found = []
+        sentences = []
         for signature in self.signatures:
             where = f"signature '{signature.name}' on {self.chip}"
             if signature.verdict:
-                found.append(f"{where}: {signature.verdict}")
+                sentences.append(f"{where}: {signature.verdict}")
             for output in signature.outputs:
-                name = f"{where}, output '{output.name}'"
-                if not output.difference.equal:
-                    apart = output.difference
-                    found.append(
+                name, apart = f"{where}, output '{output.name}'", output.difference
+                if not apart.equal:
+                    sentences.append(
                         f"{name}: {apart.differing} of {apart.elements} elements of b differ from a, by at most "
                         f"{apart.max_abs:.3g}"
                     )
                 worst = min(output.db_a, output.db_b)
                 if not worst >= self.least_db:
                     which = "a" if output.db_a <= output.db_b else "b"
-                    found.append(
+                    sentences.append(
                         f"{name}: {which} is {worst:.1f} dB from the CPU, and {self.least_db:g} dB are demanded"
                     )
-        return found
+        return sentences
 
     def summary(self) -> str:
         """One sentence."""
         if not self.equal:
             return first_of(self.differences())
-        differing, elements = (
-            sum(getattr(s, name) for s in self.signatures) for name in ("differing", "elements")
-        )
+        differing = sum(signature.differing for signature in self.signatures)
+        elements = sum(signature.elements for signature in self.signatures)
         worst = min(signature.worst_db for signature in self.signatures)
         same = "all the same bits" if not differing else f"{differing} differ, within the tolerances"
         return f"on {self.chip}'s emulator {elements} numbers, {same}; at least {worst:.1f} dB from the CPU"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt compare --on npu --json`; no noise at all is null."""
-        signatures = [signature.to_dict() for signature in self.signatures]
         judged = {"on": "npu", "equal": self.equal, "differences": self.differences()}
-        return strict({**judged, **asdict(self), "signatures": signatures})
+        return {**judged, **Record.to_dict(self)}
 
 
 def compare_on_npu(
@@ -199,9 +188,8 @@ def compare_on_npu(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         worker.start()
-        sources = [
-            stack.enter_context(find_models(model).source(role)) for model, role in ((a, "a"), (b, "b"))
-        ]
+        given = ((a, "a"), (b, "b"))
+        sources = [stack.enter_context(find_models(model).source(role)) for model, role in given]
         models = [load(source.model) for source in sources]
         if sources[0].name == sources[1].name:
             del models[1]  # one file is run once: how far is it from the CPU?
@@ -211,35 +199,41 @@ def compare_on_npu(
         tell = progress or (lambda *_: None)
         tell("filling caches", 0, 2 * len(names))
         caches = FilledCaches(worker, sources[0].model, ours, seed, folder)
-        by_filler, _ = caches.served(names)
-        for prefill, served in by_filler.items():
+        for prefill, served in caches.served(names)[0].items():
             caches.fill(prefill, served, range(1))
-        each: list[NpuSignature] = []
+        compared: list[NpuSignature] = []
         for place, name in enumerate(names):
             plans = _plans(caches, name, theirs[name])
             tell(f"{name}: emulating", 2 * place, 2 * len(names))
             ends = () if layers is None else layer_ends(models[0], name, layers)
             cuts = [cut_entry_point(model, name, ends) for model in models]
-            each.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
+            compared.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
         tell("compared", 2 * len(names), 2 * len(names))
-    first, second = (source.name for source in sources)
-    found, told = tuple(each), tuple(caches.told)
-    return NpuComparison(first, second, compiler.chip, tuple(flags), layers, seed, least_db, found, told)
+    return NpuComparison(
+        a=sources[0].name,
+        b=sources[1].name,
+        chip=compiler.chip,
+        flags=tuple(flags),
+        layers=layers,
+        seed=seed,
+        least_db=least_db,
+        signatures=tuple(compared),
+        caches=tuple(caches.told),
+    )
 
 
 def _plans(caches: FilledCaches, name: str, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
     """The same real numbers for both models, by input name."""
     infos = {info.name: info for info in theirs.inputs}
-    made = caches.plan(name, 0)
-    missing = [one.info.name for one in made if one.info.name not in infos]
+    plans = caches.plan(name, 0)
+    missing = [plan.info.name for plan in plans if plan.info.name not in infos]
     if missing:
         raise UsageError(f"signature '{name}': input '{missing[0]}' is in the first model only")
-    pairs = [pair(one, infos[one.info.name]) for one in made]
+    pairs = [pair(plan, infos[plan.info.name]) for plan in plans]
     return [{both[side].info.name: both[side] for both in pairs} for side in range(2)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ran:
+class _Emulated(NamedTuple):
     """One model in the emulator: what its outputs are, and their numbers, by the signature's names."""
 
     infos: Mapping[str, TensorInfo]
@@ -257,34 +251,33 @@ def _compared(
 ) -> NpuSignature:
     """The models, of one entry point each, in the emulator, and the first one on the CPU; both are the one if alone."""
     (signature,) = cuts[0].signatures
-    ran = []
+    emulated = []
     for side, cut, planned in zip("ab", cuts, plans, strict=False):
         path, tensors = folder / f"{side}.tflite", cut.signatures[0]
-        path.unlink(missing_ok=True)
-        save(cut, path)
+        save(cut, path, overwrite=True)
         (described,) = worker.describe(path)
         inputs = {tensor.name: array_of(planned[key]) for key, tensor in tensors.inputs.items()}
         try:
-            found, seconds = emulate(path, tensors.subgraph, inputs, compiler)
+            arrays, seconds = emulate(path, tensors.subgraph, inputs, compiler)
         except CompilerFailedError as error:
             return NpuSignature(signature.key, verdict=f"{side}: {error}")
-        outputs = {key: found[tensor.name] for key, tensor in tensors.outputs.items()}
-        ran.append(_Ran({info.name: info for info in described.outputs}, outputs, seconds))
-    a, b = ran[0], ran[-1]
-    asked = [plans[0][key] for key in signature.inputs]
-    (cpu,) = worker.run_plans(folder / "a.tflite", signature.key, [asked])
+        outputs = {key: arrays[tensor.name] for key, tensor in tensors.outputs.items()}
+        emulated.append(_Emulated({info.name: info for info in described.outputs}, outputs, seconds))
+    a, b = emulated[0], emulated[-1]
+    (cpu,) = worker.run_plans(
+        folder / "a.tflite", signature.key, [[plans[0][key] for key in signature.inputs]]
+    )
 
-    def apart(key: str, one: Mapping[str, Array], other: _Ran, **how: Any) -> Difference:
+    def apart(key: str, arrays: Mapping[str, Array], other: _Emulated, **how: Any) -> Difference:
         return measure(
-            one[key], other.outputs[key], quantized_a=a.infos[key], quantized_b=other.infos[key], **how
+            arrays[key], other.outputs[key], quantized_a=a.infos[key], quantized_b=other.infos[key], **how
         )
 
     measured = []
     for key in a.infos:
         if key not in b.infos or a.outputs[key].shape != b.outputs[key].shape:
-            return NpuSignature(
-                signature.key, verdict=f"output '{key}' is not in both models, with one shape"
-            )
-        db = [apart(key, cpu, one).snr_db for one in (a, b)]
-        measured.append(NpuOutput(key, apart(key, a.outputs, b, **tolerances), *db))
+            verdict = f"output '{key}' is not in both models, with one shape"
+            return NpuSignature(signature.key, verdict=verdict)
+        db_a, db_b = (apart(key, cpu, one).snr_db for one in (a, b))
+        measured.append(NpuOutput(key, apart(key, a.outputs, b, **tolerances), db_a, db_b))
     return NpuSignature(signature.key, tuple(measured), seconds=(a.seconds, b.seconds))

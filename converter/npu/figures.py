@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from edge_opt.ir import DType, Subgraph, Tensor
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class SpillFigures:
+class SpillFigures(Record):
     """One entry point as the Hexagon compiler made it; bytes. All but `floor` are the compiler's own static figures.
 
     `taken` of `operators` run on the NPU, in `partitions` pieces; what it refuses shows only here. On-chip memory that
@@ -54,18 +53,31 @@ class SpillFigures:
     floor: int
     time: TimeEstimate | None = None
 
+    _properties = ("read_ratio",)
+
     @property
     def read_ratio(self) -> float | None:
         """DDR read over the floor; None where there is nothing to read."""
         return self.ddr_read / self.floor if self.floor else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        return {**asdict(self), "read_ratio": self.read_ratio}
+    def ranking(self, *, timed: bool = True) -> dict[str, float]:
+        """What ranks entry points, first things first, each by the words that tell it; smaller is better.
+
+        What leaves the NPU counts first, then in how many pieces the rest is, then the estimated time, if it is `timed`
+        and has one, then bytes moved and steps.
+        """
+        time = {"estimated {:.3f} ms": self.time.us / 1000} if timed and self.time is not None else {}
+        return {
+            "{} operators off the NPU": self.operators - self.taken,
+            "{} pieces on the NPU": self.partitions,
+            **time,
+            "{:,} bytes moved": self.ddr_read + self.ddr_written,
+            "{:,} steps": self.run_list,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class VelaFigures:
+class VelaFigures(Record):
     """One entry point as Vela made it. Bytes, and the cycles of its performance model.
 
     `taken` of `operators` run on the NPU, counted after Vela's own graph rewrites; `on_cpu` says for each kind of
@@ -83,10 +95,6 @@ class VelaFigures:
     dram_traffic: int
     floor: int
     on_cpu: dict[str, int] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        return asdict(self)
 
 
 Figures = SpillFigures | VelaFigures
@@ -121,49 +129,37 @@ NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartFigures(Record):
     """One part of a step: the compiler's figures for it, or why there are none, and where it runs on a phone."""
 
     name: str
     signature: str
     figures: SpillFigures | None = None
-    failure: str = ""
+    failure: str | None = None
+
+    _properties = ("runs",)
 
     @property
     def runs(self) -> str:
         """Where it runs, and who runs it, with a bundle that `build` made."""
         return RUNS[self.name]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "name": self.name,
-            "signature": self.signature,
-            "runs": self.runs,
-            "figures": None if self.figures is None else self.figures.to_dict(),
-            "failure": self.failure or None,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepFigures(Record):
     """One prefill or one token, under the name of the decoder's entry point, with its parts in their order."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[PartFigures, ...]
 
-    def with_decoder(self, figures: SpillFigures | None) -> Step:
+    def with_decoder(self, figures: SpillFigures | None) -> StepFigures:
         """The same step with another decoder."""
         parts = (replace(part, figures=figures) if part.name == "decoder" else part for part in self.parts)
-        return Step(self.name, tuple(parts))
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {"name": self.name, "parts": [part.to_dict() for part in self.parts]}
+        return StepFigures(self.name, tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Record):
     """A model as one target's compiler makes it: figures of every entry point, and what they were measured with.
 
     `notes` are sentences: of which chip the estimated time is, or why there is none. `steps`: of a bundle, what one
@@ -178,12 +174,7 @@ class Profile:
     seconds: float
     signatures: tuple[Figures, ...]
     notes: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        lists = {name: [one.to_dict() for one in getattr(self, name)] for name in ("signatures", "steps")}
-        return strict({**asdict(self), "seconds": round(self.seconds, 2), **lists})
+    steps: tuple[StepFigures, ...] = ()
 
 
 def read_floor(subgraph: Subgraph) -> int:

@@ -19,18 +19,10 @@ from subprocess import CompletedProcess
 import numpy as np
 
 from edge_opt.ir import Model, Subgraph
-from edge_opt.npu import process
+from edge_opt.npu import hexagon_log, process
 from edge_opt.npu.chips import CHIPS, Chip, estimate_for, estimate_note
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
-from edge_opt.npu.hexagon_log import (
-    Compiled,
-    Graph,
-    Heard,
-    first_complaint,
-    library_version,
-    read_heard,
-    read_log,
-)
+from edge_opt.npu.hexagon_log import Heard, first_complaint, library_version, read_heard, read_log
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
 from edge_opt.output.errors import UsageError, did_you_mean
@@ -65,6 +57,11 @@ class Compiler:
     flags: Sequence[str]
     seconds: float | None = None
 
+    def judging(self) -> "Compiler":
+        """The same for the chip whose estimate of time is taken, see `judged_by`."""
+        chip, flags = judged_by(self.chip, self.flags)
+        return replace(self, chip=chip, flags=flags)
+
 
 def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
     """Compile `model`, which `path` holds; where its chip has no estimate of time, for the nearest one too.
@@ -78,15 +75,16 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
     with ThreadPoolExecutor(1) as beside:
         judging = None
         if judge is not None and judge.name != chip and not silence:
-            named, flags = judged_by(chip, compiler.flags)
-            judging = beside.submit(run_compiler, path, replace(compiler, chip=named, flags=flags))
-        own, own_heard = run_compiler(path, compiler)
-        try:
-            heard = own_heard if judging is None else judging.result()[1]
-        except CompilerFailedError as error:
-            heard, silence = Heard(), str(error).partition(": ")[2]
+            judging = beside.submit(run_compiler, path, compiler.judging())
+        done, heard = run_compiler(path, compiler)
+        qnn = library_version(done.stderr) or heard.interface
+        if judging is not None:
+            try:
+                heard = judging.result()[1]
+            except CompilerFailedError as error:
+                heard, silence = Heard(), str(error).partition(": ")[2]
     try:
-        compiled = {entry.subgraph: entry for entry in read_log(own.stdout, own.stderr)}
+        compiled = {entry.subgraph: entry for entry in read_log(done.stdout, done.stderr)}
     except ValueError as error:
         raise CompilerFailedError(
             f"{path.name}: the Hexagon compiler's log cannot be read: {error}"
@@ -97,11 +95,8 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
     if len(times) != partitions or None in times:
         times = [None] * partitions
         note = f"no estimate of time: {silence or _silence(chip, judge, heard)}"
-    return Compilation(
-        _figures(path, model, compiled, times),
-        _versions(own.stderr, own_heard),
-        notes=(note,) if note else (),
-    )
+    versions = {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
+    return Compilation(_figures(path, model, compiled, times), versions, (note,) if note else ())
 
 
 def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
@@ -120,18 +115,25 @@ def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tup
     inputs in it, see `probe.c`, and the outcome tells.
     """
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        log = Path(folder) / "probe"
+        log, sdk = Path(folder) / "probe", compiler.sdk
         command = [
-            str(compiler.sdk.tool),
+            str(sdk.tool),
             "--cmd=apply",
             f"--model={path}",
             f"--o={folder}/compiled.tflite",
-            f"--libs={compiler.sdk.plugin}",
+            f"--libs={sdk.plugin}",
             "--soc_manufacturer=Qualcomm",
             f"--soc_model={compiler.chip}",
             *compiler.flags,
         ]
-        environment = _environment(compiler.sdk, Path(folder), log, run)
+        folders = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
+        environment = {
+            **os.environ,
+            "EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY),
+            "EDGE_OPT_PROBE_LOG": str(log),
+            **({} if run is None else {"EDGE_OPT_PROBE_RUN": str(run)}),
+            "LD_LIBRARY_PATH": search_path(*folders, scratch=Path(folder)),
+        }
         done = process.run(f"{path.name}: the Hexagon compiler", command, compiler.seconds, environment)
         heard = read_heard(log.read_text(errors="replace") if log.exists() else "")
     if done.returncode and run is None:
@@ -218,23 +220,6 @@ def _failure(done: Done, heard: Heard) -> str:
     return ""
 
 
-def _environment(sdk: Sdk, folder: Path, log: Path, run: Path | None) -> dict[str, str]:
-    folders = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
-    return {
-        **os.environ,
-        "EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY),
-        "EDGE_OPT_PROBE_LOG": str(log),
-        **({} if run is None else {"EDGE_OPT_PROBE_RUN": str(run)}),
-        "LD_LIBRARY_PATH": search_path(*folders, scratch=folder),
-    }
-
-
-def _versions(errors: str, heard: Heard) -> dict[str, str]:
-    found = {"ai-edge-litert": version("ai-edge-litert")}
-    qnn = library_version(errors) or heard.interface
-    return {**found, "qnn": qnn} if qnn else found
-
-
 def _silence(chip: str, judge: Chip | None, heard: Heard) -> str:
     """Why nothing was heard of time."""
     if judge is None:
@@ -247,29 +232,31 @@ def _silence(chip: str, judge: Chip | None, heard: Heard) -> str:
     return f"the compiler gave none for {judge.name}"
 
 
-def _time(graph: Graph, chip: str) -> TimeEstimate | None:
+def _time(graph: hexagon_log.CompiledGraph, chip: str) -> TimeEstimate | None:
     if not _EVENTS.keys() <= graph.events.keys():
         return None
     return TimeEstimate(chip=chip, **{name: graph.events[event] for event, name in _EVENTS.items()})
 
 
 def _figures(
-    path: Path, model: Model, compiled: Mapping[int, Compiled], times: Sequence[TimeEstimate | None]
+    path: Path,
+    model: Model,
+    compiled: Mapping[int, hexagon_log.SubgraphFigures],
+    times: Sequence[TimeEstimate | None],
 ) -> tuple[SpillFigures, ...]:
     # The probe hears the partitions in the order in which the subgraphs stand in the file.
     heard = iter(times)
     parts = {index: [*islice(heard, compiled[index].partitions)] for index in sorted(compiled)}
-    found = []
+    signatures = []
     for name, subgraph in model.entry_points():
         index = next(place for place, graph in enumerate(model.subgraphs) if graph is subgraph)
-        entry = compiled.get(index)
-        if entry is None:
+        if index not in compiled:
             raise CompilerFailedError(
                 f"{path.name}: the Hexagon compiler says nothing of signature '{name}' (subgraph {index}): "
                 f"its plugin may not know the chip, give another with chip=..."
             )
-        known = [time for time in parts[index] if time is not None]
-        found.append(
+        entry, known = compiled[index], [time for time in parts[index] if time is not None]
+        signatures.append(
             SpillFigures(
                 signature=name,
                 operators=entry.operators,
@@ -280,4 +267,4 @@ def _figures(
                 **entry.figures,
             )
         )
-    return tuple(found)
+    return tuple(signatures)

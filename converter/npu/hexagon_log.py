@@ -24,7 +24,7 @@ _HARMLESS = "unexpected GraphHtpSettings option"
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class SubgraphFigures:
     """One subgraph of the file: how much of it was taken, and the sums over its partitions."""
 
     subgraph: int
@@ -34,7 +34,7 @@ class Compiled:
     figures: dict[str, int]
 
 
-def read_log(output: str, errors: str) -> list[Compiled]:
+def read_log(output: str, errors: str) -> list[SubgraphFigures]:
     """What was made of each subgraph, in the order of its compilation; ValueError where a figure is lost."""
     columns = {name: [int(text) for text in pattern.findall(output)] for name, pattern in _FIGURES.items()}
     rows = [tuple(int(text) for text in found) for found in _PARTITIONED.findall(errors)]
@@ -47,7 +47,7 @@ def read_log(output: str, errors: str) -> list[Compiled]:
     compiled, done = [], 0
     for subgraph, taken, operators, partitions in rows:
         sums = {name: sum(values[done : done + partitions]) for name, values in columns.items()}
-        compiled.append(Compiled(subgraph, taken, operators, partitions, sums))
+        compiled.append(SubgraphFigures(subgraph, taken, operators, partitions, sums))
         done += partitions
     return compiled
 
@@ -69,7 +69,7 @@ def first_complaint(output: str, errors: str) -> str | None:
 
 
 @dataclass(slots=True)
-class Graph:
+class CompiledGraph:
     """One compiled graph: what its profile says by event type, and what became of it in the emulator.
 
     `ran` is the library's return code and the seconds; None after `running` means that the process ended there.
@@ -90,7 +90,7 @@ class Heard:
 
     interface: str = ""
     known: bool = False
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[CompiledGraph] = field(default_factory=list)
 
 
 def read_heard(text: str) -> Heard:
@@ -98,11 +98,11 @@ def read_heard(text: str) -> Heard:
     heard = Heard()
     for line in text.splitlines():
         kind, *values = line.split("\t")
-        graph = heard.graphs[-1] if heard.graphs else Graph("", 0)
+        graph = heard.graphs[-1] if heard.graphs else CompiledGraph("", 0)
         if kind == "interface":
             heard.known, heard.interface = values[0] == "known", values[1]
         elif kind == "finalized":
-            heard.graphs.append(Graph(values[0], int(values[1])))
+            heard.graphs.append(CompiledGraph(values[0], int(values[1])))
         elif kind == "event":
             graph.events.setdefault(int(values[0]), int(values[1]))
         elif kind == "missing":

@@ -1,25 +1,39 @@
 """Chooses the compiler for a target, runs it on a model, and gives back the figures."""
 
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
-from edge_opt.npu.figures import Profile, Step
+from edge_opt.npu.figures import RUNS, Compilation, Figures, PartFigures, Profile, SpillFigures, StepFigures
+from edge_opt.npu.layers import cut_entry_point
+from edge_opt.npu.process import CompilerFailedError
 from edge_opt.npu.sdk import find_sdk
-from edge_opt.npu.steps import steps_of
 from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, load_target
 
 COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}
 """Targets whose compiler can be run here, and the chip that is taken where none is named."""
+
+_INFIX = re.compile(r"_(?:per_layer_)?(embedder|rope|mask|cache_update)(?=_\d|$)")
+_PARTS = {"embedder": "embedder", "rope": "rope", "mask": "masks", "cache_update": "cache update"}
+
+
+def compiled_target(target: str | Target) -> Target:
+    """The target; UsageError where it has no compiler that can be run here."""
+    facts = load_target(target)
+    if facts.name not in COMPILERS:
+        raise UsageError(
+            f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
+        )
+    return facts
 
 
 def profile(
@@ -49,30 +63,31 @@ def profile(
         CompilerFailedError: it ended without a result, or was not done in time.
         ModelFormatError: the file is not a model.
     """
-    facts = load_target(target)
-    if facts.name not in COMPILERS:
-        raise UsageError(
-            f"target '{facts.name}' has no compiler that can be run here; there are: {', '.join(COMPILERS)}"
-        )
+    facts = compiled_target(target)
     started = time.perf_counter()
     chip = chip or COMPILERS[facts.name]
-    chosen = facts.flags() if flags is None else list(flags)
-    models, steps = find_models(path), tuple[Step, ...]()
+    chosen = tuple(facts.flags() if flags is None else flags)
+    models, steps = find_models(path), tuple[StepFigures, ...]()
     with model_file(path, models) as file:
         model = load(file)
         if facts.name == "ethos-u85":
-            made = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
+            compiled = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
         else:
             compiler = hexagon.Compiler(find_sdk(sdk), chip, chosen, seconds)
-            made = hexagon.compile_model(file, model, compiler)
+            compiled = hexagon.compile_model(file, model, compiler)
             if parts and isinstance(models.main, Model):
-                judge, flags = hexagon.judged_by(chip, chosen)
-                judging = partial(hexagon.compile_model, compiler=replace(compiler, chip=judge, flags=flags))
-                steps = steps_of(models, made.figures, judging)
-    spent = time.perf_counter() - started
-    name = os.fspath(path)
+                compile_part = partial(hexagon.compile_model, compiler=compiler.judging())
+                steps = _steps(models, compiled.figures, compile_part)
     return Profile(
-        name, facts.name, chip, tuple(chosen), made.versions, spent, made.figures, made.notes, steps
+        model=os.fspath(path),
+        target=facts.name,
+        chip=chip,
+        flags=chosen,
+        versions=compiled.versions,
+        seconds=round(time.perf_counter() - started, 2),
+        signatures=compiled.figures,
+        notes=compiled.notes,
+        steps=steps,
     )
 
 
@@ -87,3 +102,49 @@ def model_file(path: str | os.PathLike[str], models: Models | None = None) -> It
         file = Path(folder) / f"{Path(path).stem}.tflite"
         save(main, file)
         yield file
+
+
+def _steps(
+    models: Models, decoders: Sequence[Figures], compile_part: Callable[[Path, Model], Compilation]
+) -> tuple[StepFigures, ...]:
+    """A step for each entry point of the decoder that others serve, with everything around the decoder.
+
+    Each entry point of embedder and auxiliary model is compiled alone, for one that the compiler refuses must not cost
+    the others.
+    """
+    steps = {
+        figures.signature: [PartFigures("decoder", figures.signature, figures)]
+        for figures in decoders
+        if isinstance(figures, SpillFigures)
+    }
+    for given in (models.embedder, models.auxiliary):
+        if given is None:
+            continue
+        model = given if isinstance(given, Model) else load(given)
+        for name, _ in model.entry_points():
+            infix = _INFIX.search(name)
+            step = _INFIX.sub("", name)
+            if infix is not None and step in steps:
+                steps[step].append(_compiled_part(_PARTS[infix[1]], name, model, compile_part))
+    order = [*RUNS].index
+    return tuple(
+        StepFigures(name, tuple(sorted(parts, key=lambda part: order(part.name))))
+        for name, parts in steps.items()
+        if len(parts) > 1
+    )
+
+
+def _compiled_part(
+    name: str, signature: str, model: Model, compile_part: Callable[[Path, Model], Compilation]
+) -> PartFigures:
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+        file = Path(folder) / f"{signature}.tflite"
+        alone = cut_entry_point(model, signature)
+        save(alone, file)
+        try:
+            (figures,) = compile_part(file, alone).figures
+        except CompilerFailedError as error:
+            reason = str(error).partition(": ")[2].partition("; try")[0]
+            return PartFigures(name, signature, failure=reason)
+    assert isinstance(figures, SpillFigures)
+    return PartFigures(name, signature, figures)

@@ -1,11 +1,12 @@
 """Compiles a signature in every form, ranks what comes out by time, and makes a target of the best."""
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,13 +17,14 @@ from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.figures import SpillFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import Layers, cut_layers
-from edge_opt.npu.profiling import COMPILERS, model_file, profile
+from edge_opt.npu.profiling import COMPILERS, compiled_target, model_file, profile
 from edge_opt.npu.sdk import find_sdk
-from edge_opt.npu.trials import Choice, Compile, Job, Trial, choices, outcomes
+from edge_opt.npu.trials import Choice, Compile, Trial, TrialPlan, choices, outcomes
 from edge_opt.output.errors import UsageError
 from edge_opt.output.progress import Progress
+from edge_opt.output.record import Record
 from edge_opt.processes import end_all
-from edge_opt.targets import Target, load_target
+from edge_opt.targets import Target
 
 Compare = Callable[..., NpuComparison]
 
@@ -31,7 +33,7 @@ _CHECKED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(Record):
     """All trials, best first; those that failed, or whose numbers are wrong, come last.
 
     `blocks` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
@@ -49,6 +51,8 @@ class Tuning:
     checked: str = ""
     notes: tuple[str, ...] = ()
 
+    _properties = ("winner",)
+
     @property
     def winner(self) -> Trial | None:
         """The best one that compiled and whose numbers are right, if there is any."""
@@ -60,14 +64,8 @@ class Tuning:
         return {None: "all layers", 1: "one layer"}.get(self.blocks, f"{self.blocks} layers")
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        told = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {
-            **told,
-            "target": self.target.name,
-            "trials": [trial.to_dict() for trial in self.trials],
-            "winner": self.winner and self.winner.to_dict(),
-        }
+        """For `--json`; of the target only the name."""
+        return {**Record.to_dict(self), "target": self.target.name}
 
 
 def tune(
@@ -113,45 +111,41 @@ def tune(
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         ModelFormatError: the file is not a model.
     """
-    facts = load_target(target)
-    if facts.name not in COMPILERS:
-        raise UsageError(f"target '{facts.name}' has no compiler here; there are: {', '.join(COMPILERS)}")
+    facts = compiled_target(target)
     tell = progress or (lambda *_: None)
     with ExitStack() as stack:
         layers = cut_layers(load(stack.enter_context(model_file(path))), signature, blocks=blocks)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        exported = folder / "exported.tflite"
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
+        exported = Path(folder, "exported.tflite")
         save(layers.model, exported)
         running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
-        plain = Job(
-            str(exported), Choice(), facts, chip or COMPILERS[facts.name], tuple(facts.flags()), sdk, seconds
+        chip, flags = chip or COMPILERS[facts.name], tuple(facts.flags())
+        plan = TrialPlan(str(exported), Choice(), facts, chip, flags, sdk, seconds)
+        unchecked = _why_unchecked(plan, comparer)
+        compiled = plan
+        if facts.name == _HEXAGON:
+            judge, flags_there = judged_by(chip, flags)
+            compiled = replace(plan, chip=judge, flags=tuple(flags_there))
+        plans = [replace(compiled, choice=choice) for choice in _choices(layers, facts)]
+        trials = outcomes(
+            plans, compiler, running, fresh=fresh, done=lambda count, _: tell("compiling", count, len(plans))
         )
-        silence = _silence(plain, comparer)
-        wanted = [_judged(replace(plain, choice=choice)) for choice in _choices(layers, facts)]
-        found = outcomes(
-            wanted,
-            compiler,
-            running,
-            fresh=fresh,
-            done=lambda count, _: tell("compiling", count, len(wanted)),
-        )
-        ranked = sorted(found, key=rank)
-        if silence:
-            checked = f"numbers not checked: {silence}"
-        else:
-            ranked, checked = _checked(ranked, plain, comparer, tell)
-    told = next((trial for trial in ranked if trial.figures is not None), None)
+        trials.sort(key=rank)
+        checked = f"numbers not checked: {unchecked}"
+        if not unchecked:
+            trials, checked = _checked(trials, plan, comparer, tell)
+    first = next((trial for trial in trials if trial.figures is not None), None)
     return Tuning(
         model=os.fspath(path),
         signature=layers.signature,
         blocks=layers.blocks,
         long_context=facts.overflows(layers.attention),
         target=facts,
-        chip=plain.chip,
-        versions={} if told is None else told.versions,
-        trials=tuple(ranked),
+        chip=chip,
+        versions={} if first is None else first.versions,
+        trials=tuple(trials),
         checked=checked,
-        notes=() if told is None else told.notes,
+        notes=() if first is None else first.notes,
     )
 
 
@@ -178,11 +172,11 @@ def idle_cores() -> int:
     return max(1, round(cores - os.getloadavg()[0]))
 
 
-def _silence(job: Job, comparer: Compare) -> str:
+def _why_unchecked(plan: TrialPlan, comparer: Compare) -> str:
     """Why no numbers can be checked; empty where they can."""
-    if job.target.name != _HEXAGON:
+    if plan.target.name != _HEXAGON:
         return "this compiler has no emulator here"
-    return find_sdk(job.sdk).silence if comparer is compare_on_npu else ""
+    return find_sdk(plan.sdk).silence if comparer is compare_on_npu else ""
 
 
 def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
@@ -199,16 +193,8 @@ def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
             yield choice
 
 
-def _judged(job: Job) -> Job:
-    """For a Hexagon NPU the same on the chip whose estimate of time is taken."""
-    if job.target.name != _HEXAGON:
-        return job
-    chip, flags = judged_by(job.chip, job.flags)
-    return replace(job, chip=chip, flags=tuple(flags))
-
-
 def _checked(
-    ranked: Sequence[Trial], plain: Job, comparer: Compare, tell: Progress
+    ranked: Sequence[Trial], plan: TrialPlan, comparer: Compare, tell: Progress
 ) -> tuple[list[Trial], str]:
     """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
     wrong: list[Trial] = []
@@ -216,40 +202,27 @@ def _checked(
         if not trial.usable:
             break
         tell(f"checking the numbers of {trial.choice}", place, len(ranked))
-        verdict = _verdict(replace(plain, choice=trial.choice), comparer)
-        if not verdict:
+        options = {"flags": list(plan.flags), "layers": _CHECKED_LAYERS, "seconds": plan.seconds}
+        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+            model = replace(plan, choice=trial.choice).write(Path(folder))
+            comparison = comparer(Path(plan.exported), model, sdk=plan.sdk, chip=plan.chip, **options)
+        if comparison.equal:
             same = "the same bits as exported" if trial.choice.form else "its numbers are the compiler's own"
-            layers = f"{_CHECKED_LAYERS} layers on {plain.chip}'s emulator"
+            layers = f"{_CHECKED_LAYERS} layers on {plan.chip}'s emulator"
             return [*ranked[place:], *wrong], f"{same}, {layers}"
-        wrong.append(replace(trial, verdict=verdict))
+        wrong.append(replace(trial, verdict=comparison.summary()))
     return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
-
-
-def _verdict(job: Job, comparer: Compare) -> str:
-    """What is wrong with the numbers of a form; empty where they are right."""
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        found = comparer(
-            Path(job.exported),
-            job.write(Path(folder)),
-            sdk=job.sdk,
-            chip=job.chip,
-            flags=list(job.flags),
-            layers=_CHECKED_LAYERS,
-            seconds=job.seconds,
-        )
-    return "" if found.equal else found.summary()
 
 
 def rank(trial: Trial) -> tuple[float, ...]:
     """Smaller is better: what leaves the NPU counts first, then time (for Vela cycles), then bytes moved."""
     figures = trial.figures
     if figures is None:
-        return (float("inf"),)
-    left = figures.operators - figures.taken
+        return (math.inf,)
     if isinstance(figures, SpillFigures):
-        time = float("inf") if figures.time is None else figures.time.us
-        return (left, figures.partitions, time, figures.ddr_read + figures.ddr_written, figures.run_list)
-    return (left, figures.cycles, figures.sram_traffic + figures.dram_traffic)
+        ranking = list(figures.ranking().values())
+        return (*ranking[:2], *([math.inf] if figures.time is None else []), *ranking[2:])
+    return (figures.operators - figures.taken, figures.cycles, figures.sram_traffic + figures.dram_traffic)
 
 
 def tuned_target(tuning: Tuning) -> Target:
@@ -258,26 +231,25 @@ def tuned_target(tuning: Tuning) -> Target:
     Raises:
         UsageError: every trial failed.
     """
-    best = tuning.winner
-    if best is None:
+    if tuning.winner is None:
         raise UsageError(
             f"nothing compiled for target '{tuning.target.name}' with the right numbers: there is no winner to write"
         )
-    choice = best.choice
+    choice = tuning.winner.choice
     changed: dict[str, Any] = {"split_signatures": _split(tuning, split=choice.form is not None)}
     if choice.form is not None:
-        form = {"form": choice.form, "rows_per_tile": choice.rows_per_tile}
-        known = {name: value for name, value in form.items() if value is not None}
-        changed |= {"long_context": known} if tuning.long_context else form
+        rows = {} if choice.rows_per_tile is None else {"rows_per_tile": choice.rows_per_tile}
+        form = {"form": choice.form, **rows}
+        changed |= {"long_context": form} if tuning.long_context else form
         if choice.norm_per_head_from is not None:
             changed["norm_per_head_from"] = choice.norm_per_head_from
     source = (
         f"measured with `edge-opt tune` on {tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     )
-    made = replace(tuning.target, **changed, versions={**tuning.versions, "chip": tuning.chip})
-    told = {name: source for name in changed if name in made.stated()}
-    others = {name: text for name, text in made.sources.items() if name not in changed}
-    return replace(made, sources={**others, **told})
+    target = replace(tuning.target, **changed, versions={**tuning.versions, "chip": tuning.chip})
+    others = {name: text for name, text in target.sources.items() if name not in changed}
+    sources = {name: source for name in changed if name in target.stated()}
+    return replace(target, sources={**others, **sources})
 
 
 def _split(tuning: Tuning, *, split: bool) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from edge_opt.conversion import convert
 from edge_opt.npu.figures import Figures, Profile, SpillFigures, VelaFigures
 from edge_opt.npu.process import CompilerFailedError, CompilerTimeoutError
 from edge_opt.npu.sdk import cache_folder, libraries_digest
+from edge_opt.output.record import Record
 from edge_opt.proof.protocol import from_plain
 from edge_opt.targets import Target
 
@@ -44,14 +45,8 @@ class Choice:
         if self.form is None:
             return "as exported"
         rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
-        norms = {None: "", _ALWAYS: ", a norm for each head"}.get(
-            self.norm_per_head_from, ", one norm for all"
-        )
-        return self.form + rows + norms
-
-    def convert(self, exported: str | os.PathLike[str], output: Path, target: Target) -> None:
-        """Write the exported model in this form; nothing is proved here."""
-        convert(exported, output, target=self.applied(target), verify="none")
+        norms = {None: "", _ALWAYS: ", a norm for each head"}
+        return self.form + rows + norms.get(self.norm_per_head_from, ", one norm for all")
 
     def applied(self, target: Target) -> Target:
         """The target with this form, which must be one, for every signature and length; its other facts stay."""
@@ -73,14 +68,13 @@ def choices(attention: Block, target: Target) -> Iterator[Choice]:
     yield from map(Choice, FORMS)
     other = _ALWAYS if attention.head_size < least else attention.head_size + 1
     yield Choice("split-above", norm_per_head_from=other)
-    sizes = dict.fromkeys((rows // _TILES, *_SMALL_TILES))
-    yield from (
-        Choice("split-above", size) for size in sizes if _LEAST_ROWS <= size < rows and rows % size == 0
-    )
+    for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
+        if _LEAST_ROWS <= size < rows and rows % size == 0:
+            yield Choice("split-above", size)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrialPlan:
     """What one trial takes; plain values, so that another process can carry it out."""
 
     exported: str
@@ -92,97 +86,109 @@ class Job:
     seconds: float | None
 
     def write(self, folder: Path) -> Path:
-        """The exported model in the job's form, in `folder`; where that is as exported, the file that there is."""
+        """The exported model in the plan's form, not proved, in `folder`; the file that there is if as exported."""
         if self.choice.form is None:
             return Path(self.exported)
         converted = folder / "converted.tflite"
-        self.choice.convert(self.exported, converted, self.target)
+        convert(self.exported, converted, target=self.choice.applied(self.target), verify="none")
         return converted
+
+    def key(self, digest: str) -> str:
+        """What the outcome depends on: the model of this digest, the compiler, the form, the target and the flags."""
+        values = {
+            "model": digest,
+            "choice": str(self.choice),
+            "target": self.target.to_dict(),
+            "chip": self.chip,
+            "flags": self.flags,
+            "libraries": libraries_digest(self.sdk),
+            "versions": [version("ai-edge-litert"), version("edge-opt")],
+        }
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Record):
     """One form, compiled: the compiler's figures, or why there are none.
 
-    `verdict` says what is wrong with the numbers that the emulator computes; empty where nothing is, or nobody looked.
+    `verdict` says what is wrong with the numbers that the emulator computes; None where nothing is, or nobody looked.
     `passing`: another time it might end otherwise.
     """
 
     choice: Choice
     seconds: float
     figures: Figures | None = None
-    failure: str = ""
-    verdict: str = ""
+    failure: str | None = None
+    verdict: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     passing: bool = False
+
+    _properties = ("form",)
+
+    @property
+    def form(self) -> str:
+        """The choice in words."""
+        return str(self.choice)
 
     @property
     def usable(self) -> bool:
         """Whether it compiled, and nothing is known to be wrong with its numbers."""
         return self.figures is not None and not self.verdict
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "form": str(self.choice),
-            "seconds": round(self.seconds, 2),
-            "failure": self.failure or None,
-            "verdict": self.verdict or None,
-            "figures": None if self.figures is None else self.figures.to_dict(),
-        }
 
-
-def carry_out(job: Job, compiler: Compile) -> Trial:
-    """Convert the exported model into the job's form, and compile that. A compiler that fails is an outcome."""
+def carry_out(plan: TrialPlan, compiler: Compile) -> Trial:
+    """Convert the exported model into the plan's form, and compile that. A compiler that fails is an outcome."""
     started = time.perf_counter()
+    options = {"sdk": plan.sdk, "chip": plan.chip, "flags": list(plan.flags), "seconds": plan.seconds}
+    profile, failure, passing = None, None, False
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        made = job.write(Path(folder))
+        model = plan.write(Path(folder))
         try:
-            told = compiler(
-                made, job.target, sdk=job.sdk, chip=job.chip, flags=list(job.flags), seconds=job.seconds
-            )
+            profile = compiler(model, plan.target, **options)
         except CompilerFailedError as error:
-            spent, reason = time.perf_counter() - started, str(error).partition(": ")[2]
-            return Trial(job.choice, spent, failure=reason, passing=isinstance(error, CompilerTimeoutError))
-    spent = time.perf_counter() - started
-    return Trial(job.choice, spent, told.signatures[0], versions=dict(told.versions), notes=told.notes)
+            failure, passing = str(error).partition(": ")[2], isinstance(error, CompilerTimeoutError)
+    spent = round(time.perf_counter() - started, 2)
+    if profile is None:
+        return Trial(plan.choice, spent, failure=failure, passing=passing)
+    figures, versions = profile.signatures[0], dict(profile.versions)
+    return Trial(plan.choice, spent, figures, versions=versions, notes=profile.notes)
 
 
 def outcomes(
-    jobs: Sequence[Job],
+    plans: Sequence[TrialPlan],
     compiler: Compile,
     executor: Executor,
     *,
     fresh: bool,
     done: Callable[[int, Trial | None], object],
 ) -> list[Trial]:
-    """The outcome of every job, in the order of the jobs; each is remembered when it ends.
+    """The outcome of every plan, in the order of the plans; each is remembered when it ends.
 
     Args:
-        jobs: of one exported model.
+        plans: of one exported model.
         compiler: what compiles, `edge_opt.npu.profile`.
         executor: what carries them out.
         fresh: compile again what an earlier search remembers.
         done: called with how many are done and the last one; at first with None.
     """
-    with Path(jobs[0].exported).open("rb") as file:
+    with Path(plans[0].exported).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    keys = [key_of(digest, job) for job in jobs]
+    keys = [plan.key(digest) for plan in plans]
     known = [None if fresh else remembered(key) for key in keys]
-    found = {place: trial for place, trial in enumerate(known) if trial is not None}
+    trials = {place: trial for place, trial in enumerate(known) if trial is not None}
     waiting = {
-        executor.submit(carry_out, job, compiler): place
-        for place, job in enumerate(jobs)
-        if place not in found
+        executor.submit(carry_out, plan, compiler): place
+        for place, plan in enumerate(plans)
+        if place not in trials
     }
-    done(len(found), None)
+    done(len(trials), None)
     for future in _finished(waiting):
         place = waiting[future]
-        found[place] = future.result()
-        remember(keys[place], found[place])
-        done(len(found), found[place])
-    return [replace(found[place], choice=job.choice) for place, job in enumerate(jobs)]
+        trials[place] = future.result()
+        remember(keys[place], trials[place])
+        done(len(trials), trials[place])
+    return [replace(trials[place], choice=plan.choice) for place, plan in enumerate(plans)]
 
 
 def _finished(waiting: Iterable[Future[Any]]) -> Iterable[Future[Any]]:
@@ -191,42 +197,26 @@ def _finished(waiting: Iterable[Future[Any]]) -> Iterable[Future[Any]]:
     return as_completed(futures) if all(isinstance(future, Future) for future in futures) else futures
 
 
-def key_of(digest: str, job: Job) -> str:
-    """What the outcome depends on: the bytes of the model and the compiler, the form, the target and the flags."""
-    told = {
-        "model": digest,
-        "choice": str(job.choice),
-        "target": job.target.to_dict(),
-        "chip": job.chip,
-        "flags": job.flags,
-        "libraries": libraries_digest(job.sdk),
-        "versions": [version("ai-edge-litert"), version("edge-opt")],
-    }
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def remembered(key: str) -> Trial | None:
     """A trial that an earlier search carried out; None where there is none, or it cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
-        kind = SpillFigures if "spill" in (told["figures"] or {}) else VelaFigures
-        figures = from_plain(kind | None, told["figures"])
-        return Trial(**told | {"choice": Choice(), "figures": figures, "notes": tuple(told["notes"])})
+        values = json.loads(_file(key).read_text(encoding="utf-8"))
+        kind = SpillFigures if "spill" in (values["figures"] or {}) else VelaFigures
+        figures = from_plain(kind | None, values["figures"])
+        return Trial(**values | {"choice": Choice(), "figures": figures, "notes": tuple(values["notes"])})
     return None
 
 
 def remember(key: str, trial: Trial) -> None:
     """For the next search, unless it would end otherwise another time. What cannot be kept is done again."""
-    if trial.passing:
-        return
-    with suppress(OSError):
-        path = _folder() / f"{key}.json"
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(asdict(trial)), encoding="utf-8")
-        scratch.replace(path)
+    if not trial.passing:
+        with suppress(OSError):
+            scratch = _file(key).with_suffix(f".{os.getpid()}")
+            scratch.write_text(json.dumps(asdict(trial)), encoding="utf-8")
+            scratch.replace(_file(key))
 
 
-def _folder() -> Path:
+def _file(key: str) -> Path:
     folder = cache_folder() / "trials"
     folder.mkdir(exist_ok=True)
-    return folder
+    return folder / f"{key}.json"
