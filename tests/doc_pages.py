@@ -28,7 +28,10 @@ PAGES = [
     *sorted((ROOT / "examples").glob("*.yml")),
 ]
 SHELL = ("bash", "sh", "console")
-PROGRAMS = ("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "unzip", "litert")
+PROGRAMS = (
+    *("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "unzip", "litert"),
+    "model-explorer",
+)
 _FENCE = re.compile(r"^( *)```(\w*)(.*)$")
 _RUN = re.compile(r"^( *)(?:- )?run: *(.*)$")
 _NEEDS = re.compile(r"\s# needs (.+)$")
