@@ -10,6 +10,7 @@ from attention_checks import random_inputs
 from hypothesis import given, settings
 from labelled_shapes import labelled_shapes
 from numpy.typing import NDArray
+from pass_runs import refusal
 from text_parser import parse
 
 from edge_opt.attention import factors as fx
@@ -34,7 +35,7 @@ from edge_opt.ir import (
     to_bytes,
 )
 from edge_opt.ir.region import reads
-from edge_opt.passes.rewrite import shape_violation
+from edge_opt.passes.rewrite import check_shapes
 from edge_opt.proof.native import Session
 from edge_opt.schema.table import new_table
 
@@ -119,7 +120,7 @@ def for_one_head(
     made = assembly.finished(result)
     if not made:
         return numbers[id(result)], made
-    assert shape_violation(made) is None
+    assert refusal(check_shapes, made) is None
     graph = Subgraph("main")
     for new in made:
         graph.append(Operator(new.code, new.inputs, new.outputs, new.options))
@@ -311,7 +312,7 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
     for made in assembly.finished(output):
         graph.append(made)
         assert form == "unpack" or made.name != "PACK"
-    assert shape_violation(graph.operators) is None
+    assert refusal(check_shapes, graph.operators) is None
     graph.outputs = [output]
     np.testing.assert_array_equal(computed(graph, model, fed)[0], whole)
 

@@ -11,10 +11,11 @@ from edge_opt.attention.labelling import OperandFactors
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.inspection import explain, inspect
 from edge_opt.ir import Operator, load, to_bytes
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes import Context, Pass, Status
 from edge_opt.passes.contract import Site
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.row_rules import step_of
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import load_target
@@ -132,10 +133,10 @@ class Broken(Pass):
         if self.fails_at == "sites":
             raise ZeroDivisionError("no reason")
 
-    def build(self, operator: Operator) -> Refusal:
+    def build(self, operator: Operator) -> Rewrite:
         if self.fails_at in operator.outputs[0].name:
             raise ZeroDivisionError("no reason")
-        return Refusal("fine")
+        raise RefusedError("fine")
 
 
 def test_a_sum_of_a_scalar_has_no_axis_to_sum() -> None:

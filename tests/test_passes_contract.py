@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_runs import Says, convert_text, run, statuses
+from pass_runs import Says, convert_text, refusal, run, statuses
 from text_parser import parse
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
@@ -22,17 +22,17 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import Buffer
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import Ran, Site, SkippedSite
 from edge_opt.passes.rewrite import (
     Rewrite,
+    check_shapes,
+    check_versions,
     commit,
     remove_dead,
-    shape_violation,
     share_equal,
-    version_violation,
 )
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
@@ -89,7 +89,10 @@ def test_a_site_may_demand_something_else_than_its_pass() -> None:
 
 
 def test_a_match_that_turns_out_impossible_is_skipped_with_its_reason() -> None:
-    model, reports = convert_text(CHAIN, Double(lambda *_: Refusal("no", None, None, "yes", "no")))
+    def refuse(*_: object) -> Rewrite:
+        raise RefusedError("no", None, None, "yes", "no")
+
+    model, reports = convert_text(CHAIN, Double(refuse))
     assert statuses(reports) == ["skipped"] * 3
     assert reports[0].reason == "no (expected yes, found no)"
     assert to_text(model) == CHAIN
@@ -226,16 +229,16 @@ def test_what_stayed_for_another_site_stays_while_that_one_needs_it() -> None:
 
 def test_derived_shapes_are_compared_with_the_recorded_ones() -> None:
     _, t, o = graph_of(CHAIN)
-    assert shape_violation(o.values()) is None
+    assert refusal(check_shapes, o.values()) is None
     t["b"].shape = (2, 2)
-    assert shape_violation([o["b"]]) == "NEG 'b': derived shape [4], recorded [2, 2]"
-    assert shape_violation([o["a"]]) is None
+    assert refusal(check_shapes, [o["b"]]) == "NEG 'b': derived shape [4], recorded [2, 2]"
+    assert refusal(check_shapes, [o["a"]]) is None
 
 
 def test_operands_that_do_not_fit_are_named() -> None:
     model, t, _ = graph_of(CHAIN)
     clash = op(model, "ADD", [t["x"], fresh("five", (5,))], fresh("sum"))
-    violation = shape_violation([clash])
+    violation = refusal(check_shapes, [clash])
     assert violation is not None
     assert "ADD" in violation
     assert "4" in violation
@@ -433,7 +436,7 @@ def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_ol
         (old.code, None),
     ):
         new = Operator(code, old.inputs, old.outputs, old.options)
-        assert version_violation(Rewrite(model.subgraphs[0], (old,), (new,), old)) == reason
+        assert refusal(check_versions, Rewrite(model.subgraphs[0], (old,), (new,), old)) == reason
 
 
 @pytest.mark.parametrize("holds", [True, False])

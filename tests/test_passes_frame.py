@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
-from pass_runs import Says, convert_text, run
+from pass_runs import Says, convert_text, refusal, run
 from text_parser import parse
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.quantization import same_quantization
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Pass
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
-from edge_opt.passes.frame import frame_violation
+from edge_opt.passes.frame import check_frame
 from edge_opt.passes.rewrite import Rewrite, commit
 from edge_opt.schema.table import new_table
 
@@ -27,7 +27,7 @@ WAITING = "what others read of the old region comes back into it, or cannot wait
 def rewrite_of(change: Callable[[Model, dict[str, Tensor], dict[str, Operator]], Rewrite]) -> str | None:
     model, tensors, operators = graph_of(CHAIN)
     before = to_text(model)
-    violation = frame_violation(change(model, tensors, operators))
+    violation = refusal(check_frame, change(model, tensors, operators))
     assert to_text(model) == before
     return violation
 
@@ -75,8 +75,8 @@ def test_what_reads_state_may_not_move_past_other_operators() -> None:
 
     model, t, o = graph_of(CHAIN)
     reads = "READ_VARIABLE of the region would run after operators that it stood before"
-    assert frame_violation(of_variable(model, [o["a"], o["b"], o["c"]], t["c"])) == reads
-    assert frame_violation(of_variable(model, [o["a"], o["b"]], t["b"])) != reads
+    assert refusal(check_frame, of_variable(model, [o["a"], o["b"], o["c"]], t["c"])) == reads
+    assert refusal(check_frame, of_variable(model, [o["a"], o["b"]], t["b"])) != reads
 
 
 OUTSIDE = {
@@ -168,7 +168,7 @@ def test_what_others_read_before_the_anchor_may_be_defined_there_and_they_go_beh
     model, t, o = graph_of(TWO_RESULTS)
     new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "NEG", [t["a"]], t["b"]))
     moved = replacing(model, [o["a"], o["b"]], *new)
-    assert frame_violation(moved) is None
+    assert refusal(check_frame, moved) is None
     commit(moved)
     assert [operator.name for operator in model.subgraphs[0].operators] == ["SQUARE", "NEG", "EXP"]
     for first in model.subgraphs[0].operators:
@@ -178,15 +178,15 @@ def test_what_others_read_before_the_anchor_may_be_defined_there_and_they_go_beh
 def test_others_cannot_go_behind_a_region_that_needs_them() -> None:
     model, t, o = graph_of(TWO_RESULTS.replace("NEG(%a)", "ADD(%a, %reader)"))
     new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "ADD", [t["a"], t["reader"]], t["b"]))
-    assert frame_violation(replacing(model, [o["a"], o["b"]], *new)) == WAITING
+    assert refusal(check_frame, replacing(model, [o["a"], o["b"]], *new)) == WAITING
     kept = replacing(model, [o["a"], o["b"]], o["a"], new[1])
-    assert frame_violation(kept) is None
+    assert refusal(check_frame, kept) is None
 
 
 def test_what_does_more_than_compute_is_not_moved() -> None:
     model, t, o = graph_of(TWO_RESULTS.replace("EXP(", "CUSTOM 'print' ("))
     new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "NEG", [t["a"]], t["b"]))
-    assert frame_violation(replacing(model, [o["a"], o["b"]], *new)) == WAITING
+    assert refusal(check_frame, replacing(model, [o["a"], o["b"]], *new)) == WAITING
 
 
 def test_an_operator_that_stays_cannot_read_what_is_new() -> None:
@@ -197,7 +197,7 @@ def test_an_operator_that_stays_cannot_read_what_is_new() -> None:
     listed_first = replacing(
         model, [o["a"], o["reader"], o["b"]], renewed, o["reader"], op(model, "NEG", [t["a"]], t["b"])
     )
-    assert frame_violation(listed_first) == WAITING
+    assert refusal(check_frame, listed_first) == WAITING
 
 
 # Changes outside a rewrite
@@ -228,9 +228,9 @@ def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
 ) -> None:
     """The proof cannot see it: it runs both regions as they then are."""
 
-    def make(context: Context, first: Operator, last: Operator) -> Rewrite | Refusal:
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
         if first.output.name != "a":
-            return Refusal("only the first")
+            raise RefusedError("only the first")
         rewrite = Double._replace(context, first, last)
         harm(context, first, last)
         return rewrite

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from attention_checks import assert_same_bits, convert, only_block, random_inputs
-from pass_runs import Says, run
+from pass_runs import Says, refusal, run
 from text_parser import parse
 
 from edge_opt.attention.labelling import OperandFactors
@@ -12,7 +12,7 @@ from edge_opt.attention.split import above_the_core
 from edge_opt.ir import Model, Operator, load, to_bytes
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Status
-from edge_opt.passes.rewrite import Rewrite, shape_violation
+from edge_opt.passes.rewrite import Rewrite, check_shapes
 from edge_opt.targets import Target
 
 NORMED = """\
@@ -64,7 +64,7 @@ def split_above(text: str) -> Model:
     model = load(before)
     assert {report.status for report in convert(model, "split-above")} == {Status.CONVERTED}
     for graph in model.subgraphs:
-        assert shape_violation(graph.operators, model) is None
+        assert refusal(check_shapes, graph.operators, model) is None
     inputs = random_inputs(model)
     for kernels in ("xnnpack", "reference"):
         assert_same_bits(before, to_bytes(model), inputs, kernels)

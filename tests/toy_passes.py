@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from text_parser import parse
 
 from edge_opt.ir import DType, Model, Operator, Tensor
-from edge_opt.ir.refusal import Refusal
 from edge_opt.passes import Context, Demand, Pass
 from edge_opt.passes.contract import Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
@@ -47,9 +46,7 @@ class Double(Pass):
     summary = "for tests"
     demand = Demand("relative", 0.5)
 
-    def __init__(
-        self, make: Callable[[Context, Operator, Operator], Rewrite | Refusal] | None = None
-    ) -> None:
+    def __init__(self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None) -> None:
         self._make = make or self._replace
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:

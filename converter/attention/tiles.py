@@ -7,25 +7,28 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block
 from edge_opt.attention.labelling import Labelling
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 
 
-def row_tiles(block: Block, count: int) -> Block | Refusal:
+def row_tiles(block: Block, count: int) -> Block:
     """The attention as `count` (two or more) times as many blocks of query rows, as independent of each other as heads.
 
     `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
     Piece p is head p % N of tile p // N: the outer digit is the tile, so a tile's heads are made one after the other
     and joined to finished rows.
+
+    Raises:
+        RefusedError: the rows cannot be followed to the logits.
     """
     if block.others:
-        return Refusal("the probabilities weigh several values that are never summed", block.softmax)
-    refusal = Refusal("no axis of the result is the queries' sequence", block.softmax, block.output)
+        raise RefusedError("the probabilities weigh several values that are never summed", block.softmax)
+    refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
     for factored in _with_rows(block, count):
-        found = _labelled(block, factored, count)
-        if isinstance(found, Block):
-            return found
-        refusal = found
-    return refusal
+        try:
+            return _labelled(block, factored, count)
+        except RefusedError as refused:
+            refusal = refused
+    raise refusal
 
 
 def _with_rows(block: Block, count: int) -> Iterator[Factored]:
@@ -41,19 +44,21 @@ def _with_rows(block: Block, count: int) -> Iterator[Factored]:
                 yield (*block.factored[:place], own, *block.factored[place + 1 :])
 
 
-def _labelled(block: Block, factored: Factored, count: int) -> Block | Refusal:
+def _labelled(block: Block, factored: Factored, count: int) -> Block:
     """The block with other factors, where every piece of them reaches the logits as rows of its own."""
     labelling = Labelling(block.products, block.operands)
     if not labelling.core(block.output, factored) or not labelling.logits:
-        return labelling.first_refusal or Refusal("no logits product leads to this SOFTMAX", block.softmax)
+        raise RefusedError(
+            labelling.first_refusal or "no logits product leads to this SOFTMAX", block.softmax
+        )
     for product, labelled in labelling.products.items():
         rows = labelled[block.products[product].rows]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
-            return Refusal("what is cut are no rows of the value product", product)
+            raise RefusedError("what is cut are no rows of the value product", product)
     pieces = block.heads * count
     for product, labelled in labelling.logits.items():
         if fx.piece_count(labelled) != pieces:
-            return Refusal("not every row reaches the logits", product)
+            raise RefusedError("not every row reaches the logits", product)
     return replace(
         block,
         factored=factored,

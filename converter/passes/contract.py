@@ -7,23 +7,24 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.errors import TRACEBACK, EdgeOptError
-from edge_opt.passes.frame import Frame, frame_violation
+from edge_opt.passes.frame import Frame, check_frame
 from edge_opt.passes.rewrite import (
     Rewrite,
+    check_parameters,
+    check_shapes,
+    check_versions,
     commit,
-    parameter_violation,
     remove_dead,
-    shape_violation,
     share_equal,
-    version_violation,
 )
 from edge_opt.targets import Target
 
@@ -195,13 +196,13 @@ class MaskedRows:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place that matched; `build` makes the rewrite aside, or says why it cannot.
+    """A place that matched; `build` makes the rewrite aside, or raises RefusedError where it cannot.
 
     `demand`: other than the pass's. `note`: what to tell of it once it is converted.
     """
 
     operator: Operator
-    build: Callable[[], Rewrite | Refusal]
+    build: Callable[[], Rewrite]
     heads: int | None = None
     kv_heads: int | None = None
     demand: Demand | None = None
@@ -264,6 +265,14 @@ def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
     ]
 
 
+def site_or_reason(operator: Operator, make: Callable[[], Site]) -> Site | SkippedSite:
+    """The site at an operator, or why there is none: what `make` raises as RefusedError."""
+    try:
+        return make()
+    except RefusedError as refused:
+        return SkippedSite(operator, str(refused))
+
+
 class Pass(ABC):
     """A rewrite that applies at sites, each on its own: matched, built aside, checked, proved, committed or dropped."""
 
@@ -296,67 +305,36 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     frame = Frame(context.model, context.subgraph) if any(isinstance(site, Site) for site in sites) else None
     staying: list[Operator] = []
     added: list[Operator] = []
-    begun: set[Operator] = set()
+    visited: set[Operator] = set()
     if context.prover is not None:
-        context.prover.expect(_coming(chosen, context, list(sites), begun))
+        context.prover.expect(_likely_rewrites(chosen, context, list(sites), visited))
     while sites:
         site = sites.popleft()
-        begun.add(site.operator)
-        report = _begun(chosen, site, context, len(reports))
-        if (
-            isinstance(site, Site)
-            and not report.reason
-            and (rewrite := _tried(chosen, site, context, report))
-        ):
+        visited.add(site.operator)
+        report = _report_on(site, chosen, context, len(reports))
+        rewrite = _checked_rewrite(site, chosen, context, report) if isinstance(site, Site) else None
+        if rewrite is not None:
             assert frame is not None
             frame.allow(rewrite)
             staying += commit(rewrite)
             added += rewrite.added()
-            report.status, report.note = Status.CONVERTED, site.note
-            report.replaced = tuple(one for one in rewrite.old if one not in rewrite.new)
-            report.added = len(rewrite.added())
         reports.append(report)
         if context.on_site is not None:
             context.on_site(report)
         if not sites and chosen.repeats:
-            sites.extend(found for found in _sites(chosen, context) if found.operator not in begun)
-    violation = frame and frame.violation()
-    if violation:
+            sites.extend(further for further in _sites(chosen, context) if further.operator not in visited)
+    try:
+        if frame is not None:
+            frame.check()
+    except RefusedError as refused:
         raise BrokenFrameError(
-            f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {violation}; nothing "
+            f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {refused}; nothing "
             f"was written, convert with skip='{chosen.name}' and report this mistake of edge-opt"
-        )
+        ) from refused
     remove_dead(context.subgraph, staying, context.model.subgraphs)
     share_equal(context.subgraph, added)
     remove_uncalled(context.model, subgraphs)
     return reports
-
-
-def _begun(chosen: Pass, site: Site | SkippedSite, context: Context, index: int) -> SiteReport:
-    """The report of a site, with the reason where it stays as it is, whatever a rewrite would be."""
-    name, heads = site.operator.outputs[0].name, (site.heads, site.kv_heads)
-    report = SiteReport(chosen.name, context.signature, index, Status.SKIPPED, "", *heads, operator=name)
-    if isinstance(site, SkippedSite):
-        report.reason, report.settled, report.is_bug = site.reason, site.settled, site.is_bug
-    if not report.is_bug and (left_open := context.left_open([site.operator])):
-        report.reason, report.settled = left_open, False
-    report.reason = report.reason or context.frozen
-    return report
-
-
-def _coming(
-    chosen: Pass, context: Context, sites: Iterable[Site | SkippedSite], begun: Collection[Operator]
-) -> Iterator[tuple[Rewrite, Demand]]:
-    """What would be asked of the sites that are not begun, were the graph to stay as it is."""
-    for site in sites:
-        if site.operator in begun or isinstance(site, SkippedSite):
-            continue
-        try:
-            rewrite = site.build()
-        except Exception:  # noqa: S112  told when it is the site's turn
-            continue
-        if isinstance(rewrite, Rewrite):
-            yield rewrite, site.demand or chosen.demand
 
 
 def _sites(chosen: Pass, context: Context) -> Iterator[Site | SkippedSite]:
@@ -368,13 +346,61 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site | SkippedSite]:
         yield SkippedSite(last[0], f"looking for further sites failed: {_bug(error)}", is_bug=True)
 
 
-def _tried(chosen: Pass, site: Site, context: Context, report: SiteReport) -> Rewrite | None:
-    """As `_accepted`; an error that nobody foresaw is this site's reason, and the others go on."""
+def _likely_rewrites(
+    chosen: Pass, context: Context, sites: Iterable[Site | SkippedSite], visited: Collection[Operator]
+) -> Iterator[tuple[Rewrite, Demand]]:
+    """The rewrites of sites that were not visited, were the graph to stay as it is; for the prover to begin with."""
+    for site in sites:
+        if isinstance(site, Site) and site.operator not in visited:
+            with suppress(Exception):  # it is reported when it is the site's turn
+                yield site.build(), site.demand or chosen.demand
+
+
+def _report_on(site: Site | SkippedSite, chosen: Pass, context: Context, index: int) -> SiteReport:
+    """The report of a site, with the reason where it stays whatever a rewrite would be."""
+    name, heads = site.operator.outputs[0].name, (site.heads, site.kv_heads)
+    report = SiteReport(chosen.name, context.signature, index, Status.SKIPPED, "", *heads, operator=name)
+    if isinstance(site, SkippedSite):
+        report.reason, report.settled, report.is_bug = site.reason, site.settled, site.is_bug
+    if not report.is_bug and (left_open := context.left_open([site.operator])):
+        report.reason, report.settled = left_open, False
+    report.reason = report.reason or context.frozen
+    return report
+
+
+def _checked_rewrite(site: Site, chosen: Pass, context: Context, report: SiteReport) -> Rewrite | None:
+    """The rewrite of a site, if it passes every check and the proof; else the report says why it stays.
+
+    An error that nobody foresaw is this site's reason, and the others go on.
+    """
+    if report.reason:
+        return None
     try:
-        return _accepted(chosen, site, context, report)
+        rewrite = site.build()
+        report.reason = context.left_open((*rewrite.old, *rewrite.added()))
+        if report.reason:
+            return None
+        report.status = Status.ROLLED_BACK  # unless all that follows holds
+        check_frame(rewrite)
+        check_shapes(rewrite.derivable(), rewrite.calls)
+        check_versions(rewrite)
+        context.target.check(rewrite.added(), rewrite.old)
+        if context.prover is not None:
+            report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
+            if not report.proof.holds:
+                report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
+                raise RefusedError(report.proof.reason)
+        # After the proof, which says by how much results differ where they do.
+        check_parameters(rewrite)
+    except RefusedError as refused:
+        report.reason = str(refused)
+        return None
     except Exception as error:
         report.status, report.reason, report.is_bug = Status.ROLLED_BACK, _bug(error), True
         return None
+    report.status, report.note = Status.CONVERTED, site.note
+    report.replaced, report.added = rewrite.removed(), len(rewrite.added())
+    return rewrite
 
 
 def _bug(error: Exception) -> str:
@@ -383,35 +409,3 @@ def _bug(error: Exception) -> str:
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"
-
-
-def _accepted(chosen: Pass, site: Site, context: Context, report: SiteReport) -> Rewrite | None:
-    """The rewrite of a site, if it passes every check and the proof; else the report says what it failed."""
-    rewrite = site.build()
-    if isinstance(rewrite, Refusal):
-        report.reason = str(rewrite)
-        return None
-    report.reason = context.left_open((*rewrite.old, *rewrite.added()))
-    if report.reason:
-        return None
-    violation = (
-        frame_violation(rewrite)
-        or shape_violation(rewrite.derivable(), rewrite.calls)
-        or version_violation(rewrite)
-        or context.target.violation(rewrite.added(), rewrite.old)
-    )
-    if violation is not None:
-        report.status, report.reason = Status.ROLLED_BACK, violation
-        return None
-    if context.prover is not None:
-        report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
-        if not report.proof.holds:
-            report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
-            report.reason = report.proof.reason
-            return None
-    # After the proof, which says by how much results differ where they do.
-    violation = parameter_violation(rewrite)
-    if violation is not None:
-        report.status, report.reason = Status.ROLLED_BACK, violation
-        return None
-    return rewrite

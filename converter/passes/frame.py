@@ -3,112 +3,101 @@
 from collections.abc import Hashable, Iterable
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import is_pure, reads
 from edge_opt.passes.rewrite import Rewrite
 
 
-def frame_violation(rewrite: Rewrite) -> str | None:
-    """Why the new region could touch anything outside itself; None where it cannot.
+def check_frame(rewrite: Rewrite) -> None:
+    """Whether the new region leaves alone what is outside itself.
 
     It reads only tensors that the old region read (or new constants), and defines exactly those that the old one
     defined for others, at the place where they were defined. Only pure operators move past others.
+
+    Raises:
+        RefusedError: it may touch something else.
     """
-    return (
-        _place_violation(rewrite)
-        or _moving_violation(rewrite)
-        or _reading_violation(rewrite)
-        or _definition_violation(rewrite)
-        or _order_violation(rewrite)
-    )
+    _check_place(rewrite)
+    _check_moving(rewrite)
+    _check_reading(rewrite)
+    _check_definitions(rewrite)
+    rewrite.late_readers()
+    _check_order(rewrite)
 
 
-def _place_violation(rewrite: Rewrite) -> str | None:
+def _check_place(rewrite: Rewrite) -> None:
     """The new operators take the anchor's place, so it must be the last of the old ones."""
     old = set(rewrite.old)
     if rewrite.anchor not in old:
-        return f"the new region is to stand at '{rewrite.anchor.name}', which is not part of the old one"
+        raise RefusedError(
+            f"the new region is to stand at '{rewrite.anchor.name}', which is not part of the old one"
+        )
     for operator in (*rewrite.old, *rewrite.added()):
         inside = operator.subgraph is rewrite.subgraph
         if inside != (operator in old):
             where = "belongs to the graph already" if inside else "is not in the graph any more"
-            return f"{_named(operator)} {where}"
-    missing = len(old) - 1
-    earlier = rewrite.subgraph.before(rewrite.anchor)
-    while missing and earlier is not None:
-        missing -= earlier in old
-        earlier = rewrite.subgraph.before(earlier)
-    if missing:
-        return (
-            f"the old region goes on behind '{rewrite.anchor.outputs[0].name}', where the new one is to stand"
-        )
-    return None
+            raise RefusedError(f"{_named(operator)} {where}")
+    if not old.issubset(rewrite.span()):
+        name = rewrite.anchor.outputs[0].name
+        raise RefusedError(f"the old region goes on behind '{name}', where the new one is to stand")
 
 
-def _moving_violation(rewrite: Rewrite) -> str | None:
+def _check_moving(rewrite: Rewrite) -> None:
     """The new region runs where the old one ended, so what stands between its operators runs before it now.
 
     The proof cannot see that: it runs the region alone.
     """
     old = set(rewrite.old)
-    earlier: Operator | None = rewrite.anchor
-    while earlier is not None and earlier in old:
-        old.remove(earlier)
-        earlier = rewrite.subgraph.before(earlier)
-    if not old:
-        return None
+    if old.issuperset(rewrite.span()):
+        return
     subgraphs = rewrite.calls.subgraphs if rewrite.calls is not None else ()
-    staying = set(rewrite.new)
-    moved = [operator for operator in rewrite.old if operator not in staying]
-    for operator in (*moved, *rewrite.added()):
+    for operator in (*rewrite.removed(), *rewrite.added()):
         if not is_pure(operator, subgraphs):
-            return f"{operator.name} of the region would run after operators that it stood before"
-    return None
+            raise RefusedError(
+                f"{operator.name} of the region would run after operators that it stood before"
+            )
 
 
-def _reading_violation(rewrite: Rewrite) -> str | None:
-    allowed = {id(tensor) for tensor in reads(rewrite.old)}
+def _check_reading(rewrite: Rewrite) -> None:
+    allowed = set(reads(rewrite.old))
     for tensor in reads(rewrite.new):
-        if id(tensor) not in allowed and not tensor.is_constant:
-            return f"the new region reads '{tensor.name}', which the old one did not"
-    blocks = next((tensor for tensor in reads((*rewrite.old, *rewrite.new)) if tensor.is_blockwise), None)
-    if blocks is not None:
-        return f"'{blocks.name}' is quantized by blocks: its scales are named by a place in its own subgraph"
-    return None
+        if tensor not in allowed and not tensor.is_constant:
+            raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
+    for tensor in reads((*rewrite.old, *rewrite.new)):
+        if tensor.is_blockwise:
+            raise RefusedError(
+                f"'{tensor.name}' is quantized by blocks: its scales are named by a place in its own subgraph"
+            )
 
 
-def _definition_violation(rewrite: Rewrite) -> str | None:
-    old_outputs = {id(tensor) for operator in rewrite.old for tensor in operator.outputs}
-    defined: dict[int, Operator] = {}
+def _check_definitions(rewrite: Rewrite) -> None:
+    old_outputs = {tensor for operator in rewrite.old for tensor in operator.outputs}
+    defined: set[Tensor] = set()
     for operator in rewrite.new:
         for tensor in operator.outputs:
-            if id(tensor) in defined:
-                return f"the new region defines '{tensor.name}' twice"
-            if rewrite.subgraph.lists(tensor) and id(tensor) not in old_outputs:
-                return f"the new region defines '{tensor.name}', which is not the old one's"
+            if tensor in defined:
+                raise RefusedError(f"the new region defines '{tensor.name}' twice")
+            if rewrite.subgraph.lists(tensor) and tensor not in old_outputs:
+                raise RefusedError(f"the new region defines '{tensor.name}', which is not the old one's")
             if tensor.is_constant:
-                return f"the new region defines the constant '{tensor.name}'"
-            defined[id(tensor)] = operator
+                raise RefusedError(f"the new region defines the constant '{tensor.name}'")
+            defined.add(tensor)
     for tensor in rewrite.outputs():
-        if id(tensor) not in defined:
-            return f"the new region leaves '{tensor.name}' undefined"
-    if rewrite.late_readers() is None:
-        return "what others read of the old region comes back into it, or cannot wait for the new one"
-    return None
+        if tensor not in defined:
+            raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
 
 
-def _order_violation(rewrite: Rewrite) -> str | None:
+def _check_order(rewrite: Rewrite) -> None:
     """Old operators that stay keep their place, which is before the new ones."""
-    kept = set(rewrite.new) & set(rewrite.old)
+    kept = set(rewrite.old)
     ordered = [operator for operator in rewrite.new if operator in kept]
     ordered += rewrite.added()
-    inside = {id(tensor) for operator in ordered for tensor in operator.outputs}
-    ready: set[int] = set()
+    undefined = {tensor for operator in ordered for tensor in operator.outputs}
     for operator in ordered:
         for tensor in operator.inputs:
-            if tensor is not None and id(tensor) in inside and id(tensor) not in ready:
-                return f"the new region reads '{tensor.name}' before defining it"
-        ready.update(id(tensor) for tensor in operator.outputs)
-    return None
+            if tensor in undefined:
+                raise RefusedError(f"the new region reads '{tensor.name}' before defining it")
+        undefined.difference_update(operator.outputs)
 
 
 class Frame:
@@ -130,28 +119,33 @@ class Frame:
     def allow(self, rewrite: Rewrite) -> None:
         """A rewrite that becomes part of the graph."""
         added = rewrite.added()
-        self._removed.update(operator for operator in rewrite.old if operator not in set(rewrite.new))
+        self._removed.update(rewrite.removed())
         self._added.update(added)
         for operator in added:
             self._operators[operator] = _operator_facts(operator)
 
-    def violation(self) -> str | None:
-        """What is different that no allowed rewrite accounts for; None where nothing is."""
+    def check(self) -> None:
+        """Whether everything is as it was, but for the allowed rewrites.
+
+        Raises:
+            RefusedError: something else is different.
+        """
         present = set(self._subgraph.operators)
         for operator, facts in self._operators.items():
             if operator not in present and operator not in self._removed:
-                return f"{_named(operator)} is gone"
+                raise RefusedError(f"{_named(operator)} is gone")
             # Also of those that were replaced: the proof took them as they were when it ran.
             if facts != _operator_facts(operator):
-                return f"{_named(operator)} has other inputs, outputs or options"
+                raise RefusedError(f"{_named(operator)} has other inputs, outputs or options")
         for operator in present - self._operators.keys():
-            return f"{_named(operator)} is new"
+            raise RefusedError(f"{_named(operator)} is new")
         for tensor, known in self._tensors.items():
             if known != _tensor_facts(tensor):
-                return f"the tensor '{tensor.name}' has another name, type, shape, quantization or bytes"
+                raise RefusedError(
+                    f"the tensor '{tensor.name}' has another name, type, shape, quantization or bytes"
+                )
         if self._interface != _interface(self._model, self._subgraph):
-            return "the graph's inputs, outputs or signatures are others"
-        return None
+            raise RefusedError("the graph's inputs, outputs or signatures are others")
 
 
 def _named(operator: Operator) -> str:

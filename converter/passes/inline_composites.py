@@ -9,7 +9,7 @@ from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
 from edge_opt.ir.extent import MAX_EXTENT
 from edge_opt.ir.extract import repeated
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 
@@ -52,20 +52,20 @@ def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
     return sizes[id(body)]
 
 
-def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite | Refusal:
+def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite:
     if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
-        return Refusal("the composite and its body differ in arguments", composite)
+        raise RefusedError("the composite and its body differ in arguments", composite)
     kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
     if kept is not None:
-        return Refusal("all calls of the body share a tensor that is kept between runs", composite, kept)
+        raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
     known: dict[int, Tensor] = {}
     for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
         if tensor is None or not same_type(argument, tensor):
-            return Refusal("an argument has another type in the body", composite, tensor)
+            raise RefusedError("an argument has another type in the body", composite, tensor)
         known[id(argument)] = tensor
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
         if id(result) in known or not same_type(result, tensor):
-            return Refusal("a result is an argument, or has another type in the body", composite, tensor)
+            raise RefusedError("a result is an argument, or has another type in the body", composite, tensor)
         known[id(result)] = tensor
     prefix = composite.outputs[0].name
     moved = {repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}"): op for op in body.operators}

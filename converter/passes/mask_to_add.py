@@ -9,11 +9,11 @@ import numpy as np
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.rules import MOVEMENT
-from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir import DType, Operator, Quantization, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import moved_from, still_needed
 from edge_opt.output.words import name_below, shortened
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite
 from edge_opt.passes.spreads import code_limits, is_integer, real_range
@@ -93,76 +93,65 @@ class MaskToAdd(Pass):
         for softmax in context.subgraph.operators:
             if softmax.name != "SOFTMAX":
                 continue
-            found = match_masked_softmax(context.subgraph, softmax)
-            if isinstance(found, MaskedSoftmax):
-                build = _build_quantized if found.logits.dtype in _QUANTIZED else _build
-                note = _note(context, found)
-                yield Site(
-                    found.select, partial(build, context, found), demand=_demand(context, found), note=note
-                )
-            elif found is not None:
-                yield SkippedSite(softmax, str(found))
+            masked, path = moved_from(softmax.input(0), MOVEMENT)
+            if masked.producer is not None and masked.producer.name in _SELECTS:
+                make = partial(_site, context, masked.producer, softmax, tuple(reversed(path)))
+                yield site_or_reason(softmax, make)
 
 
-def match_masked_softmax(subgraph: Subgraph, softmax: Operator) -> MaskedSoftmax | Refusal | None:
-    """The SELECT that masks a SOFTMAX's operand, why it cannot be an ADD, or None where there is none."""
-    masked, path = moved_from(softmax.input(0), MOVEMENT)
-    select = masked.producer
-    if select is None or select.name not in _SELECTS:
-        return None
-    between = [select, *path]
-    if any(len(op.outputs[0].consumers) > 1 or subgraph.is_output(op.outputs[0]) for op in between):
-        return Refusal("the masked logits are read elsewhere too", select, select.outputs[0])
-    return _match_operands(select, softmax, tuple(reversed(path)))
+def _site(context: Context, select: Operator, softmax: Operator, path: tuple[Operator, ...]) -> Site:
+    """Raises RefusedError where the SELECT cannot be an ADD."""
+    for tensor in (operator.outputs[0] for operator in (select, *path)):
+        if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
+            raise RefusedError("the masked logits are read elsewhere too", select, select.outputs[0])
+    masked = _match_operands(select, softmax, path)
+    build = _build_quantized if masked.logits.dtype in _QUANTIZED else _build
+    demand, note = _demand(context, masked), _note(context, masked)
+    return Site(select, partial(build, context, masked), demand=demand, note=note)
 
 
-def _match_operands(
-    select: Operator, softmax: Operator, path: tuple[Operator, ...]
-) -> MaskedSoftmax | Refusal:
-    refusal = _wrong_types(select)
-    if refusal is not None:
-        return refusal
+def _match_operands(select: Operator, softmax: Operator, path: tuple[Operator, ...]) -> MaskedSoftmax:
+    _check_types(select)
     condition, when_true, when_false = (select.input(i) for i in range(3))
     result = select.outputs[0]
     constants = [_uniform(tensor, result) for tensor in (when_true, when_false)]
     masked_when = constants[0] is not None
     constant = constants[0] if masked_when else constants[1]
     if constant is None:
-        return Refusal("no operand of the SELECT is one constant", select, when_false)
+        raise RefusedError("no operand of the SELECT is one constant", select, when_false)
     masked, logits = (when_true, when_false) if masked_when else (when_false, when_true)
     if logits.shape != result.shape:
-        return Refusal("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
+        raise RefusedError("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
-        return Refusal(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
+        raise RefusedError(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
     closed, given = _added_before(logits)
     if closed == -np.inf:
         text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"
-        return Refusal(text, select, logits)
+        raise RefusedError(text, select, logits)
     other = (
         f"{closed:g}" if closed < LOWEST_ROW_MAXIMUM else f"input '{shortened(given.name)}'" if given else ""
     )
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, other)
 
 
-def _wrong_types(select: Operator) -> Refusal | None:
+def _check_types(select: Operator) -> None:
     condition, when_true, when_false = (select.input(i) for i in range(3))
     result = select.outputs[0]
     dtype = result.dtype.name.lower()
     if not _addable(result):
         text = "logits are neither float nor quantized"
-        return Refusal(text, select, result, "float32, int16 or int8", dtype)
+        raise RefusedError(text, select, result, "float32, int16 or int8", dtype)
     for tensor in (when_true, when_false):
         if tensor.dtype is not result.dtype:
             text = "SELECT's operands and result differ in type"
-            return Refusal(text, select, tensor, dtype, tensor.dtype.name.lower())
+            raise RefusedError(text, select, tensor, dtype, tensor.dtype.name.lower())
     if condition.dtype is not DType.BOOL:
         text = "the condition of a SELECT must be bool"
-        return Refusal(text, select, condition, "bool", condition.dtype.name.lower())
+        raise RefusedError(text, select, condition, "bool", condition.dtype.name.lower())
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         text = "SELECT's condition chooses whole rows"
-        return Refusal(text, select, condition, result.shape, condition.shape)
-    return None
+        raise RefusedError(text, select, condition, result.shape, condition.shape)
 
 
 def _added_before(logits: Tensor) -> tuple[float, Tensor | None]:
@@ -265,10 +254,12 @@ def _note(context: Context, site: MaskedSoftmax) -> str:
     return "; ".join(filter(None, [*notes, condition]))
 
 
-def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
-    refusal = _too_close(context, site)
-    if refusal is not None:
-        return refusal
+def _build(context: Context, site: MaskedSoftmax) -> Rewrite:
+    added = _added(context, site)
+    if added > _HIDDEN:
+        target = f"target '{context.target.name}'"
+        text = f"{target} wants a mask constant too close to the logits for an ADD to hide them"
+        raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
     builder = _MaskBuilder(context, site)
     source, chain = condition_source(site.condition)
     new = builder.softmax_of(builder.additive(source, chain))
@@ -279,7 +270,7 @@ def _build(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
     return Rewrite(context.subgraph, old, (*kept, *new), site.softmax, mask_input)
 
 
-def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal:
+def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite:
     builder = _MaskBuilder(context, site)
     mask = builder.quantized()
     new = builder.softmax_of(mask)
@@ -296,15 +287,6 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite | Refusal
     return Rewrite(
         context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads, chosen=frozenset({mask})
     )
-
-
-def _too_close(context: Context, site: MaskedSoftmax) -> Refusal | None:
-    """The target may ask for a constant that no longer hides what is masked."""
-    added = _added(context, site)
-    if added <= _HIDDEN:
-        return None
-    text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
-    return Refusal(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
 
 
 def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:

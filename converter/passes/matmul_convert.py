@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.ir import DType, Operator, Quantization
+from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import operator_version
-from edge_opt.ir.refusal import Refusal
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Rewrite, Saturation
 from edge_opt.passes.spreads import code_limits, nearest_code, product_spreads, real_range
 
@@ -34,51 +34,38 @@ class MatMulConvert(Pass):
             product = operator.input(0).producer
             if product is None or product.name != "BATCH_MATMUL" or not operator.input(0).is_quantized:
                 continue
-            reason = _illegal(context, product, operator)
-            if reason is not None:
-                yield SkippedSite(operator, str(reason))
-                continue
-            before, after = operator.input(0).quantization, operator.outputs[0].quantization
-            assert before is not None
-            assert after is not None
-            note = _note(operator, saturation(operator))
-            build = partial(_build, context, product, operator)
-            yield Site(operator, build, demand=_demand(before, after), note=note)
+            yield site_or_reason(operator, partial(_site, context, product, operator))
 
 
-def _illegal(context: Context, product: Operator, convert: Operator) -> Refusal | None:
+def _site(context: Context, product: Operator, convert: Operator) -> Site:
+    """Raises RefusedError where the product may not write the result."""
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
-        return Refusal("the product is read elsewhere too, in its own quantization", product, between)
+        raise RefusedError("the product is read elsewhere too, in its own quantization", product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in _INTEGERS:
-        found = ", ".join(dtype.name.lower() for dtype in operands)
-        return Refusal(
-            "the product must write its operands' type", convert, result, found, result.dtype.name.lower()
-        )
-    for operator, tensor in ((product, between), (convert, result)):
-        parameters = tensor.quantization
-        if (
-            parameters is None
-            or not len(parameters.scale)
-            or parameters.is_per_axis
-            or not parameters.scale[0]
-        ):
-            return Refusal("product and result need one scale each", operator, tensor)
-        zero_point = int(parameters.zero_point[0])
-        if tensor.dtype is DType.INT16 and zero_point:
-            return Refusal("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
-    return None
+        expected, actual = ", ".join(dtype.name.lower() for dtype in operands), result.dtype.name.lower()
+        raise RefusedError("the product must write its operands' type", convert, result, expected, actual)
+    before, after = (_one_scale(operator) for operator in (product, convert))
+    # At most one step of the larger scale. Scales are float32: a ratio of 3 may come out as 2.9999998.
+    steps = max(1, math.floor(before / after * (1 + 1e-6)))
+    build = partial(_build, context, product, convert)
+    return Site(convert, build, demand=Demand("steps", steps), note=_note(convert))
 
 
-def _demand(before: Quantization, after: Quantization) -> Demand:
-    """At most one step of the larger scale, counted in steps of the result's."""
-    ratio = float(before.scale[0]) / float(after.scale[0])
-    # Scales are float32: a ratio of 3 may come out as 2.9999998.
-    return Demand("steps", max(1, math.floor(ratio * (1 + 1e-6))))
+def _one_scale(operator: Operator) -> float:
+    """The only scale of a result; raises RefusedError where it has none, or a zero point that int16 may not have."""
+    tensor = operator.outputs[0]
+    parameters = tensor.quantization
+    if parameters is None or len(parameters.scale) != 1 or not parameters.scale[0]:
+        raise RefusedError("product and result need one scale each", operator, tensor)
+    zero_point = int(parameters.zero_point[0])
+    if tensor.dtype is DType.INT16 and zero_point:
+        raise RefusedError("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
+    return float(parameters.scale[0])
 
 
-def _build(context: Context, product: Operator, convert: Operator) -> Rewrite | Refusal:
+def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     version = operator_version("BATCH_MATMUL", product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
@@ -99,8 +86,8 @@ def saturation(convert: Operator) -> Saturation | None:
     return None if (low, high) == code_limits(result) else Saturation(low, high)
 
 
-def _note(convert: Operator, clipped: Saturation | None) -> str:
-    if clipped is None:
+def _note(convert: Operator) -> str:
+    if saturation(convert) is None:
         return ""
     between = convert.input(0)
     low, high = real_range(between)

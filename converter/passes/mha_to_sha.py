@@ -9,7 +9,7 @@ from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.attention.form import Form, form_for
 from edge_opt.attention.rules import PRODUCTS
 from edge_opt.attention.surroundings import products_beside
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.words import shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
@@ -52,25 +52,26 @@ def _site(context: Context, block: Block) -> Site:
     form = form_for(target.form, merged=block.merged)
     if block.head_size < (target.norm_per_head_from or 0):
         form = replace(form, composites=False)
-    tiled, notes = tiled_block(target, block), []
-    if isinstance(tiled, Refusal):
-        notes.append(f"rows are not cut: {tiled}")
-    chosen = block if isinstance(tiled, Refusal) else tiled
-    build = partial(_build, context, chosen, form)
-    beside = products_beside(chosen.core)
+    notes = []
+    try:
+        block = tiled_block(target, block)
+    except RefusedError as refused:
+        notes.append(f"rows are not cut: {refused}")
+    build = partial(_build, context, block, form)
+    beside = products_beside(block.core)
     if beside:
         where = ", ".join(sorted(f"'{shortened(product.outputs[0].name)}'" for product in beside))
         notes.append(f"the heads are not followed up to scores that are added: {where} still holds several")
     demand = None
-    if any(operator.name == "FULLY_CONNECTED" for operator in chosen.core):
+    if any(operator.name == "FULLY_CONNECTED" for operator in block.core):
         demand = ROUNDED
         notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
     return Site(block.softmax, build, block.heads, block.kv_heads, demand, "; ".join(notes))
 
 
-def _build(context: Context, block: Block, form: Form) -> Rewrite | Refusal:
+def _build(context: Context, block: Block, form: Form) -> Rewrite:
     rewrite = in_pieces(context, block, form)
     staying = next((op for op in rewrite.new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
     if staying is not None:
-        return Refusal("somebody else reads what several heads make together", staying)
+        raise RefusedError("somebody else reads what several heads make together", staying)
     return rewrite

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
-from edge_opt.ir import DType, Operator, Subgraph, Tensor
+from edge_opt.ir import DType, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import still_needed
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.passes.spreads import code_limits
 
@@ -44,24 +45,23 @@ class PositionTable(Pass):
         exported = self.exported.get(context.model.signature_name(context.subgraph))
         exact = {} if exported is None else exact_constants(context.subgraph, exported)
         for rotary in find_rotary(context.subgraph, exact):
-            anchor, count = rotary.operators[-1], context.positions
-            try:
-                tolerance = _tolerance(rotary)
-                if not count:
-                    text = (
-                        "the number of positions is not known: no cache of the model or its bundle tells it"
-                    )
-                    yield SkippedSite(anchor, text)
-                    continue
-                stopped = rotary.last_position(count)
-            except RefusedError as refused:
-                yield SkippedSite(anchor, str(refused))
-                continue
-            notes = ["has the exact frequencies of the export"] if rotary.is_exact else []
-            if stopped is not None:
-                notes.insert(0, f"stopped counting at position {stopped} of {count}, and counts on now")
-            build = partial(_build, context, rotary, count)
-            yield Site(anchor, build, demand=Demand("absolute", tolerance), note="; ".join(notes))
+            yield site_or_reason(rotary.operators[-1], partial(_site, context, rotary))
+
+
+def _site(context: Context, rotary: Rotary) -> Site:
+    """Raises RefusedError where a table cannot stand for the operators."""
+    tolerance, count, notes = _tolerance(rotary), context.positions, []
+    if not count:
+        raise RefusedError(
+            "the number of positions is not known: no cache of the model or its bundle tells it"
+        )
+    stopped = rotary.last_position(count)
+    if stopped is not None:
+        notes.append(f"stopped counting at position {stopped} of {count}, and counts on now")
+    if rotary.is_exact:
+        notes.append("has the exact frequencies of the export")
+    build = partial(_build, context, rotary, count)
+    return Site(rotary.operators[-1], build, demand=Demand("absolute", tolerance), note="; ".join(notes))
 
 
 def _tolerance(rotary: Rotary) -> float:
@@ -79,50 +79,35 @@ def _tolerance(rotary: Rotary) -> float:
 
 
 def _build(context: Context, rotary: Rotary, count: int) -> Rewrite:
-    def add(name: str, inputs: list[Tensor], output: Tensor, **options: object) -> Tensor:
-        new.append(context.model.new_operator(name, inputs, [output], **options))
-        return output
-
     def constant(value: object, dtype: DType) -> Tensor:
         return context.constants.make("positions/constant", np.asarray(value, dtype.numpy), dtype)
 
-    new: list[Operator] = []
+    make = Assembly(context.model, context.constants)
     position, result, axis = rotary.position, rotary.result, rotary.axis
     index = position
     for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
-        limit = constant(bound, position.dtype)
-        index = add(name, [index, limit], Tensor(f"positions/{name.lower()}", position.shape, position.dtype))
-    reference = Reference(tuple(rotary.form.operators), rotary.form.result, count)
+        clamped = Tensor(f"positions/{name.lower()}", position.shape, position.dtype)
+        index = make.emit(name, [index, constant(bound, position.dtype)], clamped)
     if len(position.shape) != 1:
         flat = Tensor("positions/flat", (position.elements,), position.dtype)
-        index = add(
-            "RESHAPE",
-            [index, constant(flat.shape, DType.INT32)],
-            flat,
-            new_shape=np.array(flat.shape, np.int32),
-        )
+        shape = np.array(flat.shape, np.int32)
+        index = make.emit("RESHAPE", [index, constant(shape, DType.INT32)], flat, new_shape=shape)
     codes = _stored(rotary.values(count), result)
-    half = codes.shape[-1] // 2
-    doubled = (
-        axis != codes.ndim - 1 and codes.shape[-1] % 2 == 0 and (codes[..., :half] == codes[..., half:]).all()
-    )
-    if doubled:
-        codes = codes[..., :half]
-    table = context.constants.make(
-        "positions/table", np.ascontiguousarray(codes), result.dtype, result.quantization
-    )
-    if doubled:
-        part = Tensor(
-            "positions/half", (*result.shape[:-1], half), result.dtype, quantization=result.quantization
-        )
-        add("GATHER", [table, index], part, axis=axis)
-        add("CONCATENATION", [part, part], result, axis=len(result.shape) - 1)
+    first, second = np.array_split(codes, 2, axis=-1)
+    is_doubled = axis != codes.ndim - 1 and np.array_equal(first, second)
+    values = np.ascontiguousarray(first if is_doubled else codes)
+    table = context.constants.make("positions/table", values, result.dtype, result.quantization)
+    if is_doubled:
+        half = make.tensor("positions/half", (*result.shape[:-1], first.shape[-1]), result)
+        make.emit("GATHER", [table, index], half, axis=axis)
+        make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
     else:
-        add("GATHER", [table, index], result, axis=axis)
-    kept = still_needed(context.subgraph, rotary.operators, rotary.operators[-1])
-    return Rewrite(
-        context.subgraph, rotary.operators, (*kept, *new), rotary.operators[-1], reference=reference
-    )
+        make.emit("GATHER", [table, index], result, axis=axis)
+    last = rotary.operators[-1]
+    kept = still_needed(context.subgraph, rotary.operators, last)
+    reference = Reference(tuple(rotary.form.operators), rotary.form.result, count)
+    new = (*kept, *make.finished(result))
+    return Rewrite(context.subgraph, rotary.operators, new, last, reference=reference)
 
 
 def _stored(values: NDArray[np.float32], result: Tensor) -> NDArray[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import still_needed
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import nearest_code
 
@@ -33,12 +33,13 @@ class QuantizedMaskToSelect(Pass):
         for operator in context.subgraph.operators:
             chain = mask_chain(operator)
             if chain:
-                try:
-                    values = [_evaluate(chain, flag) for flag in (False, True)]
-                except RefusedError as refused:
-                    yield SkippedSite(operator, str(refused))
-                else:
-                    yield Site(operator, partial(_build, context, chain, values))
+                yield site_or_reason(operator, partial(_site, context, chain))
+
+
+def _site(context: Context, chain: tuple[Operator, ...]) -> Site:
+    """Raises RefusedError where the two values cannot be told."""
+    values = [_evaluate(chain, flag) for flag in (False, True)]
+    return Site(chain[-1], partial(_build, context, chain, values))
 
 
 def mask_chain(last: Operator) -> tuple[Operator, ...]:

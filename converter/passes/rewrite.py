@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from types import MappingProxyType
 
 from edge_opt.attention import factors as fx
@@ -10,10 +10,13 @@ from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import is_pure, read_outside, reads, with_called
 from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.call import Fact, constants_of, recorded_shape
+from edge_opt.shapes.call import Enter, Fact, constants_of, recorded_shape
 from edge_opt.shapes.dimension import Shape
+
+_CANNOT_WAIT = "what others read of the old region comes back into it, or cannot wait for the new one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,42 +100,53 @@ class Rewrite:
             return (None,) * len(self.outputs())
         return tuple(_axis_of_rows(mask, output) for output in self.outputs())
 
-    def late_readers(self) -> list[Operator] | None:
-        """Operators that read what the new region defines, and run before it as yet; in execution order.
-
-        They have to go behind it. None where they cannot: the region needs them, or they do more than compute.
-        """
-        inside, staying = set(self.old), set(self.new)
-        late = {id(t) for operator in self.added() for t in operator.outputs}
-        late -= {id(tensor) for tensor in self.anchor.outputs}
-        moved: dict[int, Operator] = {}
-        for operator in self._span({op for op in self.old if any(id(t) in late for t in op.outputs)}):
-            read = {id(tensor) for tensor in operator.inputs}
-            if operator in inside:
-                if not read.isdisjoint(late if operator in staying else moved):
-                    return None
-            elif not read.isdisjoint(late):
-                if not is_pure(operator):
-                    return None
-                moved.update((id(tensor), operator) for tensor in operator.outputs)
-                late.update(moved)
-        return list(dict.fromkeys(moved.values()))
-
-    def _span(self, operators: set[Operator]) -> list[Operator]:
-        """Everything in the graph from the first of these operators up to the anchor."""
+    def span(self) -> list[Operator]:
+        """Everything in the graph from the first of the old operators up to the anchor, in execution order."""
         span: list[Operator] = []
+        missing = set(self.old)
         operator: Operator | None = self.anchor
-        missing = set(operators)
         while missing and operator is not None:
             span.append(operator)
             missing.discard(operator)
             operator = self.subgraph.before(operator)
         return span[::-1]
 
+    def late_readers(self) -> list[Operator]:
+        """Operators in front of the anchor that read what will be defined at the anchor; in execution order.
+
+        They belong to others, and have to go behind the new operators.
+
+        Raises:
+            RefusedError: the region needs what one of them gives, or one does more than compute.
+        """
+        old, new = set(self.old), set(self.new)
+        late = {tensor for operator in self.added() for tensor in operator.outputs}
+        late.difference_update(self.anchor.outputs)
+        readers: list[Operator] = []
+        of_readers: set[Tensor] = set()
+        for operator in self.span():
+            # What is replaced may read what is defined late: it does not run any more.
+            forbidden = late if operator in new else of_readers
+            if operator in old:
+                if not forbidden.isdisjoint(operator.inputs):
+                    raise RefusedError(_CANNOT_WAIT)
+            elif not late.isdisjoint(operator.inputs):
+                if not is_pure(operator):
+                    raise RefusedError(_CANNOT_WAIT)
+                readers.append(operator)
+                late.update(operator.outputs)
+                of_readers.update(operator.outputs)
+        return readers
+
     def added(self) -> tuple[Operator, ...]:
         """The new operators that are not old ones."""
         kept = set(self.old)
         return tuple(operator for operator in self.new if operator not in kept)
+
+    def removed(self) -> tuple[Operator, ...]:
+        """The old operators that do not stay."""
+        staying = set(self.new)
+        return tuple(operator for operator in self.old if operator not in staying)
 
     def derivable(self) -> Iterator[Operator]:
         """The new operators without those that were moved and read and define what they did: their shapes stay true."""
@@ -161,49 +175,62 @@ def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:
     return None
 
 
-def shape_violation(
-    operators: Iterable[Operator], calls: Model | None = None, known: dict[int, str | None] | None = None
-) -> str | None:
-    """Where a derived shape is not the recorded one, dynamic dimensions included; None where all agree.
+def check_shapes(operators: Iterable[Operator], calls: Model | None = None) -> None:
+    """Whether the recorded shapes are what the inputs give, dynamic dimensions included.
 
-    `calls`: the model whose subgraphs the operators call; these are looked through, too, but for those that are `known`
-    (by index, with their violation).
+    `calls`: the model whose subgraphs the operators call; these must derive their results from what they are called
+    with. Each is looked through once.
+
+    Raises:
+        RefusedError: a derived shape is not the recorded one.
     """
-    enter = (lambda *_: None) if calls is None else partial(_enter, calls, {} if known is None else known)
+
+    @cache
+    def refusal_in(index: int) -> str:
+        assert calls is not None
+        try:
+            _check_shapes(calls.subgraphs[index].operators, enter)
+        except RefusedError as refused:
+            return str(refused)
+        return ""
+
+    def enter(index: int, shapes: Sequence[Shape | None], _: object) -> list[Fact] | None:
+        if calls is None:
+            return None
+        body = calls.subgraphs[index]
+        recorded = [recorded_shape(tensor) for tensor in body.inputs]
+        reason = refusal_in(index)
+        if not reason and list(shapes) != recorded:
+            reason = f"the inputs are recorded as {recorded}, it is called with {list(shapes)}"
+        if reason:
+            raise ShapeError(f"subgraph '{body.name}': {reason}")
+        return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
+
+    _check_shapes(operators, enter)
+
+
+def _check_shapes(operators: Iterable[Operator], enter: Enter) -> None:
     for operator in operators:
         shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
         try:
             derived = infer_operator(operator, shapes, constants_of(operator), enter)
         except ShapeError as error:
-            return str(error)
+            raise RefusedError(str(error)) from error
         for shape, tensor in zip(derived, operator.outputs, strict=True):
             recorded = recorded_shape(tensor)
             if shape is None or shape != recorded:
                 texts = ["unknown" if sizes is None else str(list(sizes)) for sizes in (shape, recorded)]
-                return f"{operator.name} '{tensor.name}': derived shape {texts[0]}, recorded {texts[1]}"
-    return None
+                where = f"{operator.name} '{tensor.name}'"
+                raise RefusedError(f"{where}: derived shape {texts[0]}, recorded {texts[1]}")
 
 
-def _enter(
-    model: Model, known: dict[int, str | None], index: int, shapes: Sequence[Shape | None], _: object
-) -> list[Fact]:
-    """Shapes of a called subgraph's results, which it must derive itself from what it is called with."""
-    body = model.subgraphs[index]
-    recorded = [recorded_shape(tensor) for tensor in body.inputs]
-    if index not in known:
-        known[index] = shape_violation(body.operators, model, known)
-    violation = known[index]
-    if violation is None and list(shapes) != recorded:
-        violation = f"the inputs are recorded as {recorded}, it is called with {list(shapes)}"
-    if violation is not None:
-        raise ShapeError(f"subgraph '{body.name}': {violation}")
-    return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
+def check_versions(rewrite: Rewrite) -> None:
+    """Whether the versions of new operators are high enough for their types.
 
+    The runtime does not look at them, other readers do. Copies of operators that were there keep what the file says.
 
-def version_violation(rewrite: Rewrite) -> str | None:
-    """Where a new operator's version is too low for its types; None where none is.
-
-    The runtime does not look at it, other readers do. Copies of operators that were there keep what the file says.
+    Raises:
+        RefusedError: a version is too low.
     """
     old = rewrite.old if rewrite.calls is None else with_called(rewrite.old, rewrite.calls.subgraphs)
     known = {operator.code for operator in old}
@@ -211,24 +238,27 @@ def version_violation(rewrite: Rewrite) -> str | None:
         needed = required_version(operator)
         if operator.code.version < needed and operator.code not in known:
             name = operator.outputs[0].name
-            return (
+            raise RefusedError(
                 f"{operator.name} '{name}': its types need version {needed}, it has {operator.code.version}"
             )
-    return None
 
 
-def parameter_violation(rewrite: Rewrite) -> str | None:
-    """Where a new operator gives a quantized tensor parameters that the old region does not have; None where none does.
+def check_parameters(rewrite: Rewrite) -> None:
+    """Whether new operators give quantized tensors only parameters that the old region has.
 
     A scale that is off by one unit in the last place changes one code in millions, which no run may show.
+
+    Raises:
+        RefusedError: a tensor has parameters of its own.
     """
     known = {_parameters(tensor) for tensor in _tensors(rewrite.old, rewrite.calls)}
     known |= {_parameters(tensor) for tensor in _tensors(rewrite.moved.values(), rewrite.calls)}
     for operator in rewrite.added():
         for tensor in operator.outputs:
             if tensor.is_quantized and tensor not in rewrite.chosen and _parameters(tensor) not in known:
-                return f"{operator.name} '{tensor.name}' has parameters that no tensor of the old region has"
-    return None
+                raise RefusedError(
+                    f"{operator.name} '{tensor.name}' has parameters that no tensor of the old region has"
+                )
 
 
 def _parameters(tensor: Tensor) -> Hashable:
@@ -247,15 +277,10 @@ def commit(rewrite: Rewrite) -> list[Operator]:
     Those may be dead when the last rewrite that shares them is done.
     """
     graph = rewrite.subgraph
-    staying = set(rewrite.new)
-    late = rewrite.late_readers()
-    assert late is not None
+    late, removed = rewrite.late_readers(), rewrite.removed()
     position = graph.after(rewrite.anchor)
-    for operator in late:
+    for operator in (*late, *reversed(removed)):
         graph.remove(operator)
-    for operator in reversed(rewrite.old):
-        if operator not in staying:
-            graph.remove(operator)
     for operator in rewrite.added():
         graph.insert_before(position, operator)
         for tensor in (*operator.inputs, *operator.outputs):
@@ -263,7 +288,7 @@ def commit(rewrite: Rewrite) -> list[Operator]:
                 graph.add_tensor(tensor)
     for operator in late:
         graph.insert_before(position, operator)
-    return [operator for operator in rewrite.old if operator in staying]
+    return [operator for operator in rewrite.old if operator.subgraph is graph]
 
 
 def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:

@@ -8,7 +8,7 @@ from edge_opt.attention.block import Block, find_blocks
 from edge_opt.attention.form import Form
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.tiles import row_tiles
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
@@ -34,22 +34,28 @@ class TileRows(Pass):
         for match in find_blocks(context.subgraph):
             if isinstance(match, Block) and match.heads == 1:
                 target = context.target.for_attention(match)
-                tiled = tiled_block(target, match)
-                if isinstance(tiled, Refusal):
-                    yield SkippedSite(match.softmax, str(tiled))
-                elif tiled is not match:
+                try:
+                    tiled = tiled_block(target, match)
+                except RefusedError as refused:
+                    yield SkippedSite(match.softmax, str(refused))
+                    continue
+                if tiled is not match:
                     yield Site(match.softmax, partial(in_pieces, context, tiled, _FORM), heads=1, kv_heads=1)
 
 
-def tiled_block(target: Target, block: Block) -> Block | Refusal:
-    """The attention cut into as few equal blocks of rows as the target's wish allows; itself where it stays whole."""
+def tiled_block(target: Target, block: Block) -> Block:
+    """The attention cut into as few equal blocks of rows as the target's wish allows; itself where it stays whole.
+
+    Raises:
+        RefusedError: its rows cannot be cut that way.
+    """
     rows = block.query_length
     if target.rows_per_tile is None or target.rows_per_tile >= rows:
         return block
     size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
     if 2 * size < target.rows_per_tile:
         text = f"{rows} rows have no equal blocks of {target.rows_per_tile} rows or somewhat fewer"
-        return Refusal(text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size))
+        raise RefusedError(text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size))
     return row_tiles(block, rows // size)
 
 

@@ -17,6 +17,7 @@ from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.form import AS_FOUND, FORM_NAMES
 from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import DType, Operator
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.atomic import write_whole
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.tables import ENUMS
@@ -149,18 +150,22 @@ class Target:
         listed = not self.taken_operators or operator.name in self.taken_operators
         return operator.name in self.refused_operators or not listed
 
-    def violation(self, operators: Iterable[Operator], instead_of: Iterable[Operator] = ()) -> str | None:
-        """Why the target cannot take these operators; None where it can, or could not take the others either."""
+    def check(self, operators: Iterable[Operator], instead_of: Iterable[Operator] = ()) -> None:
+        """Whether the target takes these operators, or could not take the others either.
+
+        Raises:
+            RefusedError: it takes the others only.
+        """
         if any(self.refuses(operator) for operator in instead_of):
-            return None
+            return
         for operator in operators:
             if self.refuses(operator):
-                return f"target '{self.name}' does not take {operator.name}"
+                raise RefusedError(f"target '{self.name}' does not take {operator.name}")
             for tensor in operator.outputs:
                 if self.largest_rank is not None and len(tensor.shape) > self.largest_rank:
                     rank = len(tensor.shape)
-                    return f"target '{self.name}' takes rank {self.largest_rank} at most, '{tensor.name}' has {rank}"
-        return None
+                    text = f"target '{self.name}' takes rank {self.largest_rank} at most, '{tensor.name}' has {rank}"
+                    raise RefusedError(text)
 
 
 def composite_name(operator: Operator) -> str:

@@ -59,6 +59,8 @@ def messages() -> list[Message]:
             name = _name(call.func)
             kind = name if name in kinds else helpers.get(name)
             texts = [text for argument in call.args if (text := template(argument)) and " " in text]
+            if name in _REFUSALS:
+                texts = _conditions(call, tree)
             if kind in _REFUSALS:
                 kind = REFUSAL if path.parent.name in _REFUSING else None
             if kind and texts:
@@ -153,6 +155,22 @@ def _helpers(tree: ast.AST, kinds: set[str]) -> dict[str, str]:
             if len(made) == 1:
                 found[node.name] = made.pop()
     return found
+
+
+def _conditions(refusal: ast.Call, tree: ast.AST) -> list[str]:
+    """The texts of a refusal's first argument; of a variable the text that it was given last."""
+    found = list(refusal.args[0].values if isinstance(refusal.args[0], ast.BoolOp) else refusal.args[:1])
+    for index, value in enumerate(found):
+        if isinstance(value, ast.Name):
+            given = [
+                node
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Assign)
+                and [ast.unparse(target) for target in node.targets] == [value.id]
+                and node.lineno < value.lineno
+            ]
+            found[index] = max(given, key=lambda node: node.lineno).value if given else value
+    return [text for value in found if (text := template(value)) and re.search("[a-z]", text)]
 
 
 def _name(function: ast.expr) -> str:
