@@ -4,10 +4,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_opt.build.evaluating import HeldOut, choose, compare
 from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Carried, Job, StageFailedError
@@ -17,7 +16,7 @@ from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
 from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
 from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
-from edge_opt.build.work import Kept, WorkFolder, digest_of, key_of, taken
+from edge_opt.build.work import Input, Kept, WorkFolder, digest_of, key_of, taken
 from edge_opt.conversion import Verify
 from edge_opt.conversion.container import Sections, find_unsound
 from edge_opt.integrations.npu_export import TARGETS
@@ -28,7 +27,7 @@ from edge_opt.npu.sdk import libraries_digest
 from edge_opt.output.atomic import replacing, resolve_target, write_whole
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.output.progress import Progress
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 from edge_opt.report import check_report_path
 from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.schema.transfer import copy_range
@@ -61,7 +60,7 @@ class StageReport:
 
 
 @dataclass(slots=True)
-class BuildResult:
+class BuildResult(Record):
     """What was built, from what, and how: `optimized` is what our own stage says, `settings` what each other one took.
 
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
@@ -85,10 +84,6 @@ class BuildResult:
     versions: dict[str, str] = field(default_factory=dict)
     next: NextSteps | None = None
     evaluation: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of `edge-opt build --json`."""
-        return strict(asdict(self))
 
 
 def build(
@@ -167,10 +162,7 @@ def build(
         "caches": {"window": given.caches.window, "ring": None, "notes": given.caches.lines()},
         "whole_caches": whole_caches,
         "file": _read_config(config),
-        "settings": {
-            **(settings or {}),
-            **{name: told for name, told in lengths.items() if told is not None},
-        },
+        "settings": {**(settings or {}), **{name: n for name, n in lengths.items() if n is not None}},
     }
     libraries, missing = _compiler(vendor, sdk)
     tools = toolchain or Processes()
@@ -180,33 +172,30 @@ def build(
         str(source), str(given.kind), chip, vendor.title, str(folder), versions=tools.versions()
     )
     with taken(folder) as kept:
-        run = _Run(
-            kept, tools, result, libraries, progress or (lambda *_: None), on_stage or (lambda _: None)
-        )
-        how = {"sections": sections, "verify": verify}
+        run = _Stages(kept, tools, result, libraries, progress or (lambda *_: None), on_stage)
+        choices = {"sections": sections, "verify": verify}
         place = chosen if chosen in target_names() else str(Path(chosen).resolve())
-        told = {**how, "target": place, "sdk": None if libraries is None else str(libraries)}
+        order = {**choices, "target": place, "sdk": None if libraries is None else str(libraries)}
         try:
             root = given.path if given.path.is_dir() else given.path.parent
-            origin = _Input(given.path, digest_of(given.files, root))
+            origin = Input(given.path, digest_of(given.files, root))
             bundles = _quantized(run, given, origin, options, _rest(kept, text, prompts))
-            made = run.stage("optimize", [*run.compiler, how, facts.to_dict()], told, **bundles)
-            result.optimized, converted = made.told, _bundle(made)
-            result.converted = str(converted.path)
-            after = partial(next_steps, vendor, chip, libraries, result.converted)
-            result.next = after(None)
+            optimized = run.stage("optimize", [*run.compiler, choices, facts.to_dict()], order, **bundles)
+            converted = optimized.bundle
+            result.optimized, result.converted = optimized.told, str(converted.path)
+            result.next = next_steps(vendor, chip, libraries, result.converted, None)
             for path in report:
-                written = made.folder / f"{REPORT}{Path(path).suffix.lower()}"
+                written = optimized.folder / f"{REPORT}{Path(path).suffix.lower()}"
                 write_whole(path, written.read_bytes(), overwrite=overwrite)
             if evaluate:
                 models = {str(given.kind): origin, "quantized": bundles["model"], "converted": converted}
                 if given.kind is Kind.QUANTIZED:
                     del models["quantized"]
-                result.evaluation = _evaluated(run, text, runtimes, models)
+                result.evaluation = _evaluation(run, text, runtimes, models)
             if missing is not None:
                 raise CompilerMissingError(f"{missing}; what is converted until there, is {converted.path}")
             _deliver(run, converted, Path(output), overwrite=overwrite)
-            result.next = after(str(output))
+            result.next = next_steps(vendor, chip, libraries, result.converted, str(output))
         except EdgeOptError as error:
             error.result = result
             raise
@@ -265,33 +254,22 @@ def _compiler(vendor: Vendor, sdk: StagePath | None) -> tuple[Path | None, Compi
 def _read_config(path: StagePath | None) -> dict[str, Any]:
     if path is None:
         return {}
-    told = read_json(Path(path))
-    if not isinstance(told, dict):
+    settings = read_json(Path(path))
+    if not isinstance(settings, dict):
         raise UsageError(f"configuration {path} is no JSON object with settings by name")
-    return told
-
-
-class _Input(NamedTuple):
-    """What a stage reads; its result is taken again only where the digest is the same."""
-
-    path: Path
-    digest: str
-
-
-def _bundle(made: Kept) -> _Input:
-    return _Input(made.folder / MODEL, made.digest)
+    return settings
 
 
 @dataclass
-class _Run:
-    """The stages of one build."""
+class _Stages:
+    """The stages of one build; `config` is the pipeline's, once it is settled."""
 
     work: WorkFolder
     tools: Processes
     result: BuildResult
     libraries: Path | None
     progress: Progress
-    on_stage: Callable[[StageReport], None]
+    on_stage: Callable[[StageReport], None] | None
     config: dict[str, Any] = field(default_factory=dict)
 
     def stage(
@@ -301,7 +279,7 @@ class _Run:
         options: Mapping[str, Any] | None = None,
         carry_out: CarryOut | None = None,
         /,
-        **inputs: _Input,
+        **inputs: Input,
     ) -> Kept:
         """The result of a stage: an earlier run's where it was made from the same, else made now.
 
@@ -311,49 +289,37 @@ class _Run:
         versions = {tool: text for tool, text in self.result.versions.items() if ours or tool != "edge-opt"}
         digests = {role: given.digest for role, given in inputs.items()}
         key = key_of([name, digests, depends, versions])
-        kept = self.work.kept(name, key)
-        made = kept or self._make(name, key, inputs, options or {}, carry_out or self.tools.carry_out)
-        log = str(self.work.log(name))
-        notes = list(made.told.get("notes", ()))
-        report = StageReport(name, made.seconds, made.peak_bytes, made.size, kept is None, log, notes)
+        earlier, log = self.work.kept(name, key), self.work.log(name)
+        if earlier is None:
+            paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+            libraries = None if self.libraries is None else str(self.libraries)
+            try:
+                output = str(self.work.begin(name).resolve())
+                job = Job(name, output, paths, self.config or None, options or {}, libraries)
+                kept = self._carry_out(job, key, carry_out or self.tools.carry_out)
+            except (EdgeOptError, OSError) as error:
+                cause = OutputError(error.strerror or str(error)) if isinstance(error, OSError) else error
+                kinds = (UsageError, OutputError)
+                kind = next((kind for kind in kinds if isinstance(cause, kind)), StageFailedError)
+                raise kind(f"stage '{name}': {cause}; its log is {log}") from error
+        else:
+            kept = earlier
+        notes = list(kept.told.get("notes", ()))
+        report = StageReport(name, kept.seconds, kept.peak_bytes, kept.size, earlier is None, str(log), notes)
         self.result.stages.append(report)
-        self.on_stage(report)
-        return made
-
-    def _make(
-        self,
-        name: str,
-        key: str,
-        inputs: Mapping[str, _Input],
-        options: Mapping[str, Any],
-        carry_out: CarryOut,
-    ) -> Kept:
-        log, started = self.work.log(name), time.perf_counter()
-        self.progress(name, 0, 1)
-        try:
-            job = Job(
-                name,
-                str(self.work.begin(name).resolve()),
-                {role: str(given.path.resolve()) for role, given in inputs.items()},
-                self.config or None,
-                options,
-                None if self.libraries is None else str(self.libraries),
-            )
-            done = carry_out(job, log, self.work.scratch.resolve(), self.progress)
-            if job.model.exists():
-                stamp_by_content(job.model)
-            kept = self.work.keep(name, key, time.perf_counter() - started, done.peak_bytes, done.told)
-        except OSError as error:
-            raise self._failed(name, OutputError(error.strerror or str(error))) from error
-        except EdgeOptError as error:
-            raise self._failed(name, error) from error
-        self.progress(name, 1, 1)
+        if self.on_stage is not None:
+            self.on_stage(report)
         return kept
 
-    def _failed(self, name: str, error: EdgeOptError) -> EdgeOptError:
-        """The same failure with its stage, and where to read on."""
-        kind = next((one for one in (UsageError, OutputError) if isinstance(error, one)), StageFailedError)
-        return kind(f"stage '{name}': {error}; its log is {self.work.log(name)}")
+    def _carry_out(self, job: Job, key: str, carry_out: CarryOut) -> Kept:
+        started = time.perf_counter()
+        self.progress(job.stage, 0, 1)
+        done = carry_out(job, self.work.log(job.stage), self.work.scratch.resolve(), self.progress)
+        if job.model.exists():
+            stamp_by_content(job.model)
+        kept = self.work.keep(job.stage, key, time.perf_counter() - started, done)
+        self.progress(job.stage, 1, 1)
+        return kept
 
     @property
     def compiler(self) -> list[Any]:
@@ -363,31 +329,32 @@ class _Run:
 
 
 def _quantized(
-    run: _Run, given: Given, model: _Input, options: Mapping[str, Any], prompts: StagePath | None
-) -> dict[str, _Input]:
+    run: _Stages, given: Given, model: Input, options: Mapping[str, Any], prompts: StagePath | None
+) -> dict[str, Input]:
     """The quantized `model`: the input itself, or made of it by the first stages; and the float `exported`, if any."""
     # Of the content the configuration alone: nothing else decides on settings.
     configured = digest_of([given.path / CONFIG], given.path) if given.kind is Kind.CHECKPOINT else ""
-    depends = [str(given.path.resolve()), options]
-    text = None if prompts is None else Path(prompts)
-    given_text = {} if text is None else {"prompts": _Input(text, digest_of([text], text.parent))}
-    source = _Input(given.path, configured)
-    told = run.stage("configure", depends, options, model=source, **given_text).told
-    run.config, run.result.settings, run.result.caches = told["config"], told["settings"], told["caches"]
-    settings = told["settings"]
+    text = {}
+    if prompts is not None:
+        text["prompts"] = Input(Path(prompts), digest_of([Path(prompts)], Path(prompts).parent))
+    depends, source = [str(given.path.resolve()), options], Input(given.path, configured)
+    answer = run.stage("configure", depends, options, model=source, **text).told
+    run.config, run.result.settings, run.result.caches = (
+        answer[name] for name in ("config", "settings", "caches")
+    )
+    settings = answer["settings"]
     if given.kind is Kind.CHECKPOINT:
-        window = {"window": told["caches"]["window"]}
-        model = _bundle(run.stage("export", [settings["export"], window], window, model=model))
-    bundles = {}
+        window = {"window": answer["caches"]["window"]}
+        model = run.stage("export", [settings["export"], window], window, model=model).bundle
+    bundles = {"model": model}
     if given.kind is not Kind.QUANTIZED:
-        bundles["exported"] = model
-        ranges = run.stage("calibrate", settings["calibrate"], None, model=model, **given_text)
-        found = _Input(ranges.folder, ranges.digest)
-        made = run.stage("quantize", settings["quantize"], model=model, ranges=found)
-        run.result.sections_put_back = list(made.told["put_back"])
-        model = _bundle(made)
-    _check_ranges(model.path)
-    return {**bundles, "model": model}
+        calibrated = run.stage("calibrate", settings["calibrate"], None, model=model, **text)
+        ranges = Input(calibrated.folder, calibrated.digest)
+        quantized = run.stage("quantize", settings["quantize"], model=model, ranges=ranges)
+        run.result.sections_put_back = list(quantized.told["put_back"])
+        bundles = {"exported": model, "model": quantized.bundle}
+    _check_ranges(bundles["model"].path)
+    return bundles
 
 
 def _check_ranges(model: Path) -> None:
@@ -406,8 +373,8 @@ def _rest(work: WorkFolder, text: HeldOut, prompts: StagePath | None) -> StagePa
     return path
 
 
-def _evaluated(
-    run: _Run, text: HeldOut, runtimes: Mapping[str, str], models: dict[str, _Input]
+def _evaluation(
+    run: _Stages, text: HeldOut, runtimes: Mapping[str, str], models: dict[str, Input]
 ) -> dict[str, Any]:
     """An `Evaluation` of the models, the reference first, as plain values, with a note on the text."""
     if not text.parts:
@@ -415,24 +382,23 @@ def _evaluated(
 
     def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
         paths = {name: Path(path) for name, path in job.inputs.items()}
-        found, peak = compare(
+        evaluation, peak = compare(
             run.tools, paths, text, log, scratch, lambda _, *step: progress(job.stage, *step)
         )
-        return Carried(found.to_dict(), peak)
+        return Carried(evaluation.to_dict(), peak)
 
-    depends = [text.parts, text.rest is not None, runtimes]
-    made = run.stage("evaluate", depends, None, carry_out, **models)
-    return {**made.told, "note": text.note}
+    kept = run.stage("evaluate", [text.parts, text.rest is not None, runtimes], None, carry_out, **models)
+    return {**kept.told, "note": text.note}
 
 
-def _deliver(run: _Run, converted: _Input, output: Path, *, overwrite: bool) -> None:
+def _deliver(run: _Stages, converted: Input, output: Path, *, overwrite: bool) -> None:
     """Compile, look at what came of it, and write the output."""
-    told = {"compile_configs": run.result.optimized["compile_configs"]}
-    made, _ = _bundle(run.stage("compile", [*run.compiler, told], told, model=converted))
+    order = {"compile_configs": run.result.optimized["compile_configs"]}
+    compiled = run.stage("compile", [*run.compiler, order], order, model=converted).bundle.path
     shared = run.result.vendor == QUALCOMM.title and not run.config.get("disable_weight_sharing")
-    wrong = faults(converted.path, made, shared=shared)
+    wrong = faults(converted.path, compiled, shared=shared)
     if wrong:
-        raise BuildCheckError(f"{made} is not as it has to be: {'; '.join(wrong)}")
-    with made.open("rb") as file, replacing(output, overwrite=overwrite) as target:
+        raise BuildCheckError(f"{compiled} is not as it has to be: {'; '.join(wrong)}")
+    with compiled.open("rb") as file, replacing(output, overwrite=overwrite) as target:
         copy_range(file.fileno(), 0, target, 0, os.fstat(file.fileno()).st_size, advance=lambda _: None)
     run.result.output = str(output)

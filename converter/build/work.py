@@ -13,15 +13,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from edge_opt.build.jobs import REPORT
+from edge_opt.build.jobs import MODEL, REPORT, Carried
 from edge_opt.output.errors import OutputError, UsageError
 
 _MARK = "edge-opt-build"
 _TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"
 _CHUNK = 1 << 22
 _TAIL = 4096
+
+
+class Input(NamedTuple):
+    """What a stage reads; its result is taken again only where the digest is the same."""
+
+    path: Path
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,11 @@ class Kept:
     seconds: float
     peak_bytes: int | None
     told: dict[str, Any]
+
+    @property
+    def bundle(self) -> Input:
+        """The bundle that the stage made, for the next one."""
+        return Input(self.folder / MODEL, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +94,20 @@ class WorkFolder:
             folder.mkdir()
         return partial
 
-    def keep(
-        self, stage: str, key: str, seconds: float, peak_bytes: int | None, told: dict[str, Any]
-    ) -> Kept:
+    def keep(self, stage: str, key: str, seconds: float, done: Carried) -> Kept:
         """Give what was made its name; what an earlier run left there goes."""
         partial, folder = self.path / f"{stage}{_PARTIAL}", self.path / stage
         files = _files(partial)
         size = sum(file.stat().st_size for file in files)
-        made = Kept(folder, key, digest_of(files, partial), size, round(seconds, 3), peak_bytes, told)
-        values = {name: value for name, value in asdict(made).items() if name != "folder"}
+        kept = Kept(
+            folder, key, digest_of(files, partial), size, round(seconds, 3), done.peak_bytes, done.told
+        )
+        values = {name: value for name, value in asdict(kept).items() if name != "folder"}
         (partial / _TOLD).write_text(json.dumps(values, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         shutil.rmtree(self.scratch, ignore_errors=True)
-        return made
+        return kept
 
 
 @contextmanager
