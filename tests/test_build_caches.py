@@ -8,14 +8,14 @@ from cli_runs import run
 from pretend_stages import QUANTIZED, TOKENIZER, Place, write
 from text_parser import parse
 
-from edge_opt.build.caches import Layers, notes, ring_of, shortest_ring
+from edge_opt.build.caches import SlidingLayers, notes, ring_of, shortest_ring
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.executor_metadata import read_executor_metadata
 from edge_opt.schema.litertlm import read_bundle
 
-GEMMA = Layers(window=512, sliding=5, count=6)
+GEMMA = SlidingLayers(window=512, sliding=5, count=6)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_a_ring_holds_the_window_and_the_longest_prefill(window: int, prefill: l
         (GEMMA, 4096, False, 512),
         (GEMMA, 4096, True, None),
         (GEMMA, 512, False, None),  # no longer than the ring
-        (Layers(count=6), 4096, False, None),
-        (Layers(window=512, sliding=6, count=6), 4096, False, None),  # no whole cache tells the length
+        (SlidingLayers(count=6), 4096, False, None),
+        (SlidingLayers(window=512, sliding=6, count=6), 4096, False, None),  # no whole cache tells the length
     ],
 )
 def test_there_are_rings_where_they_are_shorter_than_the_cache(
-    layers: Layers, cache: int, whole: bool, ring: int | None
+    layers: SlidingLayers, cache: int, whole: bool, ring: int | None
 ) -> None:
     assert ring_of(layers, [128], cache, None, whole=whole) == ring
 
@@ -63,25 +63,29 @@ def test_a_longer_ring_may_be_asked_for() -> None:
         (GEMMA, 1100, False, r"no multiple of 64: set 1152"),
         (GEMMA, 4096, False, r"not shorter than the cache, 4096 positions"),
         (GEMMA, 1024, True, r"whole_caches=True for none"),
-        (Layers(count=6), 1024, False, r"no sliding layers"),
+        (SlidingLayers(count=6), 1024, False, r"no sliding layers"),
     ],
 )
-def test_a_ring_that_cannot_work_is_refused(layers: Layers, asked: int, whole: bool, message: str) -> None:
+def test_a_ring_that_cannot_work_is_refused(
+    layers: SlidingLayers, asked: int, whole: bool, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         ring_of(layers, [128, 1024], 4096, asked, whole=whole)
 
 
 def test_layers_are_counted_by_kind_and_a_window_without_sliding_layers_is_none() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert Layers.of({"sliding_window": 512, "layer_types": kinds}) == Layers(512, 2, 3)
-    assert Layers.of({"sliding_window": 512, "layer_types": ["full_attention"]}) == Layers(0, 0, 1)
-    assert Layers.of({"sliding_window": 4096}) == Layers()
+    assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds}) == SlidingLayers(512, 2, 3)
+    assert SlidingLayers.of({"sliding_window": 512, "layer_types": ["full_attention"]}) == SlidingLayers(
+        0, 0, 1
+    )
+    assert SlidingLayers.of({"sliding_window": 4096}) == SlidingLayers()
 
 
 def test_a_prefill_longer_than_the_window_is_told_of() -> None:
     assert len(notes(GEMMA, 512, [512])) == 1
     assert "masks no window within one chunk" in notes(GEMMA, 1024, [1024])[1]
-    assert notes(Layers(count=2), None, [1024]) == []
+    assert notes(SlidingLayers(count=2), None, [1024]) == []
 
 
 def test_a_bundle_keeps_the_caches_that_it_has(tmp_path: Path) -> None:

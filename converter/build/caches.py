@@ -18,7 +18,7 @@ _STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class SlidingLayers:
     """Of a checkpoint's language model: how many layers slide, of how many, and how many positions those see.
 
     `window` is 0 where none slides.
@@ -29,7 +29,7 @@ class Layers:
     count: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Layers":
+    def of(cls, config: Mapping[str, Any]) -> "SlidingLayers":
         """Of a configuration as transformers completes it."""
         kinds = config.get("layer_types") or ()
         sliding = sum(kind == "sliding_attention" for kind in kinds)
@@ -52,7 +52,7 @@ def shortest_ring(window: int, prefill: Sequence[int]) -> int:
 
 
 def ring_of(
-    layers: Layers, prefill: Sequence[int], cache: int, asked: int | None, *, whole: bool
+    layers: SlidingLayers, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool
 ) -> int | None:
     """The length of the rings to export; None for whole caches.
 
@@ -60,52 +60,51 @@ def ring_of(
         layers: the checkpoint's.
         prefill: lengths of the prefill.
         cache: length of the shortest cache that is exported.
-        asked: a length that the user set.
+        chosen: a length that the user set.
         whole: the user wants whole caches.
 
     Raises:
-        UsageError: rings of the length that was asked for cannot work.
+        UsageError: rings of the chosen length cannot work.
     """
-    if asked is None:
-        ring = shortest_ring(layers.window, prefill)
-        return ring if 0 < layers.sliding < layers.count and ring < cache and not whole else None
-    where = f"{SETTING} {asked}"
+    least = shortest_ring(layers.window, prefill)
+    if chosen is None:
+        return least if 0 < layers.sliding < layers.count and least < cache and not whole else None
+    where = f"{SETTING} {chosen}"
     if whole:
         raise UsageError(f"{where} asks for rings, and whole_caches=True for none: leave one of them out")
     if not layers.sliding:
         raise UsageError(f"{where}: the checkpoint has no sliding layers, so leave it out")
-    least = shortest_ring(layers.window, prefill)
-    if asked < layers.window:
+    if chosen < layers.window:
         raise UsageError(
             f"{where} is shorter than the window, {layers.window} positions: set {least} or more"
         )
-    if asked < max(prefill):
+    if chosen < max(prefill):
         raise UsageError(
             f"{where} is shorter than the longest prefill, {max(prefill)} tokens, which LiteRT-LM refuses: set "
             f"{least} or more, or give a shorter prefill=..."
         )
-    if asked % _STEP:
-        raise UsageError(f"{where} is no multiple of {_STEP}: set {-(-asked // _STEP) * _STEP}")
-    if asked >= cache:
+    if chosen % _STEP:
+        raise UsageError(f"{where} is no multiple of {_STEP}: set {-(-chosen // _STEP) * _STEP}")
+    if chosen >= cache:
         raise UsageError(
             f"{where} is not shorter than the cache, {cache} positions: give a longer cache=..., or whole_caches=True"
         )
-    return asked
+    return chosen
 
 
-def notes(layers: Layers, ring: int | None, prefill: Sequence[int]) -> list[str]:
+def notes(layers: SlidingLayers, ring: int | None, prefill: Sequence[int]) -> list[str]:
     """What a user has to know of the caches, in sentences."""
-    found = []
+    sentences = []
     if ring is not None:
-        found.append(
+        sentences.append(
             f"{layers.sliding} of {layers.count} layers see {layers.window} positions back and keep a ring of {ring}; "
             f"this needs LiteRT-LM {RUNTIME} or newer, an older one says other things without a word "
             f"(--whole-caches builds without rings)"
         )
     if layers.window and max(prefill) > layers.window:
-        found.append(
+        sentences.append(
             f"a prefill of {max(prefill)} tokens is longer than the window of {layers.window}: LiteRT-LM 0.18 masks no "
             f"window within one chunk, so its rows see up to {max(prefill)} positions back; give --prefill "
             f"{layers.window} or less to keep what the checkpoint says"
         )
-    return found
+    return sentences

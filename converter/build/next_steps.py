@@ -8,11 +8,11 @@ from edge_opt.npu.chips import CHIPS
 
 _FOLDER = "/data/local/tmp/edge-opt"
 _ANDROID = "aarch64-android"
-_SDKS = {
-    QUALCOMM.name: "Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven "
-    "Central; not older than the one that compiled the bundle",
-    MEDIATEK.name: "MediaTek's NeuroPilot SDK, for this chip",
-}
+_QUALCOMMS = (
+    "of Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven Central; not older than "
+    "the one that compiled the bundle"
+)
+_MEDIATEKS = "of MediaTek's NeuroPilot SDK, for this chip"
 _BUILT = "built from one release of LiteRT-LM, for android_arm64"
 _TRY = """\
 import litert_lm
@@ -50,8 +50,8 @@ class NextSteps:
         lines = [
             "Try it here, in LiteRT-LM on CPU kernels, before the compiler (pip install '.[lm]' in a checkout):",
             "",
+            *(f"    {line}" for line in self.python.splitlines()),
         ]
-        lines += [f"    {line}" for line in self.python.splitlines()]
         if self.files:
             lines += ["", "On the phone it needs:", ""]
             lines += [f"    {file.path}, {file.source}" for file in self.files]
@@ -69,12 +69,14 @@ def next_steps(
     python = _TRY.format(path=converted)
     if output is None:
         return NextSteps(converted, python)
-    title = vendor.title.replace(" ", "")
-    own = [PhoneFile("litert_lm_main", _BUILT), PhoneFile(f"libLiteRtDispatch_{title}.so", _BUILT)]
-    files = [*own, *_libraries(vendor, chip, libraries)]
-    name = Path(output).name
+    dispatch = f"libLiteRtDispatch_{vendor.title.replace(' ', '')}.so"
+    files = [PhoneFile(name, _BUILT) for name in ("litert_lm_main", dispatch)]
+    if vendor is QUALCOMM:
+        files += [PhoneFile(str(path), _QUALCOMMS) for path in _qualcomm_libraries(chip, libraries)]
+    elif vendor is MEDIATEK:
+        files.append(PhoneFile("libneuronusdk_adapter.mtk.so", _MEDIATEKS))
     variables = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=." if vendor is QUALCOMM else "LD_LIBRARY_PATH=."
-    run = f"./litert_lm_main --backend=npu --model_path={name} --input_prompt='a prompt'"
+    run = f"./litert_lm_main --backend=npu --model_path={Path(output).name} --input_prompt='a prompt'"
     commands = (
         f"adb shell mkdir -p {_FOLDER}",
         f"adb push {output} {' '.join(file.path for file in files)} {_FOLDER}/",
@@ -83,14 +85,12 @@ def next_steps(
     return NextSteps(converted, python, tuple(files), commands)
 
 
-def _libraries(vendor: Vendor, chip: str, libraries: Path | None) -> list[PhoneFile]:
-    """The vendor's own: for a Hexagon NPU its library, and the two ends of the call to this very version of it."""
-    source = f"of {_SDKS[vendor.name]}"
-    if vendor is not QUALCOMM:
-        return [PhoneFile("libneuronusdk_adapter.mtk.so", source)]
+def _qualcomm_libraries(chip: str, libraries: Path | None) -> list[Path]:
+    """Of a Hexagon NPU its library, and the two ends of the call to this very version of it."""
     version = CHIPS[chip].hexagon if chip in CHIPS else "?"
-    whole = libraries is not None and (libraries.parent / _ANDROID).is_dir()
-    root = libraries.parent if libraries is not None and whole else Path("$QNN_SDK_ROOT/lib")
-    named = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
+    root = Path("$QNN_SDK_ROOT/lib")
+    if libraries is not None and (libraries.parent / _ANDROID).is_dir():
+        root = libraries.parent
+    names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
     skeleton = root / f"hexagon-v{version}" / "unsigned" / f"libQnnHtpV{version}Skel.so"
-    return [PhoneFile(str(path), source) for path in (*(root / _ANDROID / name for name in named), skeleton)]
+    return [*(root / _ANDROID / name for name in names), skeleton]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.build.caches import SETTING, Layers, notes, ring_of
+from edge_opt.build.caches import SETTING, SlidingLayers, notes, ring_of
 from edge_opt.build.jobs import REPORT, Job
 from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts
 from edge_opt.build.sections import keep_sections
@@ -138,7 +138,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
     """Settles the length of the rings in `config`, and tells of the caches."""
     told = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
-    layers = Layers.of(told.get_text_config().to_dict())
+    layers = SlidingLayers.of(told.get_text_config().to_dict())
     asked, prefill = getattr(config, SETTING, None), config.prefill_lengths
     if asked is not None and type(asked) is not int:
         raise UsageError(f"{SETTING}: {json.dumps(asked)} is no int, as 512 is")

@@ -21,14 +21,14 @@ def keep_sections(before: Path, after: Path) -> list[str]:
     The models that the stage wrote take the places of those that they were made from: order, metadata and everything
     that the stage knows nothing of stay as they were.
     """
-    whole, made = read_bundle(before), read_bundle(after)
-    written = {_key(section): index for index, section in enumerate(made.sections)}
-    lost = [name(section) for section in whole.sections if _key(section) not in written]
+    whole, written = read_bundle(before), read_bundle(after)
+    places = {_key(section): index for index, section in enumerate(written.sections)}
+    lost = [name(section) for section in whole.sections if _key(section) not in places]
     if lost:
         models = {
-            index: read_model(made.content(written[_key(section)])).root
+            index: read_model(written.content(places[_key(section)])).root
             for index, section in enumerate(whole.sections)
-            if section.is_model and _key(section) in written
+            if section.is_model and _key(section) in places
         }
         whole.write(models, after, overwrite=True)
     return lost
@@ -42,23 +42,22 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
     the same order.
     """
     old, new = read_bundle(before), read_bundle(after)
-    order = [[_key(section) for section in bundle.sections] for bundle in (old, new)]
-    if order[0] != order[1]:
-        told = [", ".join(map(name, bundle.sections)) for bundle in (old, new)]
-        return [f"its sections are {told[1]}, and were {told[0]}"]
-    found = []
+    if [*map(_key, old.sections)] != [*map(_key, new.sections)]:
+        was, now = (", ".join(map(name, bundle.sections)) for bundle in (old, new))
+        return [f"its sections are {now}, and were {was}"]
+    sentences = []
     for index, section in enumerate(old.sections):
-        contents = old.content(index), new.content(index)
-        if section.model_type != MAIN_SECTION and _same(*contents):
+        contents, main = (old.content(index), new.content(index)), section.model_type == MAIN_SECTION
+        if not main and _same(*contents):
             continue
-        told = ["is not what it was"]
+        wrong = ["is not what it was"]
         if section.is_model:
-            models = [load(content) for content in contents]
-            told = _model_faults(*models, main=section.model_type == MAIN_SECTION)
-            if section.model_type == MAIN_SECTION and shared and not told:
-                told = _weight_faults(models[0], contents[1].size)
-        found += [f"its {name(section)} {fault}" for fault in told]
-    return found
+            model = load(contents[0])
+            wrong = _model_faults(model, load(contents[1]), main=main)
+            if main and shared and not wrong:
+                wrong = _weight_faults(model, contents[1].size)
+        sentences += [f"its {name(section)} {fault}" for fault in wrong]
+    return sentences
 
 
 def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
@@ -66,33 +65,33 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
         return ["model has not the signatures that it had"]
     if not main:
         return [] if is_compiled(after) else ["model is another one, and not compiled"]
-    found = []
+    wrong = []
     for key, graph in after.entry_points():
         left = [operator for operator in graph.operators if operator.code.custom_code != CALL]
         if left:
-            found.append(
+            wrong.append(
                 f"model keeps {len(left)} operators of '{key}' off the NPU, {left[0].name} the first"
             )
         elif len(graph) != 1:
-            found.append(f"model calls the NPU {len(graph)} times in '{key}'")
-    if not found and len(after.subgraphs) != len(after.entry_points()):
-        found.append(f"model holds {len(after.subgraphs)} subgraphs, more than it has signatures")
-    return found
+            wrong.append(f"model calls the NPU {len(graph)} times in '{key}'")
+    if not wrong and len(after.subgraphs) != len(after.entry_points()):
+        wrong.append(f"model holds {len(after.subgraphs)} subgraphs, more than it has signatures")
+    return wrong
 
 
 def _weight_faults(before: Model, size: int) -> list[str]:
     """Whether the compiled model is as large as if each signature had weights of its own."""
     once, each = weights(before)
     room = _STEP * sum(len(graph) for _, graph in before.entry_points())
-    told = f"model is {size:,} bytes large, and its weights are {once:,}: each signature seems to hold some of its own"
-    return [told] if size > max(each, once + room) else []
+    fault = f"model is {size:,} bytes large, and its weights are {once:,}: each signature seems to hold some of its own"
+    return [fault] if size > max(each, once + room) else []
 
 
 def weights(model: Model) -> tuple[int, int]:
     """Bytes of the constants that the signatures read: those of all together, each once, and the sum of each one's."""
     used = [constants(graph) for _, graph in model.entry_points()]
     together = {key: tensor for each in used for key, tensor in each.items()}
-    once, *each = (sum(map(size_of, found.values())) for found in (together, *used))
+    once, *each = (sum(map(size_of, tensors.values())) for tensors in (together, *used))
     return once, sum(each)
 
 

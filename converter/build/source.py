@@ -67,8 +67,8 @@ def _checkpoint(path: Path) -> tuple[str, tuple[Path, ...]]:
     config = path / CONFIG
     if not config.is_file():
         raise UsageError(f"{path} is no Hugging Face checkpoint: it has no {CONFIG}")
-    told = read_json(config)
-    model_type = told.get("model_type") if isinstance(told, dict) else None
+    settings = read_json(config)
+    model_type = settings.get("model_type") if isinstance(settings, dict) else None
     if not isinstance(model_type, str):
         raise UsageError(f"{config} names no model_type: without it nobody knows which architecture this is")
     tokenizers = [path / name for name in _TOKENIZERS if (path / name).is_file()]
@@ -92,10 +92,9 @@ def read_json(path: Path) -> Any:
     """The value that a file holds; UsageError where it cannot be read, or is no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}") from error
 
 
 def _check_whole(path: Path) -> None:
@@ -118,9 +117,8 @@ def _check_whole(path: Path) -> None:
 
 
 def _check_shards(path: Path) -> None:
-    index = path / _INDEX
-    told = read_json(index) if index.is_file() else {}
-    shards = told.get("weight_map") if isinstance(told, dict) else None
+    index = read_json(path / _INDEX) if (path / _INDEX).is_file() else {}
+    shards = index.get("weight_map") if isinstance(index, dict) else None
     lost = sorted({str(shard) for shard in (shards or {}).values() if not (path / str(shard)).is_file()})
     if lost:
         raise UsageError(f"{path} has no {lost[0]}, which {_INDEX} names: copy it too")
