@@ -17,9 +17,8 @@ from edge_opt.build import evaluating
 from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.processes import Processes
 from edge_opt.evaluation import scoring
-from edge_opt.evaluation.checkpoint import Checkpoint
 from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
-from edge_opt.evaluation.runtime import Runtime
+from edge_opt.evaluation.scoring import Checkpoint, Runtime
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import EdgeOptError, UsageError
 

@@ -1,14 +1,18 @@
-"""Scores held-out text with one model, and says what that needs."""
+"""Scores held-out text with one model, and says what that needs. Loaded in a process of its own.
 
+LiteRT-LM gives the likelihoods of a text, and the tokens that it generates; not which token would have been most likely
+in place of each one of the text. So agreement is measured on what is generated.
+"""
+
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any
 
-from edge_opt.evaluation.checkpoint import Checkpoint
-from edge_opt.evaluation.findings import Generated, Part, Said
-from edge_opt.evaluation.runtime import Runtime
+from edge_opt.evaluation.findings import GENERATED, Generated, Part, Said, other_tokens
 from edge_opt.output.errors import UsageError
 
 _RUNTIME = "litert-lm-api"
@@ -73,3 +77,112 @@ def check_runtimes(*, checkpoint: bool) -> dict[str, str]:
             f"'.[build]' in a checkout of edge-opt, or give a float bundle as the reference"
         )
     return versions
+
+
+class Runtime:
+    """A bundle in LiteRT-LM's executor for NPUs, which runs on CPU kernels where it is given no NPU.
+
+    `room` is the length of its cache in tokens.
+    """
+
+    def __init__(self, path: str) -> None:
+        lm = importlib.import_module("litert_lm")
+        self._engine: Any = lm.Engine(path, backend=lm.Backend.NPU(litert_dispatch_lib_dir=""))
+        self._begin: int | None = self._engine.bos_token_id
+        self.room: int = lm.ModelInfo(path).max_context_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without the one that every prompt begins with."""
+        return list(self._engine.tokenize(text))
+
+    def fitting(self, parts: Sequence[Part], *, skip_long: bool) -> list[Part | None]:
+        """The prompts; None for one that is longer than the cache, which is a UsageError without `skip_long`."""
+        fits = [self._fits(*part) for part in parts]
+        if not (all(fits) or (skip_long and any(fits))):
+            at = fits.index(False)
+            length = sum(len(self.encode(text)) for text in parts[at])
+            raise UsageError(
+                f"held-out prompt {at + 1} has {length} tokens, and the bundle's cache holds {self.room}, which must "
+                f"leave room for {GENERATED} more: give a shorter one"
+            )
+        return [part if fit else None for part, fit in zip(parts, fits, strict=True)]
+
+    def check_tokens(self, parts: Sequence[Part], checkpoint: str) -> None:
+        """UsageError where the tokenizer of this folder makes other tokens of a prompt."""
+        tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(checkpoint)
+        for at, part in enumerate(parts):
+            for text in part:
+                theirs, ours = tokenizer(text, add_special_tokens=False)["input_ids"], self.encode(text)
+                if theirs != ours:
+                    raise other_tokens(at, len(theirs), len(ours))
+
+    def say(self, part: Part | None) -> Said:
+        """Likelihoods of the second part after the first, and what the bundle generates there; nothing for None."""
+        if part is None:
+            return Said()
+        before, scored = part
+        with self._engine.create_session(apply_prompt_template=False) as session:
+            session.run_prefill([before])
+            likelihoods = session.run_text_scoring([scored]).token_scores[0]
+        begin = [] if self._begin is None else [self._begin]
+        ids = [*begin, *self.encode(before)], self.encode(scored)
+        return Said(*ids, likelihoods, self.generate([before], GENERATED))
+
+    def generate(self, texts: Sequence[str], count: int) -> Generated:
+        """The most likely tokens after the texts, as text and id; fewer than `count` where the model ends."""
+        with self._engine.create_session(apply_prompt_template=False, max_output_tokens=count) as session:
+            session.run_prefill([*texts])
+            pieces = [one.texts[0] for one in session.run_decode_async()]
+        # Pieces of which the tokenizer makes other tokens (half a character, say) have no id here.
+        while len(ids := self.encode("".join(pieces))) != len(pieces):
+            pieces.pop()
+        return list(zip(pieces, ids, strict=True))
+
+    def agreeing(self, part: Part | None, generated: Generated) -> int:
+        """How many tokens of another model are most likely here, too, each after the other model's tokens before it."""
+        agreed = at = 0
+        while part is not None and at < len(generated):
+            before = "".join(piece for piece, _ in generated[:at])
+            own = self.generate([part[0], before] if before else [part[0]], len(generated) - at)
+            pairs = zip(own, generated[at:], strict=False)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0][1] == pair[1][1], pairs))
+            agreed += same
+            at += same + 1
+        return agreed
+
+    def _fits(self, before: str, scored: str) -> bool:
+        """Whether the cache holds a prompt, and what is generated after its first part."""
+        read, rest = len(self.encode(before)) + 1, len(self.encode(scored))
+        return read + max(rest, GENERATED) < self.room
+
+
+class Checkpoint:
+    """The checkpoint of a Hugging Face folder, in float32; it scores the very tokens that a bundle scored."""
+
+    def __init__(self, folder: str) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        loaded = importlib.import_module("transformers").AutoModelForCausalLM
+        self._model: Any = loaded.from_pretrained(folder, dtype=self._torch.float32).eval()
+
+    def say(self, text: Said) -> Said:
+        """The log-likelihood of each token of `text.scored` after all before it."""
+        if not text.scored:
+            return replace(text, likelihoods=[], generated=[])
+        rows = self._logits(text.before, text.scored).log_softmax(-1)
+        likelihoods = [float(row[token]) for row, token in zip(rows, text.scored, strict=True)]
+        return replace(text, likelihoods=likelihoods, generated=[])
+
+    def agreeing(self, text: Said, generated: Generated) -> int:
+        """How many generated tokens are the most likely ones, each after all before it."""
+        tokens = [token for _, token in generated]
+        if not tokens:
+            return 0
+        most_likely = self._logits(text.before, tokens).argmax(-1).tolist()
+        return sum(own == token for own, token in zip(most_likely, tokens, strict=True))
+
+    def _logits(self, before: Sequence[int], tokens: Sequence[int]) -> Any:
+        """Float logits `[len(tokens), vocabulary]`: what is expected in the place of each of the tokens."""
+        ids = self._torch.tensor([[*before, *tokens]])
+        with self._torch.no_grad():
+            logits = self._model(input_ids=ids, logits_to_keep=len(tokens) + 1).logits
+        return logits[0, :-1].float()

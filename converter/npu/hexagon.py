@@ -19,10 +19,17 @@ from subprocess import CompletedProcess
 import numpy as np
 
 from edge_opt.ir import Model, Subgraph
-from edge_opt.npu import hexagon_log, process
+from edge_opt.npu import process
 from edge_opt.npu.chips import CHIPS, Chip, estimate_for, estimate_note
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
-from edge_opt.npu.hexagon_log import Heard, first_complaint, library_version, read_heard, read_log
+from edge_opt.npu.hexagon_log import (
+    Heard,
+    SubgraphFigures,
+    first_complaint,
+    library_version,
+    read_heard,
+    read_log,
+)
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
 from edge_opt.output.errors import UsageError, did_you_mean
@@ -36,16 +43,6 @@ _RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
 _KNOWN_INTERFACES = "2.36 to 2.40"
 _VTCM_FLAG = "qualcomm_vtcm_size"
 _UNKNOWN_CHIP = "Unexpected SoC model"
-# QnnHtpProfile.h: events of a graph's finalization.
-_EVENTS = {
-    2006: "cycles",
-    2007: "cycles_low",
-    2008: "cycles_high",
-    2017: "without_cost",
-    2019: "us",
-    2020: "us_low",
-    2021: "us_high",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
             f"{path.name}: the Hexagon compiler's log cannot be read: {error}"
         ) from error
     partitions = sum(entry.partitions for entry in compiled.values())
-    times = [] if judge is None else [_time(graph, judge.name) for graph in heard.graphs]
+    times = [] if judge is None else [graph.time(judge.name) for graph in heard.graphs]
     note = "" if judge is None else estimate_note(chip, judge)
     if len(times) != partitions or None in times:
         times = [None] * partitions
@@ -232,16 +229,10 @@ def _silence(chip: str, judge: Chip | None, heard: Heard) -> str:
     return f"the compiler gave none for {judge.name}"
 
 
-def _time(graph: hexagon_log.CompiledGraph, chip: str) -> TimeEstimate | None:
-    if not _EVENTS.keys() <= graph.events.keys():
-        return None
-    return TimeEstimate(chip=chip, **{name: graph.events[event] for event, name in _EVENTS.items()})
-
-
 def _figures(
     path: Path,
     model: Model,
-    compiled: Mapping[int, hexagon_log.SubgraphFigures],
+    compiled: Mapping[int, SubgraphFigures],
     times: Sequence[TimeEstimate | None],
 ) -> tuple[SpillFigures, ...]:
     # The probe hears the partitions in the order in which the subgraphs stand in the file.

@@ -7,6 +7,8 @@ taken apart too: in one pipe they cut each other's lines.
 import re
 from dataclasses import dataclass, field
 
+from edge_opt.npu.figures import TimeEstimate
+
 _PARTITIONED = re.compile(
     r"Partitioned subgraph<(\d+)>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"
 )
@@ -16,6 +18,16 @@ _FIGURES = {
     "ddr_read": re.compile(r"\bread_total_bytes=(\d+)"),
     "ddr_written": re.compile(r"\bwrite_total_bytes=(\d+)"),
     "run_list": re.compile(r"\bin_runlist=(\d+)"),
+}
+# QnnHtpProfile.h: events of a graph's finalization.
+_EVENTS = {
+    2006: "cycles",
+    2007: "cycles_low",
+    2008: "cycles_high",
+    2017: "without_cost",
+    2019: "us",
+    2020: "us_low",
+    2021: "us_high",
 }
 _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 _COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
@@ -44,12 +56,12 @@ def read_log(output: str, errors: str) -> list[SubgraphFigures]:
             raise ValueError(
                 f"{expected} partitions were compiled and {len(values)} have a figure for {name}"
             )
-    compiled, done = [], 0
+    subgraphs, done = [], 0
     for subgraph, taken, operators, partitions in rows:
         sums = {name: sum(values[done : done + partitions]) for name, values in columns.items()}
-        compiled.append(SubgraphFigures(subgraph, taken, operators, partitions, sums))
+        subgraphs.append(SubgraphFigures(subgraph, taken, operators, partitions, sums))
         done += partitions
-    return compiled
+    return subgraphs
 
 
 def library_version(errors: str) -> str | None:
@@ -82,6 +94,12 @@ class CompiledGraph:
     running: bool = False
     ran: tuple[int, float] | None = None
     outputs: dict[str, int] = field(default_factory=dict)
+
+    def time(self, chip: str) -> TimeEstimate | None:
+        """The estimate of one run on this chip; None where the library gives none."""
+        if not _EVENTS.keys() <= self.events.keys():
+            return None
+        return TimeEstimate(chip=chip, **{name: self.events[event] for event, name in _EVENTS.items()})
 
 
 @dataclass(slots=True)
