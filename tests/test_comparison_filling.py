@@ -90,7 +90,7 @@ def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
         keys = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
         assert keys[:start].any()
         assert not keys[ROWS:].any()
-    assert caches.told[0].startswith("caches of prefill_4, decode: filled by prefill_4 up to position 4")
+    assert caches.notes[0].startswith("caches of prefill_4, decode: filled by prefill_4 up to position 4")
 
 
 @pytest.mark.parametrize("name", ["split", "unsplit"])

@@ -167,11 +167,11 @@ from pathlib import Path
 from edge_opt.cli import main
 from edge_opt.comparison import compare
 Path(sys.argv[1]).write_bytes(proof_models.endless())
-signatures = compare._Job.signatures
+signatures = compare._Comparison.signatures
 def announced(*arguments):
     print("comparing", flush=True)
     return signatures(*arguments)
-compare._Job.signatures = announced
+compare._Comparison.signatures = announced
 sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 

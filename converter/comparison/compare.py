@@ -91,32 +91,6 @@ def compare(
         ModelFormatError: a model cannot be read.
         RuntimeFailed: the runtime refused, crashed on or did not finish a model; names model and signature.
     """
-    _check(backend, runs, atol, rtol)
-    with ExitStack() as stack:
-        running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
-        running.start()
-        models = [find_models(model, embedder, auxiliary) for model in (a, b)]
-        first = stack.enter_context(models[0].source("a"))
-        second = stack.enter_context(models[1].source("b"))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        asked = ComparisonReport(first.name, second.name, backend, seed, runs, hostile, atol, rtol)
-        job = _Job(running, first, second, asked, progress, folder, shapes or {})
-        # First: what is missing for it is found before the long work.
-        generation = None if generate is None else job.generate(models, generate, _kernels(backend)[0])
-        found = tuple(job.signatures(signatures, _kernels(backend)))
-        place = job.first_difference(found) if locate else None
-        told = tuple(job.caches.told)
-        return replace(
-            job.asked,
-            signatures=found,
-            first_difference=place,
-            generation=generation,
-            caches=told,
-            opened=tuple(job.opened),
-        )
-
-
-def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
     if backend not in get_args(Backend):
         raise unknown("backend", backend, get_args(Backend))
     if runs < 1:
@@ -124,10 +98,27 @@ def _check(backend: str, runs: int, atol: float, rtol: float) -> None:
     for name, value in (("atol", atol), ("rtol", rtol)):
         if not value >= 0:
             raise UsageError(f"{name} is {value}, expected a number that is not negative")
-
-
-def _kernels(backend: Backend) -> tuple[Kernels, ...]:
-    return ("xnnpack", "reference") if backend == "both" else (backend,)
+    kernel_sets: tuple[Kernels, ...] = ("xnnpack", "reference") if backend == "both" else (backend,)
+    with ExitStack() as stack:
+        running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
+        running.start()
+        models = [find_models(model, embedder, auxiliary) for model in (a, b)]
+        first = stack.enter_context(models[0].source("a"))
+        second = stack.enter_context(models[1].source("b"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
+        report = ComparisonReport(first.name, second.name, backend, seed, runs, hostile, atol, rtol)
+        comparison = _Comparison(running, first, second, report, progress, folder, shapes or {})
+        # First: what is missing for it is found before the long work.
+        generation = None if generate is None else comparison.generate(models, generate, kernel_sets[0])
+        compared = comparison.signatures(signatures, kernel_sets)
+        return replace(
+            comparison.report,
+            signatures=compared,
+            first_difference=comparison.first_difference(compared) if locate else None,
+            generation=generation,
+            caches=tuple(comparison.caches.notes),
+            opened=tuple(comparison.opened),
+        )
 
 
 def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
@@ -154,185 +145,204 @@ class _Set(NamedTuple):
     apart: bool = False
 
 
-class _Pairing(NamedTuple):
-    """What of one signature can be run on both sides, and what differs before anything ran."""
+class _Pairs(NamedTuple):
+    """Inputs and outputs that both models have, and the outputs that only one has."""
 
-    inputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
-    outputs: tuple[tuple[TensorInfo, TensorInfo], ...] = ()
-    unmatched: tuple[OutputComparison, ...] = ()
-    reason: str = ""
+    inputs: list[tuple[TensorInfo, TensorInfo]]
+    outputs: list[tuple[TensorInfo, TensorInfo]]
+    unmatched: list[OutputComparison]
 
 
 @dataclass
-class _Job:
-    """Runs both models; `asked` is the report without what is found."""
+class _Comparison:
+    """Runs both models; `report` has the settings and, as yet, no findings."""
 
     worker: Worker
     a: Source
     b: Source
-    asked: ComparisonReport
+    report: ComparisonReport
     progress: Progress | None
     folder: Path
     shapes: Mapping[str, Sequence[int]]
     caches: FilledCaches = field(init=False)
-    ours: dict[str, SignatureInfo] = field(default_factory=dict, init=False)
-    paired: dict[str, _Pairing] = field(default_factory=dict, init=False)
+    described: dict[str, SignatureInfo] = field(init=False)
+    """The signatures of `a`, with the inputs as both models take them."""
+    pairs: dict[str, _Pairs | str] = field(default_factory=dict, init=False)
+    """By signature; a text says why it cannot be run on both sides."""
     opened: list[str] = field(default_factory=list, init=False)
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
 
-    @property
-    def sets(self) -> list[_Set]:
-        """What every signature is run on."""
-        runs = self.asked.runs
-        sets = [_Set("realistic", run) for run in range(runs)]
-        return sets + [_Set(kind, runs + place) for place, kind in enumerate(HOSTILE)] * self.asked.hostile
-
     def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
         """Both models drive the loop of prefill and decode."""
-        self.tell("generating")
+        self._tell("generating")
         a, b = models
-        pair = a.with_helpers_of(b), b.with_helpers_of(a)
-        return compare_generation(self.worker, *pair, count=count, seed=self.asked.seed, kernels=kernels)
+        helped = a.with_helpers_of(b), b.with_helpers_of(a)
+        return compare_generation(self.worker, *helped, count=count, seed=self.report.seed, kernels=kernels)
 
     def signatures(
         self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
-    ) -> list[SignatureComparison]:
+    ) -> tuple[SignatureComparison, ...]:
         """One comparison per signature and kernel set."""
-        self.ours, theirs = self._describe(self.a), self._describe(self.b)
-        names = choose(list(dict.fromkeys([*self.ours, *theirs])), chosen)
-        inputs = {info.name: f"{name}/{info.name}" for name in self.ours for info in self.ours[name].inputs}
+        self.described, theirs = self._describe(self.a), self._describe(self.b)
+        available = list(dict.fromkeys([*self.described, *theirs]))
+        names = choose(available, chosen)
+        inputs = {
+            info.name: f"{name}/{info.name}"
+            for name in self.described
+            for info in self.described[name].inputs
+        }
         for name in self.shapes:
-            if name not in inputs and name not in inputs.values():
+            if name not in {*inputs, *inputs.values()}:
                 raise unknown("input", name, [*inputs, *inputs.values()])
-        for name in self.ours.keys() & theirs.keys():
-            paired = self.paired[name] = self._pair(self.ours[name], theirs[name])
-            if not paired.reason:
-                self.ours[name] = replace(self.ours[name], inputs=tuple(one for one, _ in paired.inputs))
+        for name in available:
+            if name not in self.described or name not in theirs:
+                self.pairs[name] = self._only(name in self.described)
+                continue
+            pairs = self.pairs[name] = self._pair(self.described[name], theirs[name])
+            if isinstance(pairs, _Pairs):
+                given = tuple(one for one, _ in pairs.inputs)
+                self.described[name] = replace(self.described[name], inputs=given)
         self.steps = 2 * len(names) * len(kernel_sets)
-        self._fill_caches([name for name in names if name in self.ours])
-        found = []
+        self._fill_caches([name for name in names if name in self.described])
+        compared = []
         for kernels in kernel_sets:
             for name in names:
-                found.append(self._signature(name, kernels))
+                compared.append(self._signature(name, kernels))
                 self.done += 2
-        self.tell("compared")
-        return found
+        self._tell("compared")
+        return tuple(compared)
 
     def _describe(self, source: Source) -> dict[str, SignatureInfo]:
         model = load(source.model)
-        self.asked = replace(self.asked, runs=max(self.asked.runs, 1 + keeps_state(model)))
+        self.report = replace(self.report, runs=max(self.report.runs, 1 + keeps_state(model)))
         return with_facts(self.worker.describe(source.model), model)
 
     def _fill_caches(self, names: Sequence[str]) -> None:
         """Fill those that realistic runs read; caches of hostile runs hold what is hostile."""
-        self.caches = FilledCaches(self.worker, self.a.model, self.ours, self.asked.seed, self.folder)
+        self.caches = FilledCaches(self.worker, self.a.model, self.described, self.report.seed, self.folder)
         by_filler, without = self.caches.served(names)
         self.steps += len(by_filler)
         for prefill, served in by_filler.items():
-            self.tell(f"{prefill}: filling caches")
-            self.caches.fill(prefill, served, range(self.asked.runs))
+            self._tell(f"{prefill}: filling caches")
+            self.caches.fill(prefill, served, range(self.report.runs))
             self.done += 1
         if without:
             why = "random, because no prefill signature of a fills them"
-            self.caches.told.append(f"caches of {', '.join(without)}: {why}")
-
-    def first_difference(self, compared: Sequence[SignatureComparison]) -> FirstDifference | None:
-        """Where the first output that differs begins to; None where none does in its numbers."""
-        failed = ((s, o.name) for s in compared for o in s.outputs if o.difference and not o.difference.equal)
-        found, output = next(failed, (None, ""))
-        if found is None:
-            return None
-        self.tell(f"{found.name}: looking for the first difference")
-        outputs = next(pair for pair in self.paired[found.name].outputs if pair[0].name == output)
-        plans = self._plans(found.name, self.sets)
-        kernels = cast("Kernels", found.backend)
-        try:
-            probe = Probe(self.ours[found.name], outputs, kernels, plans)
-            return first_difference(self.worker, self.a, self.b, probe, self._measure)
-        except EdgeOptError as error:
-            # The comparison itself is done: what was found must not be lost.
-            return FirstDifference(found.name, found.backend, reason=f"looking for it failed: {error}")
+            self.caches.notes.append(f"caches of {', '.join(without)}: {why}")
 
     def _signature(self, name: str, kernels: Kernels) -> SignatureComparison:
-        paired = self.paired.get(name) or _Pairing(reason=self._only(name in self.ours))
-        if paired.reason:
-            return SignatureComparison(name, kernels, reason=paired.reason)
-        signature, sets = self.ours[name], self.sets
-        batch = max(_REPLY_BYTES // max(sum(info.nbytes for info in signature.outputs), 1), 1)
-        if not self.asked.hostile and any(role_of(info) == "mask" for info in signature.inputs):
+        pairs, sets = self.pairs[name], self._sets()
+        if isinstance(pairs, str):
+            return SignatureComparison(name, kernels, reason=pairs)
+        signature = self.described[name]
+        if not self.report.hostile and any(role_of(info) == "mask" for info in signature.inputs):
             # A realistic mask closes no row, for no token is one; still, both models should agree there.
             sets.append(_Set("masked_rows", 0, apart=True))
-        merged: dict[str, OutputComparison] = {}
-        closed: dict[str, OutputComparison] = {}
+        batch = max(_REPLY_BYTES // max(sum(info.nbytes for info in signature.outputs), 1), 1)
+        judged: dict[str, OutputComparison] = {}
+        masked: dict[str, OutputComparison] = {}
         for begin in range(0, len(sets), batch):
-            these = sets[begin : begin + batch]
-            for one, outputs in zip(these, self._run(name, kernels, these), strict=True):
-                into = closed if one.apart else merged
-                into.update({found.name: found.merged(into.get(found.name)) for found in outputs})
-        both = (*merged.values(), *paired.unmatched)
-        return SignatureComparison(name, kernels, both, masked_rows=tuple(closed.values()))
+            batched = sets[begin : begin + batch]
+            for one, outputs in zip(batched, self._run(name, pairs, kernels, batched), strict=True):
+                merged = masked if one.apart else judged
+                merged.update({output.name: output.merged(merged.get(output.name)) for output in outputs})
+        both = (*judged.values(), *pairs.unmatched)
+        return SignatureComparison(name, kernels, both, masked_rows=tuple(masked.values()))
 
-    def _run(self, name: str, kernels: Kernels, sets: Sequence[_Set]) -> Iterator[list[OutputComparison]]:
+    def _sets(self) -> list[_Set]:
+        """The inputs that every signature is run on."""
+        runs, hostile = self.report.runs, HOSTILE if self.report.hostile else ()
+        realistic = [_Set("realistic", run) for run in range(runs)]
+        return realistic + [_Set(kind, runs + place) for place, kind in enumerate(hostile)]
+
+    def _run(
+        self, name: str, pairs: _Pairs, kernels: Kernels, sets: Sequence[_Set]
+    ) -> Iterator[list[OutputComparison]]:
         """Run both models on each set of inputs, and measure the outputs that both have."""
-        plans_a, plans_b = self._plans(name, sets)
-        self.tell(f"{name}: running a on {kernels} kernels")
+        plans_a, plans_b = self._plans(name, pairs, sets)
+        self._tell(f"{name}: running a on {kernels} kernels")
         path = self.folder / "outputs"
         path.unlink(missing_ok=True)
         kept = [keep(run, path) for run in self.worker.run_plans(self.a.model, name, plans_a, kernels)]
-        self.tell(f"{name}: running b on {kernels} kernels", ahead=1)
+        self._tell(f"{name}: running b on {kernels} kernels", ahead=1)
         results = self.worker.run_plans(self.b.model, name, plans_b, kernels)
-        pairs = self.paired[name].outputs
         for ours, theirs in zip(kept, results, strict=True):
-            yield [self._measure(one, other, ours[one.name], theirs.pop(other.name)) for one, other in pairs]
+            yield [
+                self._measure(one, other, ours[one.name], theirs.pop(other.name))
+                for one, other in pairs.outputs
+            ]
 
-    def _plans(self, name: str, sets: Sequence[_Set]) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+    def _plans(
+        self, name: str, pairs: _Pairs, sets: Sequence[_Set]
+    ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         plans_a, plans_b = [], []
         for one in sets:
             if one.kind == "realistic" or one.apart:
-                made = self.caches.plan(name, one.run)
+                planned = self.caches.plan(name, one.run)
             else:
-                made = plan(self.ours[name], seed=self.asked.seed, run=one.run, kind=one.kind)
+                planned = plan(self.described[name], seed=self.report.seed, run=one.run, kind=one.kind)
             if one.apart:
-                made = tuple(replace(p, kind=one.kind) if p.role == "mask" else p for p in made)
-            inputs = zip(made, self.paired[name].inputs, strict=True)
-            twins = [pair(ours, other) for ours, (_, other) in inputs]
+                planned = tuple(replace(p, kind=one.kind) if p.role == "mask" else p for p in planned)
+            twins = [pair(ours, other) for ours, (_, other) in zip(planned, pairs.inputs, strict=True)]
             plans_a.append([ours for ours, _ in twins])
             plans_b.append([other for _, other in twins])
         return plans_a, plans_b
 
     def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
-        how = {"atol": self.asked.atol, "rtol": self.asked.rtol, "logits": are_logits(info_a)}
-        found = measured(info_a, info_b, a, b, **how)
+        how = {"atol": self.report.atol, "rtol": self.report.rtol, "logits": are_logits(info_a)}
+        output = measured(info_a, info_b, a, b, **how)
         requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
-        if found.reason or not requantized:
-            return found
-        return replace(found, reason=f"quantization {info_a.quantization} in a, {info_b.quantization} in b")
+        if output.reason or not requantized:
+            return output
+        return replace(output, reason=f"quantization {info_a.quantization} in a, {info_b.quantization} in b")
 
-    def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairing:
+    def first_difference(self, compared: Sequence[SignatureComparison]) -> FirstDifference | None:
+        """Where the first output that differs begins to; None where none does in its numbers."""
+        for signature in compared:
+            pairs = self.pairs[signature.name]
+            for output in signature.outputs:
+                if isinstance(pairs, _Pairs) and output.difference and not output.difference.equal:
+                    return self._locate(signature, pairs, output.name)
+        return None
+
+    def _locate(self, signature: SignatureComparison, pairs: _Pairs, output: str) -> FirstDifference:
+        name, kernels = signature.name, cast("Kernels", signature.backend)
+        self._tell(f"{name}: looking for the first difference")
+        outputs = next(both for both in pairs.outputs if both[0].name == output)
+        plans = self._plans(name, pairs, self._sets())
+        try:
+            probe = Probe(self.described[name], outputs, kernels, plans)
+            return first_difference(self.worker, self.a, self.b, probe, self._measure)
+        except EdgeOptError as error:
+            # The comparison itself is done: what was found must not be lost.
+            return FirstDifference(name, kernels, reason=f"looking for it failed: {error}")
+
+    def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairs | str:
+        """What both models have of a signature, or why it cannot be run on both."""
         by_place = a.positional and b.positional
-        inputs, alone = _match(a.inputs, b.inputs, by_place=by_place)
+        matched, alone = _match(a.inputs, b.inputs, by_place=by_place)
         for info, in_a in alone:
-            return _Pairing(reason=f"input '{info.name}' is {self._only(in_a)}")
-        both = []
-        for one, other in inputs:
+            return f"input '{info.name}' is {self._only(in_a)}"
+        inputs = []
+        for one, other in matched:
             given = self.shapes.get(f"{a.name}/{one.name}", self.shapes.get(one.name))
-            found = agreed(one, other, given)
-            if found is None:
-                asked = "" if given is None else f", {tuple(given)} is asked for"
-                shapes = f"{one.declared} in a, {other.declared} in b{asked}"
-                return _Pairing(reason=f"input '{one.name}' has shape {shapes}")
-            both.append(found)
+            both = agreed(one, other, given)
+            if both is None:
+                wanted = "" if given is None else f", {tuple(given)} is asked for"
+                return f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b{wanted}"
+            inputs.append(both)
             if -1 in map(max, one.declared, other.declared):
-                self.opened.append(f"{a.name}/{one.name} {list(found[0].shape)}")
+                self.opened.append(f"{a.name}/{one.name} {list(both[0].shape)}")
         outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
-        unmatched = tuple(OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone)
-        return _Pairing(tuple(both), tuple(outputs), unmatched)
+        return _Pairs(
+            inputs, outputs, [OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone]
+        )
 
     def _only(self, in_a: bool) -> str:
         return f"only in {self.a.name if in_a else self.b.name}"
 
-    def tell(self, stage: str, ahead: int = 0) -> None:
+    def _tell(self, stage: str, ahead: int = 0) -> None:
         if self.progress is not None:
             self.progress(stage, self.done + ahead, self.steps)
 

@@ -28,7 +28,7 @@ class FilledCaches:
     """Fills the caches of one model's signatures, and plans inputs with them; `folder` is where they go.
 
     `stored` has them by signature, run and name. `reach` is the position up to which those of a signature may be
-    filled. `told` says, for people, what the caches of which signatures hold.
+    filled. `notes` say, for people, what the caches of which signatures hold.
     """
 
     worker: Worker
@@ -38,17 +38,17 @@ class FilledCaches:
     folder: Path
     stored: dict[tuple[str, int, str], Stored] = field(default_factory=dict)
     reach: dict[str, int] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def plan(self, name: str, run: int) -> tuple[InputPlan, ...]:
         """Realistic inputs of one run, filled caches among them, not beyond the position that these reach to."""
-        made = plan(self.described[name], seed=self.seed, run=run)
-        reach = self.reach.get(name, math.inf)
-        if any(one.start > reach for one in made):
-            made = plan(self.described[name], seed=self.seed, run=run, start=int(reach))
+        plans = plan(self.described[name], seed=self.seed, run=run)
+        reach = self.reach.get(name)
+        if reach is not None and any(one.start > reach for one in plans):
+            plans = plan(self.described[name], seed=self.seed, run=run, start=reach)
         return tuple(
             replace(one, stored=self.stored.get((name, run, one.info.name))) if one.role == "cache" else one
-            for one in made
+            for one in plans
         )
 
     def served(self, names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -57,42 +57,42 @@ class FilledCaches:
         without: list[str] = []
         for name in names:
             signature = self.described[name]
-            if caches_of(signature):
-                filler = longest_prefill(self.described.values(), signature)
-                if filler is None or not _can_fill(filler):
-                    without.append(name)
-                else:
-                    by_filler.setdefault(filler.name, []).append(name)
+            filler = longest_prefill(self.described.values(), signature)
+            if not caches_of(signature):
+                continue
+            if filler is None or not _can_fill(filler):
+                without.append(name)
+            else:
+                by_filler.setdefault(filler.name, []).append(name)
         return by_filler, without
 
     def fill(self, filler: str, names: Sequence[str], runs: Iterable[int]) -> None:
         """Run one prefill, for each run as far as the signatures need it."""
-        prefill = self.described[filler]
+        prefill, path, listed = self.described[filler], self.folder / "caches", ", ".join(names)
         reach = _MOST_CALLS * new_tokens(prefill)
-        needed = {run: min(self._needed(names, run), reach) for run in runs}
-        path, caches, listed = self.folder / "caches", caches_of(prefill), ", ".join(names)
-        found: dict[tuple[str, int, str], Stored] = {}
+        counts: list[int] = []
+        stored: dict[tuple[str, int, str], Stored] = {}
         try:
-            for run, count in needed.items():
-                filled = self.worker.fill(self.model, prefill, self._chunks(prefill, count, run))
+            for run in runs:
+                counts.append(min(self._needed(names, run), reach))
+                filled = self.worker.fill(self.model, prefill, self._chunks(prefill, counts[-1], run))
                 for cache, array in keep(filled, path).items():
                     assert isinstance(array, np.memmap)
-                    stored = Stored(str(path), array.offset, caches[cache])
-                    found.update({(name, run, cache): stored for name in names})
+                    place = Stored(str(path), array.offset, caches_of(prefill)[cache])
+                    stored.update({(name, run, cache): place for name in names})
         except RuntimeFailed as error:
-            self.told.append(
-                f"caches of {listed}: random, because the prefill that would fill them failed: {error}"
-            )
+            why = f"random, because the prefill that would fill them failed: {error}"
+            self.notes.append(f"caches of {listed}: {why}")
             return
-        self.stored.update(found)
+        self.stored.update(stored)
         self.reach.update(dict.fromkeys(names, reach))
-        tokens = ", ".join(map(str, needed.values()))
-        self.told.append(f"caches of {listed}: filled by {filler} up to position {tokens}")
+        tokens = ", ".join(map(str, counts))
+        self.notes.append(f"caches of {listed}: filled by {filler} up to position {tokens}")
 
     def _needed(self, names: Iterable[str], run: int) -> int:
         """The last position at which one of the signatures begins in this run."""
-        plans = (plan(self.described[name], seed=self.seed, run=run) for name in names)
-        return max((made.start for listed in plans for made in listed), default=0)
+        plans = (one for name in names for one in plan(self.described[name], seed=self.seed, run=run))
+        return max((one.start for one in plans), default=0)
 
     def _chunks(self, prefill: SignatureInfo, count: int, run: int) -> tuple[Chunk, ...]:
         """Calls that take `count` tokens or a few more, none of them beyond the end of the cache."""

@@ -218,7 +218,7 @@ def compare_on_npu(
         seed=seed,
         least_db=least_db,
         signatures=tuple(compared),
-        caches=tuple(caches.told),
+        caches=tuple(caches.notes),
     )
 
 
