@@ -41,43 +41,35 @@ __all__ = [
     "testing",
 ]
 
+# Of the other names, each is a module of its own.
 _HOMES = {
-    "ComparisonReport": "edge_opt.comparison.findings",
-    "ConversionResult": "edge_opt.conversion",
-    "EdgeOptError": "edge_opt.output.errors",
-    "Model": "edge_opt.ir",
-    "UsageError": "edge_opt.output.errors",
-    "compare": "edge_opt.comparison.compare",
-    "convert": "edge_opt.conversion",
-    "evaluate": "edge_opt.build.evaluating",
-    "explain": "edge_opt.inspection",
-    "infer_shapes": "edge_opt.shapes",
-    "inspect": "edge_opt.inspection",
-    "load": "edge_opt.ir",
+    "build.evaluating": ["evaluate"],
+    "comparison.compare": ["compare"],
+    "comparison.findings": ["ComparisonReport"],
+    "conversion": ["ConversionResult", "convert"],
+    "inspection": ["explain", "inspect"],
+    "ir": ["Model", "load"],
+    "output.errors": ["EdgeOptError", "UsageError"],
+    "shapes": ["infer_shapes"],
 }
-_MODULES = ("build", "ir", "npu", "passes", "shapes", "testing")
 
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not listed above does not exist
 
     def __getattr__(name: str) -> object:
         """Load a public name at its first use."""
-        value = _find(name)
+        if name not in __all__:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("edge-opt")
+        elif home is None:
+            value = import_module(f"{__name__}.{name}")
+        else:
+            value = getattr(import_module(f"{__name__}.{home}"), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _find(name: str) -> object:
-    if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415
-
-        return version("edge-opt")
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
