@@ -4,9 +4,9 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-from edge_opt.cli import compare, output
-from edge_opt.cli import convert as converting
-from edge_opt.cli.app import Demo
+from edge_opt.cli import output
+from edge_opt.cli.conversion import show as show_conversion
+from edge_opt.cli.show_comparison import show as show_comparison
 from edge_opt.comparison.compare import compare as compare_models
 from edge_opt.conversion import convert as convert_model
 from edge_opt.conversion import default_output
@@ -18,16 +18,16 @@ from edge_opt.output.errors import OutputError
 MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
 
 
-def run(asked: Demo) -> int:
+def run(folder: Path | None, *, overwrite: bool) -> int:
     """Both models, one after the other; 1 where one computes something else after the conversion."""
-    if asked.folder is None:
+    if folder is None:
         with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
-            return _run(Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", force=asked.overwrite)
+            return _run(Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", force=overwrite)
     try:
-        asked.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"folder {asked.folder} cannot be made: {error.strerror}, give another") from error
-    return _run(asked.folder, f"The models are in {asked.folder}", force=asked.overwrite)
+        raise OutputError(f"folder {folder} cannot be made: {error.strerror}, give another") from error
+    return _run(folder, f"The models are in {folder}", force=overwrite)
 
 
 def _run(folder: Path, where: str, *, force: bool) -> int:
@@ -40,10 +40,10 @@ def _run(folder: Path, where: str, *, force: bool) -> int:
         source = folder / name
         write_whole(source, (resources.files("edge_opt.testdata") / name).read_bytes(), overwrite=force)
         result = convert_model(source, overwrite=force)
-        converting.show(result, folders=False)
+        show_conversion(result, folders=False)
         report = compare_models(source, default_output(source))
         output.say("")
-        compare.show(report)
+        show_comparison(report)
         output.say("")
         equal = equal and report.equal
     _show_block(folder / next(iter(MODELS)))

@@ -16,12 +16,11 @@ import typer
 
 from edge_opt.cli import output, streams
 from edge_opt.cli.app import app
-from edge_opt.cli.declare import Action, as_written
-from edge_opt.cli.suggestion import nearest
+from edge_opt.cli.wording import OPTIONS, in_options
 
 PROGRAM = "edge-opt"
+COMPLETION = "_EDGE_OPT_COMPLETE"
 EXIT_USAGE = 2
-EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -81,26 +80,31 @@ def _asked_to_end(received: list[signal.Signals]) -> Iterator[None]:
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if COMPLETION in os.environ:
+        command.main(prog_name=PROGRAM)  # answers the shell, and exits
     if not arguments or arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
-    # Parsing only gives back what to do: what a command raises is ours to explain, not typer's.
-    chosen: Action | int | None
-    with output.writing():  # help and version are printed while parsing
-        chosen = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
-    if chosen == EXIT_INTERRUPTED:  # typer's own word for it, while a command was loading
-        raise KeyboardInterrupt
-    return chosen() if callable(chosen) else chosen or 0
+    try:
+        # Not `command.main`: what ends a command is ours to explain, not typer's.
+        with command.make_context(PROGRAM, arguments) as context:
+            code: int | None = command.invoke(context)
+    except typer.Exit as end:  # help and version
+        return end.exit_code
+    except OSError:
+        output.flush()  # help that could not be printed is still there, and says why
+        raise
+    return code or 0
 
 
 def _failed(error: Exception, *, as_json: bool) -> int:
-    from edge_opt.output.errors import TRACEBACK, EdgeOptError  # noqa: PLC0415
+    from edge_opt.output.errors import TRACEBACK, EdgeOptError
 
     if isinstance(error, EdgeOptError):
-        code, sentence = error.exit_code, as_written(streams.named(str(error)))
+        code, sentence = error.exit_code, in_options(streams.named(str(error)))
     elif isinstance(error, _ParseError):
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:
-        code, sentence = EXIT_BUG, _bug_sentence(error)
+        code, sentence = output.EXIT_BUG, _bug_sentence(error)
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     return _end(code, f"error: {sentence}", error, as_json=as_json)
@@ -110,14 +114,19 @@ def _usage_sentence(error: Any) -> str:
     context: Any = getattr(error, "ctx", None)
     names_it = getattr(error, "param", None) is not None or not error.message
     message: str = error.format_message() if names_it else error.message
-    if hasattr(error, "possibilities") and (meant := nearest(error.option_name, context.command)):
-        message += f", did you mean {meant}?"
+    if hasattr(error, "possibilities"):
+        # typer's suggestions, and for an argument of the library the option that stands for it
+        name = error.option_name.removeprefix("--").replace("-", "_")
+        options = {text for parameter in context.command.params for text in parameter.opts}
+        likely = [OPTIONS[name]] if OPTIONS.get(name) in options else sorted(error.possibilities or ())
+        message += f", did you mean {' or '.join(likely)}?" if likely else ""
     message = " ".join(message.split()).rstrip(".").replace(". Did you mean", ", did you mean")
-    return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"
+    help_of = PROGRAM if context is None else context.command_path
+    return f"{message.replace('Value error, ', '')} (see `{help_of} --help`)"
 
 
 def _bug_sentence(error: Exception) -> str:
-    from edge_opt.output.errors import TRACEBACK  # noqa: PLC0415
+    from edge_opt.output.errors import TRACEBACK
 
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return (
@@ -128,7 +137,7 @@ def _bug_sentence(error: Exception) -> str:
 
 def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> int:
     """Say how the command ended; as JSON also what was done until then."""
-    from edge_opt.output.errors import EdgeOptError  # noqa: PLC0415
+    from edge_opt.output.errors import EdgeOptError
 
     if as_json:
         result = getattr(error, "result", None)

@@ -13,6 +13,10 @@ from typing import Any
 
 from edge_opt.output.progress import Progress
 
+EXIT_BUG = 70
+GOOD, BAD = "green", "bold red"
+"""The colours of verdicts."""
+
 
 def make_tolerant() -> None:
     """Let no name in a model or path break printing, whatever the terminal's encoding."""
@@ -21,14 +25,26 @@ def make_tolerant() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(*lines: str) -> None:
-    """Lines on standard output; a line break within one is written out, for it came from a name in a file."""
-    _write("".join(f"{_printable(line)}\n" for line in lines))
+def say(*lines: str, style: str = "") -> None:
+    """Lines on standard output, on a terminal in this style of rich's, which respects NO_COLOR.
+
+    A line break within a line is written out, for it came from a name in a file.
+    """
+    text = "".join(f"{_printable(line)}\n" for line in lines)
+    _write(_styled(text, style) if style and sys.stdout is not None and sys.stdout.isatty() else text)
+
+
+def answer(values: dict[str, Any], show: Callable[[], None], *, as_json: bool, quiet: bool = False) -> None:
+    """What a command found: as JSON where that is asked for, else for people, unless they asked for quiet."""
+    if as_json:
+        say_json(values)
+    elif not quiet:
+        show()
 
 
 def say_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`; a figure that is not a finite number is null."""
-    from edge_opt.output.strict_json import strict  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+    from edge_opt.output.strict_json import strict
 
     _write(json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 
@@ -51,9 +67,9 @@ def bar(*, wanted: bool = True, note: Callable[[str], str] | None = None) -> Ite
         yield None
         return
     # Loaded here: a bar is only ever needed by a person who waits.
-    from rich import progress as parts  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import progress as parts
+    from rich.console import Console
+    from rich.text import Text
 
     class Note(parts.ProgressColumn):
         def render(self, task: parts.Task) -> Text:
@@ -61,12 +77,7 @@ def bar(*, wanted: bool = True, note: Callable[[str], str] | None = None) -> Ite
             return Text(_printable(text), no_wrap=True, overflow="ellipsis")
 
     times = (parts.TimeRemainingColumn(),) if note is None else (parts.TimeElapsedColumn(), Note())
-    columns = (
-        parts.TextColumn("{task.description}"),
-        parts.BarColumn(),
-        parts.TaskProgressColumn(),
-        *times,
-    )
+    columns = (parts.TextColumn("{task.description}"), parts.BarColumn(), parts.TaskProgressColumn(), *times)
     with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}
 
@@ -96,7 +107,7 @@ def writing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from edge_opt.output.errors import OutputError  # noqa: PLC0415
+        from edge_opt.output.errors import OutputError
 
         discard_rest()
         raise OutputError(f"standard output could not be written: {error.strerror}") from error
@@ -132,7 +143,17 @@ def _write(text: str) -> None:
             sys.stdout.flush()
 
 
+def _styled(text: str, style: str) -> str:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout)
+    with console.capture() as capture:
+        console.print(Text(text, style), end="", soft_wrap=True)
+    return capture.get()
+
+
 def _printable(text: str) -> str:
-    from edge_opt.output.words import one_line  # noqa: PLC0415  `--help` prints, too, and needs nothing of this
+    from edge_opt.output.words import one_line
 
     return one_line(text)

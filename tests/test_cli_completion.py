@@ -1,17 +1,16 @@
 """What a shell offers at the tabulator key: commands, options, and the names that an option knows."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 
-from edge_opt.cli import declare
+from edge_opt.cli import options as shared
 from edge_opt.cli.app import app
 from edge_opt.passes import PASSES
 from edge_opt.targets import target_names
@@ -77,10 +76,14 @@ def test_every_option_that_takes_one_of_some_names_completes_them() -> None:
     assert len(named) > len(known)
     for option in named:
         assert offered(option) == known[option.name], option
-    choices = [option for option in options() if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+", option.metavar or "")]
-    assert choices
-    for option in choices:
-        assert offered(option) == option.metavar.split("|"), option
+    chosen = {
+        option.name: offered(option) for option in options() if option.name in ("verify", "sections", "on")
+    }
+    assert chosen == {
+        "verify": [*get_args(shared.Verify)],
+        "sections": [*get_args(shared.Sections)],
+        "on": [*get_args(shared.Place)],
+    }
 
 
 def offered(option: Any) -> list[str]:
@@ -88,17 +91,16 @@ def offered(option: Any) -> list[str]:
 
 
 def test_of_a_list_the_last_name_is_completed_and_none_offered_twice() -> None:
-    assert declare.pass_names("") == list(PASSES)
-    assert declare.pass_names("mha_to_sha,ti") == ["mha_to_sha,tile_rows"]
-    assert declare.pass_names("mha_to_sha,mha") == []
+    assert shared.complete_pass("") == list(PASSES)
+    assert shared.complete_pass("mha_to_sha,ti") == ["mha_to_sha,tile_rows"]
+    assert shared.complete_pass("mha_to_sha,mha") == []
 
 
 def test_targets_are_those_that_are_bundled() -> None:
-    assert declare.target_names("") == target_names()
+    assert shared.complete_target("") == target_names()
 
 
 def test_offering_the_values_of_a_choice_loads_nothing() -> None:
     code = "import sys; from edge_opt.cli import app; print('numpy' in sys.modules or 'edge_opt.passes' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
-    assert declare.starting(("regions", "full"))("f") == ["full"]

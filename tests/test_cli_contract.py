@@ -3,13 +3,14 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
-from importlib import import_module
+from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -17,8 +18,12 @@ from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 from text_parser import parse
 
 import edge_opt
-from edge_opt.cli import app, inspect, output
-from edge_opt.cli.declare import Command, as_written
+from edge_opt import inspection, schema
+from edge_opt.attention.form import FORM_NAMES
+from edge_opt.build import build
+from edge_opt.cli import app, models, options, output, phones
+from edge_opt.cli.wording import OPTIONS as WORDS
+from edge_opt.cli.wording import in_options
 from edge_opt.comparison.compare import Backend, compare
 from edge_opt.conversion import Verify, convert
 from edge_opt.conversion.container import Sections
@@ -27,10 +32,11 @@ from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
 from edge_opt.output.errors import UsageError
 from edge_opt.passes import PASSES
-from edge_opt.targets import target_names
+from edge_opt.targets import load_target, target_names
 
 Captured = pytest.CaptureFixture[str]
 
+ROOMS = [Path(folder) for package in (edge_opt, schema) for folder in package.__path__]
 COMMANDS = ("convert", "inspect", "compare", "shapes", "explain", "golden", "passes", "targets", "demo")
 OPTIONS = {
     "convert": (
@@ -66,10 +72,19 @@ def test_help_is_printed_by_the_program_alone_and_by_the_word(capsys: Captured) 
     assert run(capsys, "-V") == run(capsys, "--version")
 
 
-def test_every_command_stands_in_one_group_of_the_help_and_is_not_cut(capsys: Captured) -> None:
-    names = [name for group in app.GROUPS.values() for name in group]
-    assert sorted(names) == sorted(typer.main.get_command(app.app).commands)  # type: ignore[attr-defined]
-    assert "..." not in run(capsys, "--help").out.partition("Models:")[2]
+def commands(group: Any = None) -> dict[str, Any]:
+    """Every command by its name, as typer has it."""
+    found = {}
+    for name, command in (group or typer.main.get_command(app.app)).commands.items():
+        found |= commands(command) if hasattr(command, "commands") else {name: command}
+    return found
+
+
+def test_every_command_is_in_the_help_and_is_not_cut(capsys: Captured) -> None:
+    listed = run(capsys, "--help").out.partition("Models:")[2]
+    for name in typer.main.get_command(app.app).commands:  # type: ignore[attr-defined]
+        assert f"\n  {name} " in listed
+    assert "..." not in listed
 
 
 @pytest.mark.parametrize("command", OPTIONS)
@@ -90,25 +105,65 @@ def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str
 
 
 def test_options_with_fixed_values_name_those_of_the_library() -> None:
-    assert set(app.VERIFY) == set(get_args(Verify))
-    assert set(app.SECTIONS) == set(get_args(Sections))
-    assert set(app.BACKENDS) == set(get_args(Backend))
+    assert get_args(options.Verify) == get_args(Verify)
+    assert get_args(options.Sections) == get_args(Sections)
+    assert get_args(options.Backend) == get_args(Backend)
+    assert get_args(options.Form) == FORM_NAMES
 
 
-@pytest.mark.parametrize("declared", Command.__subclasses__(), ids=lambda declared: declared.__name__)
-def test_what_a_command_runs_exists_and_takes_what_was_asked(declared: type[Command]) -> None:
-    module, name = declared.run.split(":")
-    function = getattr(import_module(f"edge_opt.cli.{module}"), name)
-    (asked,) = signature(function).parameters.values()
-    assert asked.annotation is declared
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        (models.convert, convert),
+        (models.compare, compare),
+        (models.compare, compare_on_npu),
+        (phones.build, build),
+        (phones.tune, tune),
+    ],
+)
+def test_the_defaults_of_the_command_line_are_those_of_the_library(
+    command: Callable[..., int], function: Callable[..., object]
+) -> None:
+    ours = signature(command).parameters
+    for name, parameter in signature(function).parameters.items():
+        if parameter.default not in (None, Parameter.empty, ()) and name in ours:
+            assert ours[name].default == parameter.default, name
 
 
-def test_the_defaults_of_the_command_line_are_those_of_the_library() -> None:
-    pairs = ((app.Convert, convert), (app.Compare, compare), (app.Compare, compare_on_npu), (app.Tune, tune))
-    for declared, function in pairs:
-        for name, parameter in signature(function).parameters.items():
-            if parameter.default not in (None, Parameter.empty) and hasattr(declared, name):
-                assert getattr(declared, name) == parameter.default, name
+def test_every_command_has_the_same_words() -> None:
+    """`--json` wherever something is answered, `-q` wherever a model is worked on, one text for each option."""
+    words = {
+        name: {word for option in command.params for word in option.opts}
+        for name, command in commands().items()
+    }
+    assert [name for name in words if "--json" not in words[name]] == ["demo"]
+    assert [name for name in words if "-q" not in words[name]] == [
+        "inspect",
+        "explain",
+        "demo",
+        "passes",
+        "targets",
+    ]
+    for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sections", "--sdk", "--layers"):
+        helps = {o.help for c in commands().values() for o in c.params if word in o.opts}
+        assert len(helps) == 1, word
+    assert not [name for name in words if {"--signature", "--blocks"} & words[name]]
+
+
+def test_the_target_has_one_default_but_where_a_compiler_or_nothing_is_asked_for() -> None:
+    defaults = {n: o.default for n, c in commands().items() for o in c.params if "--target" in o.opts}
+    compiler = dict.fromkeys(("profile", "tune"), "qualcomm-htp")
+    lint = dict.fromkeys(("inspect", "build"))
+    assert defaults == {"convert": "generic", "explain": "generic", **compiler, **lint}
+
+
+def test_options_of_the_npu_are_a_group_of_the_help(capsys: Captured) -> None:
+    helped = run(capsys, "compare", "--help").out
+    head, cpu, npu = helped.partition("The CPU and its kernels:")[0], *helped.split(":\n")[-2:]
+    assert "--atol" in head
+    assert "--backend" in cpu
+    assert "--npu-db" in npu
+    assert "--sdk" not in head + cpu
 
 
 def test_version_is_that_of_the_package(capsys: Captured) -> None:
@@ -124,18 +179,18 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
     ("arguments", "sentence"),
     [
         (["conver"], "No such command 'conver', did you mean 'convert'?"),
-        (["convert"], "Missing argument 'IN'"),
+        (["convert"], "Missing argument 'FILE'"),
         (["compare", "a"], "Missing argument 'B'"),
         (["compare", "a", "b", "c"], "unexpected extra argument"),
-        (["convert", "a", "--forse"], "did you mean --force?"),
-        (["compare", "a", "b", "--sdx"], "did you mean --sdk?"),
-        (["passes", "--json"], "No such option: --json (see"),
+        (["convert", "a", "--forse"], "did you mean --force"),
+        (["compare", "a", "b", "--sdx"], "did you mean --sdk"),
+        (["passes", "--quiet"], "No such option: --quiet (see"),
         (["golden", "check", "--foo"], "No such option: --foo (see"),
-        (["convert", "a", "--verify", "fll"], "'fll' does not exist, did you mean 'full'?"),
-        (["convert", "a", "--verify", "z"], "'z' does not exist, there are: regions, exhaustive, full, none"),
+        (["convert", "a", "--verify", "fll"], "'fll' is not one of 'regions', 'exhaustive', 'full', 'none'"),
+        (["convert", "a", "--shape", "x=1,b"], "'x=1,b' is no NAME=1,128,640"),
         (["convert", "a", "--passes", ","], "it names nothing"),
         (["compare", "a", "b", "--runs", "0"], "--runs"),
-        (["compare", "a", "b", "--backend", "xnpack"], "did you mean 'xnnpack'?"),
+        (["compare", "a", "b", "--backend", "xnpack"], "'xnpack' is not one of 'xnnpack'"),
         (["golden"], "Missing command"),
         (["shapes"], "Missing argument 'FILE'"),
     ],
@@ -162,6 +217,25 @@ def test_usage_errors_are_one_sentence_and_exit_2(
 def test_unknown_names_suggest_the_closest(arguments: list[str], sentence: str, capsys: Captured) -> None:
     ran = run(capsys, "convert", DEMO, "--dry-run", *arguments)
     assert ran.failed_in_one_sentence(2) == sentence
+
+
+def test_a_list_takes_a_name_and_shows_all_about_it(tmp_path: Path, capsys: Captured) -> None:
+    shown = run(capsys, "passes", "tile_rows")
+    assert shown.code == 0
+    assert f"tile_rows {PASSES['tile_rows'].summary}." in shown.out
+    assert "Proved to be bitwise" in shown.out
+    assert "Sites: " in shown.out
+    assert [one["name"] for one in run(capsys, "passes", "tile_rows", "--json").json["passes"]] == [
+        "tile_rows"
+    ]
+    shown = run(capsys, "targets", "qualcomm-htp")
+    (tmp_path / "mine.toml").write_text(shown.out)
+    assert load_target(str(tmp_path / "mine.toml")) == load_target("qualcomm-htp"), "a target file"
+    said = run(capsys, "targets", "qualcomm-htp", "--json").json["targets"]
+    assert [one["on_chip_bytes"] for one in said] == [8388608]
+    for word, names in (("pass", "mha_to_shaa"), ("target", "qualcom-htp")):
+        ran = run(capsys, {"pass": "passes", "target": "targets"}[word], names)
+        assert ran.failed_in_one_sentence(2).startswith(f"{word} '{names}' does not exist, did you mean")
 
 
 # --- --json ---
@@ -213,6 +287,23 @@ def test_progress_goes_to_a_terminal_on_standard_error(
     assert (done.stdout != b"") is shown
 
 
+@pytest.mark.parametrize(
+    ("wish", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(wish: dict[str, str], coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "edge_opt", "shapes", str(DEMO)]
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**plain, "TERM": "xterm", **wish}
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(theirs)
+    said = _read(ours)
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"all as the file says" in said
+    assert (b"\x1b[32m" in said) is coloured
+
+
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
@@ -232,8 +323,8 @@ def test_names_from_a_model_cannot_steer_the_terminal(tmp_path: Path, capsys: Ca
     hostile.subgraphs[0].outputs[0].name = "bell\x07"
     model = tmp_path / "model.tflite"
     save(hostile, model)
-    for command, *options in (["inspect"], ["explain"], ["convert", "--dry-run"]):
-        ran = run(capsys, command, model, *options)
+    for command, *given in (["inspect"], ["explain"], ["convert", "--dry-run"]):
+        ran = run(capsys, command, model, *given)
         assert ran.code == 0
         assert "red\\x1b[31m\\x9b" in ran.out
         assert not {"\x1b", "\x9b", "\x07"} & set(ran.out)
@@ -257,7 +348,7 @@ def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect, "inspect", interrupted)
+    monkeypatch.setattr(inspection, "inspect", interrupted)
     ran = run(capsys, "inspect", DEMO)
     assert (ran.code, ran.out, ran.err) == (130, "", "edge-opt: interrupted\n")
     told = json.loads(run(capsys, "inspect", DEMO, "--json").out)
@@ -270,19 +361,19 @@ def test_a_note_of_an_interrupt_is_said_with_it(monkeypatch: pytest.MonkeyPatch,
         error.add_note("run it again to go on")
         raise error
 
-    monkeypatch.setattr(inspect, "inspect", interrupted)
+    monkeypatch.setattr(inspection, "inspect", interrupted)
     assert run(capsys, "inspect", DEMO).err == "edge-opt: interrupted; run it again to go on\n"
 
 
 def test_a_signal_while_a_command_is_parsed_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """click makes an exception of its own of the interrupt, and typer a number of that."""
+    """typer's own `main` makes a number of its own of the interrupt."""
 
     def asked_to_end(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(app.Inspect, "check", asked_to_end)
+    monkeypatch.setattr(app.Command, "parse_args", asked_to_end)
     ran = run(capsys, "inspect", DEMO, "--json")
     assert ran.code == 143
     assert json.loads(ran.out)["error"]["exit_code"] == 143
@@ -297,7 +388,7 @@ def test_a_bug_is_one_sentence_that_says_how_to_see_more(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("seven\nby zero")
 
-    monkeypatch.setattr(inspect, "inspect", broken)
+    monkeypatch.setattr(inspection, "inspect", broken)
     monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1" if wants else "")
     ran = run(capsys, "inspect", DEMO)
     assert ran.code == 70
@@ -392,4 +483,20 @@ def test_words_of_the_library_become_options_and_others_stay() -> None:
         ("load(path, model='prefill_decode')", "load(path, model='prefill_decode')"),
         ("--target=x 'target=x' retarget=x", "--target=x 'target=x' retarget=x"),
     ):
-        assert as_written(text) == expected
+        assert in_options(text) == expected
+
+
+def test_every_argument_that_a_message_names_is_an_option() -> None:
+    """What a command takes, messages may name: each has a word on the command line, which exists."""
+    words = {
+        word
+        for command in commands().values()
+        for o in command.params
+        for word in (*o.opts, *o.secondary_opts)
+    }
+    assert set(WORDS.values()) <= words
+    sources = [path.read_text() for room in ROOMS for path in room.rglob("*.py")]
+    named = {
+        name for text in sources for name in re.findall(r"\b([a-z_]+)=(?:\.\.\.|True (?:asks|to))", text)
+    }
+    assert named - {"plugin"} <= set(WORDS)

@@ -70,7 +70,7 @@ def test_every_command_and_option_is_on_the_page_of_commands() -> None:
         assert f"\n## {name}\n" in f"\n{page}"
         for parameter in command.params:
             if parameter.param_type_name == "option":
-                assert all(f"`{option}`" in page for option in parameter.opts)
+                assert all(re.search(rf"[` ]{option}[`, ]", page) for option in parameter.opts)
 
 
 def test_every_fact_of_every_target_is_on_the_page_of_targets() -> None:

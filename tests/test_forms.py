@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_opt.attention.form import FORM_NAMES, FORMS
-from edge_opt.cli.app import FORMS as COMMAND_LINE_FORMS
+from edge_opt.attention.form import FORMS
 from edge_opt.conversion import convert
 from edge_opt.ir import Model
 from edge_opt.targets import load_target
@@ -23,10 +22,6 @@ def converted(name: str, form: str) -> Model:
     assert len(result.converted) == 5
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
     return result.model
-
-
-def test_the_command_line_knows_every_form() -> None:
-    assert set(COMMAND_LINE_FORMS) == set(FORM_NAMES)
 
 
 def sources_of_splits(model: Model) -> set[str]:

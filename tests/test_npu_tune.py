@@ -465,10 +465,10 @@ def test_the_command_prints_one_table_and_writes_the_target(
 ) -> None:
     compiler = FakeCompiler({4: figures(150)})
     monkeypatch.setattr(
-        "edge_opt.cli.tune.tune", lambda *a, **o: tune(*a, **o, compiler=compiler, comparer=FakeEmulator())
+        "edge_opt.npu.tune", lambda *a, **o: tune(*a, **o, compiler=compiler, comparer=FakeEmulator())
     )
     file = tmp_path / "mine.toml"
-    command = ("tune", DEMO, "--blocks", "1", "--signature", "decode", "-o", file)
+    command = ("tune", DEMO, "--layers", "1", "--signatures", "decode", "-o", file)
     result = run(capsys, *command)
     assert result.code == 0
     assert "one layer of decode, best first" in result.out

@@ -37,58 +37,37 @@ def sections() -> str:
 
 
 def _section(name: str, command: Any) -> str:
-    usage = " ".join([name, *(_usage(parameter) for parameter in command.params)])
+    context = command.make_context(name, [], resilient_parsing=True)
+    usage = " ".join(["Usage:", name, *command.collect_usage_pieces(context)])
     parts = [f"## {name}", _text(command.help), f"```text\n{usage}\n```"]
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-    if arguments:
-        rows = [f"| `{_metavar(item)}` | {_text(getattr(item, 'help', ''))} |" for item in arguments]
-        parts.append("\n".join(["| argument | |", "|---|---|", *rows]))
-    if options:
-        rows = [f"| {_names(item)} | {_text(item.help)}{_default(item)} |" for item in options]
-        parts.append("\n".join(["| option | |", "|---|---|", *rows]))
+    groups: dict[str, list[str]] = {}
+    for parameter in command.params:
+        title = getattr(parameter, "rich_help_panel", None) or parameter.param_type_name
+        groups.setdefault(title, []).append(_row(parameter, context))
+    parts += ["\n".join([f"| {title} | |", "|---|---|", *rows]) for title, rows in groups.items()]
     return "\n\n".join(parts)
 
 
 def _general() -> str:
-    rows = [
-        f"| {_names(item)} | {_text(item.help)} |"
-        for item in root().params
-        if item.param_type_name == "option" and not getattr(item, "hidden", False)
-    ]
+    shown = [item for item in root().params if not getattr(item, "hidden", False)]
+    rows = [_row(item, root().make_context(PROGRAM, [], resilient_parsing=True)) for item in shown]
     return "\n\n".join(
         ["## Options of the program", "\n".join(["| option | |", "|---|---|", *rows]), _text(root().epilog)]
     )
 
 
-def _usage(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        shown = _metavar(parameter)
-    else:
-        value = "" if parameter.is_flag else f" {_metavar(parameter)}"
-        shown = f"{parameter.opts[0]}{value}"
-    return shown if parameter.required else f"[{shown}]"
-
-
-def _metavar(parameter: Any) -> str:
-    named: str = parameter.metavar or parameter.name.upper()
-    return named
-
-
-def _names(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
-    value = "" if option.is_flag or getattr(option, "count", False) else f" `{_metavar(option)}`"
-    return (names + value).replace("|", "\\|")
-
-
-def _default(option: Any) -> str:
-    known = option.default
-    shown = known not in (None, False, ()) and not callable(known) and isinstance(known, str | int | float)
-    return f" Default: `{known}`." if shown else ""
+def _row(parameter: Any, context: Any) -> str:
+    """An argument or option and its help, as the program itself words them."""
+    names, text = parameter.get_help_record(context)
+    return f"| `{_escaped(names)}` | {_text(text)} |"
 
 
 def _text(words: str | None) -> str:
     return html.escape(" ".join((words or "").split()), quote=False).replace("|", "\\|")
+
+
+def _escaped(code: str) -> str:
+    return code.replace("|", "\\|")
 
 
 def _anchor(name: str) -> str:

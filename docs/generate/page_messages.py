@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from edge_opt import EdgeOptError
-from edge_opt.cli.declare import as_written
+from edge_opt.cli.wording import in_options
 
 FILLED = "…"
 REFUSAL = "Refusal"
@@ -79,10 +79,10 @@ def texts() -> set[str]:
 def template(node: ast.expr) -> str | None:
     """A text as it stands in the source, `FILLED` for each part that a run fills in; None for what is no text."""
     if isinstance(node, ast.Constant):
-        return as_written(node.value) if isinstance(node.value, str) else None
+        return in_options(node.value) if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
         parts = [str(part.value) if isinstance(part, ast.Constant) else FILLED for part in node.values]
-        return as_written(re.sub(f"{FILLED}+", FILLED, "".join(parts)))
+        return in_options(re.sub(f"{FILLED}+", FILLED, "".join(parts)))
     return None
 
 

@@ -1,4 +1,4 @@
-"""`edge-opt profile`: prints what a target's compiler makes of models, side by side."""
+"""Prints what a target's compiler makes of models: side by side for `profile`, in every form for `tune`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.cli import output
-from edge_opt.cli.app import Profile as ProfileCommand
-from edge_opt.npu import Profile, SpillFigures, profile
+from edge_opt.npu import Profile, SpillFigures, Tuning
 from edge_opt.npu.figures import NOTE, Figures
 from edge_opt.output.words import size
 
@@ -25,21 +24,8 @@ LEGEND = {
 }
 
 
-def run(asked: ProfileCommand) -> int:
-    """Compile each model; what a compiler refuses is in the table and does not change the exit code."""
-    options = asked.options("models", "seconds", "as_json")
-    profiles = []
-    for path in asked.models:
-        output.complain(f"compiling {path} for {asked.target}")
-        profiles.append(profile(path, **options, seconds=asked.seconds or None))
-    if asked.as_json:
-        output.say_json({"profiles": [entry.to_dict() for entry in profiles]})
-    else:
-        _show(profiles)
-    return 0
-
-
-def _show(profiles: Sequence[Profile]) -> None:
+def show(profiles: Sequence[Profile]) -> None:
+    """A row for each signature of each model, a legend, and what runs on the CPU instead."""
     first, names = profiles[0], _names([entry.model for entry in profiles])
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     flags = " ".join(first.flags) or "the compiler's own defaults"
@@ -56,7 +42,7 @@ def _show(profiles: Sequence[Profile]) -> None:
     output.say(*(f"  {head}: {text}" for head, text in LEGEND.items() if head in rows[0]))
     output.say(*(f"  {note}" for note in dict.fromkeys(note for entry in profiles for note in entry.notes)))
     for name, entry in zip(names, profiles, strict=True):
-        told = steps_told([step.to_dict() for step in entry.steps])
+        told = step_lines([step.to_dict() for step in entry.steps])
         output.say(*(["", f"{name}, by step:"] if told and several else []), *told)
     reasons = _refusals(zip(names, profiles, strict=True))
     if reasons:
@@ -81,7 +67,7 @@ def _ratio(duration: int | None, first: int | None) -> str:
     return f"{duration / first:.3f}" if duration is not None and first else "-"
 
 
-def steps_told(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+def step_lines(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     """The table of steps, as `Step.to_dict` gives them, with what it says in sentences; nothing for none."""
     rows, refused = [], []
     for step in steps:
@@ -139,3 +125,20 @@ def _refusals(profiles: Iterable[tuple[str, Profile]]) -> list[str]:
                 counts.update(figures.on_cpu)
         lines += [f"{name}: {count} x {reason}" for reason, count in counts.most_common()]
     return lines
+
+
+def show_tuning(tuning: Tuning, destination: Path | None) -> None:
+    """The trials, best first, why others were left out, and what won."""
+    versions = ", ".join(f"{name} {text}" for name, text in tuning.versions.items())
+    what = f"{tuning.target.name}: {tuning.chip}, {versions}"
+    output.say(f"{what}; {tuning.extent} of {tuning.signature}, best first", "")
+    told = [(trial, columns(trial.figures)) for trial in tuning.trials if trial.usable and trial.figures]
+    rows: list[tuple[str, ...]] = [("form", *(told[0][1] if told else ()), "seconds")]
+    rows += [(str(trial.choice), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told]
+    output.say(*output.table(rows, left=1), "", *(f"  {note}" for note in tuning.notes))
+    left = [trial for trial in tuning.trials if not trial.usable]
+    output.say(*(f"  left out, {trial.choice}: {trial.failure or trial.verdict}" for trial in left))
+    best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.choice}"
+    output.say(f"{best}: {tuning.checked}.")
+    if destination is not None:
+        output.say(f"It is in {destination}: edge-opt convert {tuning.model} --target {destination}")

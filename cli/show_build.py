@@ -1,19 +1,16 @@
-"""`edge-opt build`, carried out: a line for each stage as it is done, and what came of it."""
+"""Prints what `edge-opt build` does, stage by stage, what came of it, and the table of `edge-opt evaluate`."""
 
-import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build import BuildResult, StageReport, build
+from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.building import work_folder
 from edge_opt.build.vendors import QUALCOMM
 from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
-from edge_opt.cli.app import Build
-from edge_opt.cli.evaluate import lines
-from edge_opt.cli.profile import steps_told
+from edge_opt.cli.show_profile import step_lines
 from edge_opt.npu.figures import ITSELF_SINCE
 from edge_opt.output.progress import Progress
 from edge_opt.output.words import size
@@ -25,43 +22,31 @@ _AUXILIARY = (
 )
 
 
-def run(asked: Build) -> int:
-    """Build; a stage that an earlier run did is in the table too, and does not change the exit code."""
-    options = asked.options("source", "output", "settings", "report", "as_json", "quiet")
-    options["report"] = asked.report or ()
-    told = (entry.partition("=") for entry in asked.settings or ())
-    options["settings"] = {name.strip(): _value(value) for name, _, value in told}
-    # A bar for the stage that runs, and a line for each that ran; never both, for they go to one terminal.
+@contextmanager
+def stages_shown(
+    destination: Path, work: Path | None, *, as_json: bool, quiet: bool
+) -> Iterator[tuple[Progress, Callable[[StageReport], None]]]:
+    """What `build` takes as `progress` and `on_stage`: a bar for the stage that runs, a line for each that ran.
+
+    Never both at once: they go to one terminal.
+    """
     bars: list[Progress | None] = []
-    work = WorkFolder(work_folder(asked.output, asked.work))
+    log = WorkFolder(work_folder(destination, work))
     with ExitStack() as stack:
 
         def progress(stage: str, done: int, total: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(output.bar(wanted=not asked.quiet, note=work.last_line)))
+                bars.append(stack.enter_context(output.bar(wanted=not quiet, note=log.last_line)))
             if bars[0] is not None:
                 bars[0](stage, done, total)
 
         def on_stage(report: StageReport) -> None:
             stack.close()
             bars.clear()
-            if not (asked.as_json or asked.quiet):
+            if not (as_json or quiet):
                 output.say(_line(report), *(f"  {note}" for note in report.notes))
 
-        result = build(asked.source, asked.output, **options, progress=progress, on_stage=on_stage)
-    if asked.as_json:
-        output.say_json(result.to_dict())
-    elif not asked.quiet:
-        _show(result)
-    return 0
-
-
-def _value(text: str) -> Any:
-    """JSON where it is JSON, else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        yield progress, on_stage
 
 
 def _line(report: StageReport) -> str:
@@ -76,11 +61,12 @@ def _time(seconds: float) -> str:
     return f"{int(seconds // _MINUTE)} m {int(seconds % _MINUTE):02} s"
 
 
-def _show(result: BuildResult) -> None:
+def show(result: BuildResult) -> None:
+    """The bundle, how each signature came out, and what to do next."""
     kept = [
         f"{entry['signature']}: {entry['kept']}, {entry['why']}" for entry in result.optimized["signatures"]
     ]
-    output.say("", *kept, *result.optimized["notes"], *steps_told(result.optimized["steps"]), "")
+    output.say("", *kept, *result.optimized["notes"], *step_lines(result.optimized["steps"]), "")
     if result.vendor == QUALCOMM.title and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
     output.say(*result.caches["notes"])
@@ -108,10 +94,39 @@ def _evaluation(result: BuildResult) -> list[str]:
             for entry in signatures
         ],
     }
-    told = lines(found, times) if found["models"] else []
+    told = evaluation_lines(found, times) if found["models"] else []
     return [*told, *filter(None, [found["note"]])]
 
 
 def _milliseconds(figures: Mapping[str, Any] | None) -> str:
     time = (figures or {}).get("time")
     return "-" if time is None else f"{time['us'] / 1000:.3f}"
+
+
+def evaluation_lines(
+    evaluation: Mapping[str, Any], more: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """An `Evaluation` as plain values: a row for each model, then the text that it was scored on.
+
+    `more` has further cells by a model's name, the heads under "".
+    """
+    further = more or {}
+    head = ("", "perplexity", "of the reference's", "top-1 agreement", *further.get("", ()))
+    reference = evaluation["models"][0]["perplexity"]
+    rows = [
+        (
+            model["source"],
+            "no number" if model["perplexity"] is None else f"{model['perplexity']:.2f}",
+            _ratio(model["perplexity"], reference),
+            "-" if model["top1_agreement"] is None else f"{100 * model['top1_agreement']:.1f} %",
+            *further.get(model["source"], ["-"] * len(further.get("", ()))),
+        )
+        for model in evaluation["models"]
+    ]
+    scored = f"On {evaluation['models'][0]['tokens']} tokens of {evaluation['prompts']} held-out prompts"
+    skipped = f"; {evaluation['skipped']} more are longer than the cache" if evaluation["skipped"] else ""
+    return [*output.table([head, *rows]), "", f"{scored}{skipped}."]
+
+
+def _ratio(perplexity: float | None, reference: float | None) -> str:
+    return "-" if perplexity is None or reference is None else f"{perplexity / reference:.3f}"

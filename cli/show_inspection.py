@@ -1,14 +1,12 @@
-"""`edge-opt inspect` and `explain`: print what the library finds in a model, and what it would convert."""
+"""Prints what `inspect` finds in a model, and what `explain` says of its sites."""
 
 import json
 from collections import Counter
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_opt.cli import output, streams
-from edge_opt.cli.app import Explain, Inspect
-from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent, inspect
-from edge_opt.inspection import explain as explain_model
+from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent
 from edge_opt.inspection.overlay import node_data
 from edge_opt.output.atomic import resolve_target, write_whole
 from edge_opt.output.words import many, shortened, size
@@ -18,38 +16,37 @@ from edge_opt.soundness import sentences
 _OPERATORS_NAMED = 12
 
 
-def run(asked: Inspect) -> int:
-    """Look at one model; findings of the lint do not change the exit code."""
-    found = inspect(asked.file, target=asked.target)
-    if asked.node_data is not None:
-        _write_overlay(asked, asked.node_data)
-    if asked.as_json:
-        output.say_json(found.to_dict())
-    else:
-        _show(found)
-    return 0
+def write_overlay(file: Path, path: Path, target: str | None, *, overwrite: bool) -> None:
+    """Write what `inspect` finds as an overlay for Model Explorer.
+
+    Raises:
+        UsageError: the path exists and `overwrite` is False, or it is the model itself.
+        OutputError: it cannot be written.
+    """
+    status = file.stat()
+    resolve_target(path, overwrite=overwrite, inputs=((status.st_dev, status.st_ino),))
+    data = json.dumps(node_data(file, target=target), indent=2)
+    write_whole(path, f"{data}\n".encode(), overwrite=overwrite)
 
 
-def explain(asked: Explain) -> int:
-    """Explain one model; nothing is run or written."""
-    found = explain_model(asked.file)
-    if asked.as_json:
-        output.say_json({"file": str(asked.file), "sites": [explanation.to_dict() for explanation in found]})
-        return 0
-    if not found:
+def show_sites(sites: Sequence[Explanation]) -> None:
+    """Each site with what `convert` would do, and why not."""
+    if not sites:
         output.say("No site: the model holds nothing that a pass could apply to.")
-    output.say(*chain.from_iterable(map(_verdict, found)))
-    return 0
+    for explanation in sites:
+        site = explanation.verdict
+        if site.status is Status.CONVERTED:
+            verdict, style = "would be converted", output.GOOD
+        else:
+            verdict = f"{'nothing to do' if site.settled else site.status}: {site.reason}"
+            style = "" if site.settled else output.BAD
+        output.say(f"{site.signature}#{site.index} {site.pass_name}: {verdict}", style=style)
+        form = [] if explanation.block is None else [f"    {_describe(explanation.block)}"]
+        output.say(*form, f"    at '{shortened(site.operator)}'")
 
 
-def _write_overlay(asked: Inspect, path: Path) -> None:
-    status = asked.file.stat()
-    resolve_target(path, overwrite=asked.overwrite, inputs=((status.st_dev, status.st_ino),))
-    data = json.dumps(node_data(asked.file, target=asked.target), indent=2)
-    write_whole(path, f"{data}\n".encode(), overwrite=asked.overwrite)
-
-
-def _show(found: Inspection) -> None:
+def show(found: Inspection) -> None:
+    """The model's signatures, operators and attention, its caches, and what is wrong with it."""
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{streams.name(found.file or '')}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(f"constants: {weights or 'none'}", "")
@@ -67,7 +64,8 @@ def _show(found: Inspection) -> None:
     if found.caches.caches:
         output.say("", *found.caches.lines())
     if found.soundness:
-        output.say("", "Not sound:", *(f"  {text}" for text in sentences(found.soundness)))
+        output.say("", "Not sound:", style=output.BAD)
+        output.say(*(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None:
         output.say("", *_lint(found))
 
@@ -105,14 +103,3 @@ def _describe(block: AttentionBlock) -> str:
     keys = " + ".join(lengths)
     mask = f", mask {shortened(block.mask)}" if block.mask else ", no mask"
     return f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={rows}, {keys} keys{mask}"
-
-
-def _verdict(explanation: Explanation) -> list[str]:
-    site = explanation.verdict
-    if site.status is Status.CONVERTED:
-        verdict = "would be converted"
-    else:
-        verdict = f"{'nothing to do' if site.settled else site.status}: {site.reason}"
-    where = f"{site.signature}#{site.index} {site.pass_name}: {verdict}"
-    form = [] if explanation.block is None else [f"    {_describe(explanation.block)}"]
-    return [where, *form, f"    at '{shortened(site.operator)}'"]

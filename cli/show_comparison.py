@@ -1,51 +1,13 @@
-"""`edge-opt compare` and `golden`: print how far two models' outputs are apart, or one's from those that were kept."""
+"""Prints how far the outputs of two models are apart, or those of one from a golden file."""
 
 from collections.abc import Iterable, Sequence
 
-from edge_opt.cli import declare, output
-from edge_opt.cli.app import Check, Compare, Record
-from edge_opt.comparison import golden
-from edge_opt.comparison.compare import compare as compare_models
+from edge_opt.cli import output
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
-from edge_opt.npu.comparing import NpuComparison, NpuSignature, compare_on_npu
-from edge_opt.output.words import many, shortened, size
+from edge_opt.npu.comparing import NpuComparison, NpuSignature
+from edge_opt.output.words import many, shortened
 
 _OPERATORS_SHOWN = 16  # at either end of a region
-
-
-def run(asked: Compare) -> int:
-    """Compare; 1 where the models are not as equal as was asked for, or one did not run in the emulator."""
-    on_npu = asked.on == "npu"
-    given = asked.options("a", "b", "on", "shape", *(asked.ON_CPU if on_npu else asked.ON_NPU), "as_json")
-    report: ComparisonReport | NpuComparison
-    with output.bar() as progress:
-        if on_npu:
-            given["seconds"] = asked.seconds or None
-            report = compare_on_npu(asked.a, asked.b, **given, progress=progress)
-        else:
-            shapes = declare.sizes(asked.shape)
-            report = compare_models(asked.a, asked.b, **given, shapes=shapes, progress=progress)
-    if asked.as_json:
-        output.say_json(report.to_dict())
-    elif isinstance(report, NpuComparison):
-        _show_on_npu(report)
-    else:
-        show(report)
-    return 0 if report.equal else 1
-
-
-def record(asked: Record) -> int:
-    """Run the model and write its outputs."""
-    written = golden.record(asked.model, asked.output, overwrite=asked.overwrite)
-    output.say(f"{written}: {size(written.stat().st_size)}, check with `edge-opt golden check`")
-    return 0
-
-
-def check(asked: Check) -> int:
-    """Run the model again; 1 where it no longer computes what was recorded."""
-    report = golden.check(asked.model, asked.golden)
-    show(report)
-    return 0 if report.equal else 1
 
 
 def show(report: ComparisonReport) -> None:
@@ -62,7 +24,10 @@ def show(report: ComparisonReport) -> None:
 def _show_verdict(report: ComparisonReport | NpuComparison, table: list[str], notes: Iterable[str]) -> None:
     """The table with its notes, and whether all is equal, or what is not."""
     output.say(*table, *(f"  {sentence}" for sentence in notes), "")
-    output.say(f"Equal: {report.summary()}." if report.equal else "Different:")
+    if report.equal:
+        output.say(f"Equal: {report.summary()}.", style=output.GOOD)
+    else:
+        output.say("Different:", style=output.BAD)
     output.say(*(f"  {sentence}" for sentence in report.differences()))
 
 
@@ -91,7 +56,8 @@ def _ends(operators: Sequence[str]) -> list[str]:
     return [*operators[:_OPERATORS_SHOWN], note, *operators[-_OPERATORS_SHOWN:]]
 
 
-def _show_on_npu(report: NpuComparison) -> None:
+def show_on_npu(report: NpuComparison) -> None:
+    """The report of a comparison in the emulator: a row for each signature."""
     flags = " ".join(report.flags) or "the compiler's own defaults"
     cut = "" if report.layers is None else f", the first {many(report.layers, 'layer')}"
     output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}", "")

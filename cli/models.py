@@ -1,0 +1,314 @@
+"""The commands for models: convert, inspect, explain, compare, shapes and golden."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_opt.cli import output, streams
+from edge_opt.cli.options import (
+    NPU,
+    Backend,
+    ChipOption,
+    FlagOption,
+    ForceOption,
+    Form,
+    JsonOption,
+    LayersOption,
+    ModelArgument,
+    Place,
+    QuietOption,
+    ReportOption,
+    SdkOption,
+    SecondsOption,
+    SectionsOption,
+    SignaturesOption,
+    TargetOption,
+    VerifyOption,
+    argument,
+    complete_pass,
+    complete_target,
+    flag,
+    option,
+    read_shapes,
+    split_names,
+)
+
+CPU = "The CPU and its kernels"
+
+
+def convert(
+    source: ModelArgument,
+    *,
+    output: Annotated[
+        Path | None,
+        option("Default: beside FILE, as NAME.opt.tflite; - for standard output.", "OUT", "-o", "--output"),
+    ] = None,
+    target: TargetOption = "generic",
+    passes: Annotated[
+        list[str] | None,
+        option("Only these of `edge-opt passes`.", "A,B", callback=split_names, autocompletion=complete_pass),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        option("All passes but these.", "A", callback=split_names, autocompletion=complete_pass),
+    ] = None,
+    signatures: SignaturesOption = None,
+    shape: Annotated[
+        list[str] | None,
+        option("Static sizes for an input of open lengths, once for each input.", "NAME=1,128,640"),
+    ] = None,
+    verify: VerifyOption = "regions",
+    proof_seconds: Annotated[
+        float | None,
+        option("How long one run of a region may take; by default that follows from its size.", "S"),
+    ] = None,
+    sections: SectionsOption = "prefill-decode",
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+    dry_run: Annotated[bool, flag("Do everything but write.", "--dry-run")] = False,
+    form: Annotated[Form | None, option("How heads are cut.")] = None,
+    rows_per_tile: Annotated[
+        int | None, option("Cut every head further, into blocks of at most R query rows each.", "R", min=1)
+    ] = None,
+    inline_composites: Annotated[
+        bool, flag("Replace every composite by its body, each proved.", "--inline-composites")
+    ] = False,
+    extract_signature: Annotated[
+        str | None, option("Write this signature only, for readers that look at no other.", "NAME")
+    ] = None,
+    require_match: Annotated[
+        bool, flag("Exit 4, nothing written, if no site was converted.", "--require-match")
+    ] = False,
+    require_all: Annotated[
+        bool, flag("Exit 1, nothing written, if a site was not converted.", "--require-all")
+    ] = False,
+    require_sound: Annotated[
+        bool, flag("Exit 1, nothing written, if the model was ruined before.", "--require-sound")
+    ] = False,
+    overwrite: ForceOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Rewrite a model for an NPU, prove every rewrite, and write it."""
+    from edge_opt.cli.conversion import run
+    from edge_opt.conversion.choices import ConvertOptions
+
+    options = ConvertOptions(
+        target=target,
+        passes=passes,
+        skip=skip,
+        signatures=signatures,
+        shapes=read_shapes(shape),
+        verify=verify,
+        proof_seconds=proof_seconds,
+        sections=sections,
+        dry_run=dry_run,
+        form=form,
+        rows_per_tile=rows_per_tile,
+        inline_composites=inline_composites,
+        extract_signature=extract_signature,
+        require_match=require_match,
+        require_all=require_all,
+        require_sound=require_sound,
+        overwrite=overwrite,
+    )
+    return run(source, output, report or [], options, as_json=as_json, quiet=quiet)
+
+
+def inspect(
+    file: ModelArgument,
+    *,
+    target: Annotated[
+        str | None,
+        option("Also say what this target refuses or gets wrong.", "T", autocompletion=complete_target),
+    ] = None,
+    node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "OUT.json")] = None,
+    overwrite: ForceOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Show signatures, sizes, dtypes, operators and attention blocks; lint for a target."""
+    from edge_opt.cli import show_inspection
+    from edge_opt.inspection import inspect
+
+    inspection = inspect(file, target=target)
+    if node_data is not None:
+        show_inspection.write_overlay(file, node_data, target, overwrite=overwrite)
+    output.answer(inspection.to_dict(), partial(show_inspection.show, inspection), as_json=as_json)
+    return 0
+
+
+def explain(file: ModelArgument, *, target: TargetOption = "generic", as_json: JsonOption = False) -> int:
+    """Say of every site whether `convert` would rewrite it, and why not."""
+    from edge_opt.cli.show_inspection import show_sites
+    from edge_opt.inspection import explain
+
+    sites = explain(file, target=target)
+    listed = {"file": str(file), "target": target, "sites": [site.to_dict() for site in sites]}
+    output.answer(listed, partial(show_sites, sites), as_json=as_json)
+    return 0
+
+
+def compare(
+    context: typer.Context,
+    a: Annotated[Path, argument("The reference.", "A", callback=streams.given)],
+    b: Annotated[Path, argument("What is judged.", "B", callback=streams.given)],
+    *,
+    on: Annotated[
+        Place, option("Compare on this machine's CPU, or in the emulator of a Hexagon NPU's compiler.")
+    ] = "cpu",
+    signatures: SignaturesOption = None,
+    seed: Annotated[int, option("Decides the inputs.", min=0)] = 0,
+    atol: Annotated[float, option("Equal is |a-b| <= atol + rtol*|a|.", min=0)] = 0.0,
+    rtol: Annotated[float, option("See --atol.", min=0)] = 0.0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    backend: Annotated[Backend, option("Kernels to run on.", panel=CPU)] = "xnnpack",
+    runs: Annotated[int, option("Sets of random inputs for each signature.", min=1, panel=CPU)] = 1,
+    shape: Annotated[
+        list[str] | None,
+        option(
+            "Sizes for an input whose lengths are open in both; 1 by default.", "NAME=1,128,640", panel=CPU
+        ),
+    ] = None,
+    hostile: Annotated[
+        bool, flag("Also inputs with masked rows, large and denormal numbers, NaN.", "--hostile", panel=CPU)
+    ] = False,
+    generate: Annotated[
+        int | None, option("Also generate N tokens, which must be equal.", "N", min=1, panel=CPU)
+    ] = None,
+    embedder: Annotated[
+        Path | None, option("For --generate. Default: embedder.tflite beside A, B.", "E", panel=CPU)
+    ] = None,
+    auxiliary: Annotated[
+        Path | None, option("The same: rotary tables, masks and cache updates.", "X", panel=CPU)
+    ] = None,
+    sdk: SdkOption = None,
+    chip: ChipOption = None,
+    flags: FlagOption = None,
+    layers: LayersOption = None,
+    least_db: Annotated[
+        float, option("Signal to noise against the CPU that is demanded.", "DB", "--npu-db", panel=NPU)
+    ] = 20.0,
+    seconds: SecondsOption = 3600.0,
+) -> int:
+    """Run two models on the same inputs; exit 1 if they differ."""
+    from edge_opt.cli import show_comparison
+    from edge_opt.comparison.compare import compare
+    from edge_opt.npu.comparing import compare_on_npu
+
+    _refuse_options_of(context, CPU if on == "npu" else NPU, on)
+    with output.bar(wanted=not quiet) as progress:
+        if on == "npu":
+            on_npu = compare_on_npu(
+                a,
+                b,
+                sdk=sdk,
+                chip=chip,
+                flags=flags,
+                signatures=signatures,
+                layers=layers,
+                seed=seed,
+                atol=atol,
+                rtol=rtol,
+                least_db=least_db,
+                seconds=seconds or None,
+                progress=progress,
+            )
+        else:
+            on_cpu = compare(
+                a,
+                b,
+                signatures=signatures,
+                backend=backend,
+                runs=runs,
+                seed=seed,
+                atol=atol,
+                rtol=rtol,
+                hostile=hostile,
+                shapes=read_shapes(shape),
+                generate=generate,
+                embedder=embedder,
+                auxiliary=auxiliary,
+                progress=progress,
+            )
+    if on == "npu":
+        output.answer(
+            on_npu.to_dict(), partial(show_comparison.show_on_npu, on_npu), as_json=as_json, quiet=quiet
+        )
+        return 0 if on_npu.equal else 1
+    output.answer(on_cpu.to_dict(), partial(show_comparison.show, on_cpu), as_json=as_json, quiet=quiet)
+    return 0 if on_cpu.equal else 1
+
+
+def _refuse_options_of(context: typer.Context, group: str, on: Place) -> None:
+    """Options that say nothing where the models run are mistakes, not wishes to be ignored."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and getattr(parameter, "rich_help_panel", None) == group:
+            name = parameter.opts[0]
+            raise typer.BadParameter(f"{name} has no meaning with --on {on}: leave one of them out")
+
+
+def shapes(file: ModelArgument, *, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
+    """Derive every shape again, of a bundle in its prefill/decode model; exit 1 if one disagrees with the file."""
+    from edge_opt.conversion.container import open_container
+    from edge_opt.output.words import many
+    from edge_opt.shapes import derive
+
+    report = derive(open_container(file).parts[0].model)
+    count = len(report.disagreements)
+
+    def show() -> None:
+        verdict = many(count, "disagreement") if count else "all as the file says"
+        output.say(*map(str, report.disagreements))
+        derived = f"{report.derived} of {many(report.tensors, 'tensor')} derived"
+        output.say(f"{derived}, {verdict}", style=output.BAD if count else output.GOOD)
+
+    output.answer({"file": str(file), **report.to_dict()}, show, as_json=as_json, quiet=quiet)
+    return 1 if count else 0
+
+
+golden = typer.Typer(help="Keep a model's outputs in a small file, and check them in CI.")
+
+
+@golden.command()
+def record(
+    model: ModelArgument,
+    *,
+    destination: Annotated[Path, option("Where the outputs go.", "G.npz", "-o", "--output")],
+    signatures: SignaturesOption = None,
+    overwrite: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Run a model and keep its outputs."""
+    from edge_opt.comparison.golden import record
+    from edge_opt.output.words import size
+
+    written = record(model, destination, signatures=signatures, overwrite=overwrite)
+    count = written.stat().st_size
+
+    def show() -> None:
+        output.say(f"{written}: {size(count)}, check with `edge-opt golden check`")
+
+    output.answer({"written": str(written), "bytes": count}, show, as_json=as_json, quiet=quiet)
+    return 0
+
+
+@golden.command()
+def check(
+    model: ModelArgument,
+    golden: Annotated[Path, argument("What `golden record` wrote.", "G.npz")],
+    *,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Run a model again; exit 1 if its outputs are not what was kept."""
+    from edge_opt.cli.show_comparison import show
+    from edge_opt.comparison.golden import check
+
+    report = check(model, golden)
+    output.answer(report.to_dict(), partial(show, report), as_json=as_json, quiet=quiet)
+    return 0 if report.equal else 1

@@ -1,0 +1,137 @@
+"""Arguments and options that several commands share, one name for each; how values are completed and read."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from edge_opt.cli import streams
+
+Verify = Literal["regions", "exhaustive", "full", "none"]
+Sections = Literal["prefill-decode", "all"]
+Form = Literal["as-found", "split", "unpack", "split-above"]
+Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
+Place = Literal["cpu", "npu"]
+NPU = "The NPU and its compiler"
+"""The group of such options in a command's help."""
+
+
+def argument(text: str, metavar: str, **how: Any) -> Any:
+    """An argument with its help; `how` is typer's."""
+    return typer.Argument(metavar=metavar, help=text, **how)
+
+
+def option(text: str, metavar: str | None = None, *names: str, panel: str | None = None, **how: Any) -> Any:
+    """An option with its help, by these names or else by the parameter's; `panel` is its group in the help."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **how)
+
+
+def flag(text: str, *names: str, panel: str | None = None) -> Any:
+    """An option without a value."""
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Bundled targets that begin so; the path of a target file is left to the shell."""
+    from edge_opt.targets import target_names
+
+    return [name for name in target_names() if name.startswith(incomplete)]
+
+
+def complete_pass(incomplete: str) -> list[str]:
+    """`mha_to_sha,ti` -> `mha_to_sha,tile_rows`: the last name of a list, without passes that it has already."""
+    from edge_opt.passes import PASSES
+
+    given, comma, last = incomplete.rpartition(",")
+    left = [name for name in PASSES if name not in given.split(",")]
+    return [f"{given}{comma}{name}" for name in left if name.startswith(last)]
+
+
+def split_names(values: list[str] | None) -> list[str] | None:
+    """`--passes a,b --passes c` -> [a, b, c]; None where the option was not given."""
+    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+    if values and not names:
+        raise typer.BadParameter("it names nothing, leave the option out or give a name")
+    return names or None
+
+
+def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
+    """`[NAME=1,128,640]` -> the sizes by name; a name may have a = in it."""
+    shapes = {}
+    for name, _, sizes in (value.rpartition("=") for value in values or ()):
+        if not name or not all(size.strip().isdecimal() for size in sizes.split(",")):
+            raise typer.BadParameter(
+                f"--shape '{name}={sizes}' is no NAME=1,128,640: a name and its sizes are expected"
+            )
+        if name in shapes:
+            raise typer.BadParameter(f"--shape '{name}' is given twice")
+        shapes[name] = tuple(int(size) for size in sizes.split(","))
+    return shapes
+
+
+def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
+    """`[KEY=VALUE]` -> the values by key; a value is JSON where it reads as JSON, else text."""
+    settings: dict[str, Any] = {}
+    for given in values or ():
+        key, equals, value = given.partition("=")
+        if not key.strip() or not equals:
+            raise typer.BadParameter(f"--set '{given}' is no setting, write key=value")
+        try:
+            settings[key.strip()] = json.loads(value)
+        except ValueError:
+            settings[key.strip()] = value
+    return settings
+
+
+ModelArgument = Annotated[
+    Path,
+    argument(
+        "A .tflite model, or a .litertlm or .task bundle; - for standard input.",
+        "FILE",
+        callback=streams.given,
+    ),
+]
+JsonOption = Annotated[bool, flag("Print one JSON object.", "--json")]
+QuietOption = Annotated[bool, flag("Print errors only.", "-q", "--quiet")]
+ForceOption = Annotated[bool, flag("Replace files that exist.", "--force")]
+TargetOption = Annotated[
+    str, option("A name of `edge-opt targets`, or your own .toml file.", "T", autocompletion=complete_target)
+]
+CompilerTargetOption = Annotated[
+    str,
+    option(
+        "A target whose compiler runs here: qualcomm-htp or ethos-u85, or a target file of yours.",
+        "T",
+        "--target",
+        autocompletion=complete_target,
+    ),
+]
+SignaturesOption = Annotated[list[str] | None, option("Only these signatures.", "S", callback=split_names)]
+VerifyOption = Annotated[
+    Verify,
+    option("Prove each rewritten region, do so on every row, compare the whole models too, or neither."),
+]
+SectionsOption = Annotated[
+    Sections, option("Of a bundle, rewrite the prefill/decode model or all of its models.")
+]
+ReportOption = Annotated[
+    list[Path] | None, option("Also write a report, once for each format.", "FILE.json|.md|.html")
+]
+SdkOption = Annotated[
+    Path | None,
+    option("The vendor's libraries. Default for Qualcomm: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR", panel=NPU),
+]
+ChipOption = Annotated[
+    str | None,
+    option(
+        "The chip, as the compiler calls it: SM8750, ethos-u85-256, ...", "C", "--soc", "--chip", panel=NPU
+    ),
+]
+FlagOption = Annotated[
+    list[str] | None,
+    option("For the compiler, once for each. Default: those of the target.", "F", "--flag", panel=NPU),
+]
+LayersOption = Annotated[int | None, option("Only N layers, cut out: a cheaper look.", "N", min=1, panel=NPU)]
+SecondsOption = Annotated[float, option("Give a model up after so long; 0: never.", "S", min=0, panel=NPU)]

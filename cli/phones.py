@@ -1,0 +1,228 @@
+"""The commands for phones: build, evaluate, profile and tune."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from edge_opt.cli import output
+from edge_opt.cli.options import (
+    NPU,
+    ChipOption,
+    CompilerTargetOption,
+    FlagOption,
+    ForceOption,
+    JsonOption,
+    LayersOption,
+    ModelArgument,
+    QuietOption,
+    ReportOption,
+    SdkOption,
+    SecondsOption,
+    SectionsOption,
+    VerifyOption,
+    argument,
+    complete_target,
+    flag,
+    option,
+    read_settings,
+)
+
+
+def build(
+    source: Annotated[
+        Path, argument("A Hugging Face folder, or a float or quantized .litertlm of litert-torch.", "IN")
+    ],
+    *,
+    destination: Annotated[Path, option("The bundle for the NPU.", "OUT.litertlm", "-o", "--output")],
+    soc: Annotated[str, option("The phone's chip: SM8750, MT6993, Tensor_G5, ...", "C", "--soc", "--chip")],
+    prompts: Annotated[
+        Path | None, option("What to calibrate with: one prompt a line, as JSON.", "FILE.jsonl")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        option(
+            "Evaluate on this. Default: every fifth of ten prompts or more, which calibration then does not see.",
+            "FILE.jsonl",
+        ),
+    ] = None,
+    sdk: SdkOption = None,
+    prefill: Annotated[
+        list[int] | None, option("Length of the prefill, once for each. Default: 128.", "T", min=1)
+    ] = None,
+    cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "S", min=1)] = None,
+    whole_caches: Annotated[
+        bool,
+        flag(
+            "Keep whole caches for layers that see a window of positions only, where rings would do.",
+            "--whole-caches",
+        ),
+    ] = False,
+    work: Annotated[
+        Path | None, option("Where the stages leave their results. Default: OUT.work.", "DIR")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, option("Another setting of litert-torch's pipeline.", "KEY=VALUE", "--set")
+    ] = None,
+    config: Annotated[Path | None, option("Such settings, as litert-torch writes them.", "FILE.json")] = None,
+    target: Annotated[
+        str | None,
+        option(
+            "A target's name, or what `edge-opt tune` wrote for this chip. Default: the vendor's.",
+            "T",
+            autocompletion=complete_target,
+        ),
+    ] = None,
+    report: ReportOption = None,
+    sections: SectionsOption = "prefill-decode",
+    verify: VerifyOption = "regions",
+    evaluate: Annotated[
+        bool, flag("Compare perplexity on held-out text with that of IN.", "--evaluate/--no-evaluate")
+    ] = True,
+    overwrite: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
+    from edge_opt.build import build
+    from edge_opt.cli.show_build import show, stages_shown
+
+    with stages_shown(destination, work, as_json=as_json, quiet=quiet) as (progress, on_stage):
+        result = build(
+            source,
+            destination,
+            soc=soc,
+            prompts=prompts,
+            held_out=held_out,
+            sdk=sdk,
+            prefill=prefill,
+            cache=cache,
+            whole_caches=whole_caches,
+            work=work,
+            settings=read_settings(settings),
+            config=config,
+            target=target,
+            report=report or (),
+            sections=sections,
+            verify=verify,
+            evaluate=evaluate,
+            overwrite=overwrite,
+            progress=progress,
+            on_stage=on_stage,
+        )
+    output.answer(result.to_dict(), partial(show, result), as_json=as_json, quiet=quiet)
+    return 0
+
+
+def evaluate(
+    reference: Annotated[
+        Path,
+        argument(
+            "What the bundles were made from: a Hugging Face folder, or a float .litertlm.", "REFERENCE"
+        ),
+    ],
+    bundles: Annotated[list[Path], argument("Bundles for an NPU, before its compiler.", "BUNDLE...")],
+    *,
+    prompts: Annotated[
+        Path, option("Text that no bundle was calibrated on: one prompt a line, as JSON.", "HELD_OUT.jsonl")
+    ],
+    max_perplexity_ratio: Annotated[
+        float | None,
+        option("Exit 1 if a bundle's perplexity is more than R times the reference's.", "R", min=0),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Score held-out text with a model and with the bundles made from it: perplexity and agreement."""
+    from edge_opt.build.evaluating import evaluate
+    from edge_opt.cli.show_build import evaluation_lines
+
+    with output.bar(wanted=not quiet) as progress:
+        scores = evaluate(reference, bundles, prompts, progress=progress)
+    values = scores.to_dict()
+    output.answer(values, lambda: output.say(*evaluation_lines(values)), as_json=as_json, quiet=quiet)
+    if max_perplexity_ratio is None or scores.within(max_perplexity_ratio):
+        return 0
+    output.complain(f"a bundle's perplexity is more than {max_perplexity_ratio:g} times the reference's")
+    return 1
+
+
+def profile(
+    models: Annotated[list[Path], argument("Models or bundles, as before and after.", "MODEL...")],
+    *,
+    target: CompilerTargetOption = "qualcomm-htp",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    sdk: SdkOption = None,
+    chip: ChipOption = None,
+    flags: FlagOption = None,
+    seconds: SecondsOption = 3600.0,
+) -> int:
+    """Compile models with a target's own compiler, and show what it makes of them."""
+    from edge_opt.cli.show_profile import show
+    from edge_opt.npu import profile
+
+    profiles = []
+    for path in models:
+        if not quiet:
+            output.complain(f"compiling {path} for {target}")
+        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags, seconds=seconds or None))
+    listed = {"profiles": [entry.to_dict() for entry in profiles]}
+    output.answer(listed, partial(show, profiles), as_json=as_json, quiet=quiet)
+    return 0
+
+
+def tune(
+    model: ModelArgument,
+    *,
+    target: CompilerTargetOption = "qualcomm-htp",
+    destination: Annotated[
+        Path | None, option("Write a target file with the winner.", "OUT.toml", "-o", "--output")
+    ] = None,
+    signature: Annotated[
+        str | None,
+        option("The one to tune for. Default: where the attention is largest.", "S", "--signatures"),
+    ] = None,
+    fresh: Annotated[bool, flag("Compile again what an earlier search remembers.", "--fresh")] = False,
+    overwrite: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    sdk: SdkOption = None,
+    chip: ChipOption = None,
+    layers: LayersOption = None,
+    seconds: SecondsOption = 1800.0,
+    jobs: Annotated[
+        int | None,
+        option("So many trials at a time. Default: as many as cores are free.", "N", min=1, panel=NPU),
+    ] = None,
+) -> int:
+    """Compile a signature in every form with the target's compiler, and find the quickest."""
+    from edge_opt.cli.show_profile import show_tuning
+    from edge_opt.npu import tune, tuned_target, write_target
+    from edge_opt.output.atomic import resolve_target
+
+    if destination is not None:
+        # Looked at before the work, which takes minutes.
+        resolve_target(destination, overwrite=overwrite)
+    with output.bar(wanted=not quiet) as progress:
+        tuning = tune(
+            model,
+            target,
+            signature=signature,
+            blocks=layers,
+            sdk=sdk,
+            chip=chip,
+            seconds=seconds or None,
+            jobs=jobs,
+            fresh=fresh,
+            progress=progress,
+        )
+    if destination is not None:
+        write_target(tuned_target(tuning), destination, overwrite=overwrite)
+    written = None if destination is None else str(destination)
+    output.answer(
+        {**tuning.to_dict(), "written": written},
+        partial(show_tuning, tuning, destination),
+        as_json=as_json,
+        quiet=quiet,
+    )
+    return 0
