@@ -32,14 +32,11 @@ class Program(typer.core.TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section for each group."""
-        commands = sorted(self.commands.items(), key=lambda item: [*GROUPS].index(item[1].rich_help_panel))
-        _write_sections(
-            formatter,
-            (
-                (command.rich_help_panel, (name, re.split(r"[:;]", command.help or "")[0].rstrip(".")))
-                for name, command in commands
-            ),
-        )
+        titles = [*GROUPS]
+        commands: list[tuple[str, Any]] = [*self.commands.items()]
+        commands.sort(key=lambda item: titles.index(item[1].rich_help_panel))
+        heads = ((name, re.split(r"[:;]", command.help or "")[0].rstrip(".")) for name, command in commands)
+        _write_sections(formatter, zip((c.rich_help_panel for _, c in commands), heads, strict=True))
 
 
 class Command(typer.core.TyperCommand):

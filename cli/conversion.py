@@ -32,7 +32,8 @@ def run(
     with nullcontext(None) if options["dry_run"] else written as file:
         try:
             with output.bar(wanted=not quiet) as progress:
-                result = convert(source, file, **options, progress=progress)
+                options["progress"] = progress
+                result = convert(source, file, **options)
         except (RequirementError, DifferenceFoundError) as error:
             error.result.failure = in_options(str(error))
             _write_reports(reports, error.result, options)
