@@ -139,6 +139,6 @@ def test_a_quantized_counterpart_reads_the_same_real_numbers(tmp_path: Path) -> 
     real = TensorInfo("kv_cache_k_0", "k", (3,), (3,), "float32")
     coded = TensorInfo("kv_cache_k_0", "k", (3,), (3,), "int8", (0.25,), (3,))
     stored = Stored(str(path), 6, real)
-    made = InputPlan(coded, "", 0, "cache", stored=stored)
+    made = InputPlan("cache", info=coded, stored=stored)
     assert array_of(made).tolist() == [5, -1, 11]
     assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made

@@ -27,6 +27,7 @@ HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
 
 _MASKED = -100.0  # what the exporter's own masks add
 _KNOWN_TOKENS = 128
+_ROOM = 48  # positions in front of the new tokens where neither a mask nor a cache says how many there are
 _WINDOW = 512
 _LARGE = 1000.0
 _PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in a core's cache
@@ -67,47 +68,44 @@ class Stored:
         return np.memmap(self.path, np.dtype(self.info.dtype), "r", self.offset, self.info.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class InputPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPlan(InputHint):
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
     `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
     cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
     `limit` the end of the range of a token or of an index into a table. `source` is the quantized counterpart whose
-    range the real numbers take, `spread` what they are multiplied by. `stored` is where the real numbers lie that it
-    takes instead of random ones. The rest is as in `InputHint`.
+    range the real numbers take. `stored` is where the real numbers lie that it takes instead of random ones.
     """
 
     info: TensorInfo
-    key: str
-    seed: int
-    role: Role
+    key: str = ""
+    seed: int = 0
     kind: Kind = "realistic"
     start: int = 0
     past: int = 0
     window: int = 0
     limit: int = 2
     padding: int = 0
-    masked: float | None = None
-    opened: float | None = None
-    masked_rows: tuple[int, ...] = ()
     source: TensorInfo | None = None
-    spread: float = 1.0
-    side: Side = "other"
-    every: tuple[int, ...] = ()
-    ends: tuple[int, int] | None = None
     stored: Stored | None = None
+
+    @property
+    def stream(self) -> int:
+        """The seed of its own random numbers."""
+        return noise.seed_of(self.seed, self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """How the inputs of one signature fit together: the masks' cache part, the first position, the tokens.
+    """How the inputs of one signature fit together: the masks' columns, the first position, the tokens.
 
-    `rows` is how many columns of a mask stand for the new tokens; what is before them is the cache, or a shorter ring.
+    The last `new` columns of a mask stand for the new tokens; `past` columns of the widest one, before them, for the
+    cache. A mask over a shorter ring has fewer of those.
     """
 
     past: int
-    rows: int
+    new: int
     start: int
     vocabulary: int
 
@@ -128,58 +126,116 @@ def plan(
     by default one that the seed decides.
     """
     if hints is None:
-        known = [InputHint(role_of(info)) for info in signature.inputs]
-    else:
-        known = [hint or InputHint() for hint in hints]
-    scene = _scene(signature, [hint.role for hint in known], seed, run)
+        hints = [InputHint(role_of(info)) for info in signature.inputs]
+    given = [(info, hint or InputHint()) for info, hint in zip(signature.inputs, hints, strict=True)]
+    scene = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
     scene = scene if start is None else replace(scene, start=start)
     plans = []
-    for info, hint in zip(signature.inputs, known, strict=True):
-        key = f"{signature.name}/{run}/{_stream(info.name, hint.role)}"
-        plans.append(replace(_plan_one(info, hint, scene, run), seed=seed, kind=kind, key=key))
+    for info, hint in given:
+        key = f"{signature.name}/{run}/{_stream_name(info.name, hint.role)}"
+        basis = InputPlan(**asdict(hint), info=info, key=key, seed=seed, kind=kind, start=scene.start)
+        plans.append(_placed(basis, scene, run))
     return tuple(plans)
 
 
-def pair(made: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
+def _stream_name(name: str, role: Role) -> str:
+    """The cosine and the sine of one table come from the same angles."""
+    return re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", name.lower()) if role == "rotary" else name
+
+
+def _scene(
+    signature: SignatureInfo, inputs: Sequence[tuple[TensorInfo, Role]], seed: int, run: int
+) -> _Scene:
+    """First how many tokens are new, from masks and positions; then how many the cache holds; then where they begin."""
+    positions = [info for info, role in inputs if role == "position"]
+    caches = [info for info, role in inputs if role == "cache"]
+    masks = [info.shape for info, role in inputs if role == "mask"]
+    masks += [info.shape for info in signature.outputs if "mask" in info.name]
+    masks = [shape for shape in masks if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
+    lengths = [info.shape[-1] for info in positions if info.shape]
+    new = max([shape[-2] for shape in masks] + lengths, default=1)
+    width = max((shape[-1] for shape in masks), default=0)
+    sizes = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
+    holds_new = width in sizes and width - new not in sizes
+    past = 0 if holds_new else max(width - new, 0)
+    if width:
+        room = max((width if holds_new else past) - new, 0)
+    else:
+        room = max(cache_length(signature) - new, 0) if caches else _ROOM
+    earliest, latest = room // 4, room // 4 + room // 2
+    tables = [info.entries for info in positions if info.entries]
+    if tables:
+        last = max(min(tables) - new, 0)
+        if width or caches:
+            room = min(room, last)
+        else:  # nothing else depends on the position: it may be anywhere in its table
+            room, earliest, latest = last, 0, last
+    start = 0 if run % 4 == 3 else earliest + noise.seed_of(seed, "start", run) % (latest - earliest + 1)
+    words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
+    return _Scene(past, width - past, min(start, room), min(words, default=_KNOWN_TOKENS))
+
+
+def _placed(basis: InputPlan, scene: _Scene, run: int) -> InputPlan:
+    """The plan of an input with what its role takes from the scene."""
+    info = basis.info
+    if info.entries and basis.role in {"token", "data"}:
+        return replace(basis, role="index", limit=info.entries)
+    if basis.role == "token":
+        return replace(basis, limit=scene.vocabulary)
+    if basis.role != "mask":
+        return basis
+    width = info.shape[-1] if info.shape else 1
+    sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
+    return replace(
+        basis,
+        past=max(width - scene.new, 0) if scene.past else 0,
+        window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
+        padding=min(scene.start // 4 + 1, width // 4) if run % 4 == 1 else 0,
+    )
+
+
+def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
     """The plan for this input and for its counterpart in another model: the same real numbers.
 
     If one of the two is quantized, both take its range: what it cannot represent would be no fair comparison.
     """
-    source = made.info if made.info.quantized or not other.quantized else other
-    return replace(made, source=source), replace(made, source=source, info=other)
+    source = planned.info if planned.info.quantized or not other.quantized else other
+    return replace(planned, source=source), replace(planned, source=source, info=other)
 
 
-def extreme_of(made: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
-    """The array of a plan of extreme inputs, made of the realistic one of the same tensor."""
-    plain = np.dtype(made.info.dtype).kind in "iu" and not made.info.quantized
-    if made.role not in {"data", "cache", "rotary", "embedding"} or plain or not realistic.size:
-        return realistic
-    seed = noise.seed_of(_seed(made), made.kind)
-    return extremes.extreme(realistic, made.kind, made.side, seed, made.info.zero_point)
-
-
-def array_of(made: InputPlan) -> NDArray[Any]:
+def array_of(planned: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor; where it takes `every` value, with a first axis for runs."""
-    if made.every:
-        runs = math.ceil(len(made.every) / math.prod(made.info.shape))
-        return np.resize(np.array(made.every, made.info.dtype), (runs, *made.info.shape))
-    if made.kind in extremes.KINDS:
-        return extreme_of(made, array_of(replace(made, kind="realistic")))
-    if made.stored is not None:
-        return converted(made.stored.array(), made.stored.info, made.info)
-    source = made.source or made.info
-    if made.role == "mask":
-        return _encode(_mask(made), made.info)
-    if made.role == "position":
-        return _encode(_positions(made), made.info)
-    if made.role in {"token", "index"}:
-        first = int(made.role == "token")  # 0 often stands for padding
-        return _encode(_integers(made, first, max(made.limit, first + 1)), made.info)
-    if made.role == "rotary":
-        return _hostile(_encode(_rotary(made), made.info), made)
+    info, source = planned.info, planned.source or planned.info
+    if planned.every:
+        runs = math.ceil(len(planned.every) / math.prod(info.shape))
+        return np.resize(np.array(planned.every, info.dtype), (runs, *info.shape))
+    if planned.kind in extremes.KINDS:
+        return extreme_of(planned, array_of(replace(planned, kind="realistic")))
+    if planned.stored is not None:
+        return converted(planned.stored.array(), planned.stored.info, info)
+    match planned.role:
+        case "mask":
+            return _encode(_mask(planned), info)
+        case "position":
+            return _encode(_positions(planned), info)
+        case "token" | "index":
+            first = int(planned.role == "token")  # 0 often stands for padding
+            return _encode(_integers(planned, first, max(planned.limit, first + 1)), info)
+        case "rotary":
+            return _hostile(_encode(_rotary(planned), info), planned)
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
-        return _plain_integers(made)
-    return _hostile(_data(made, source), made)
+        return _plain_integers(planned)
+    return _hostile(_data(planned, source), planned)
+
+
+def extreme_of(planned: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
+    """The array of a plan of extreme inputs, made of the realistic one of the same tensor."""
+    info = planned.info
+    plain = np.dtype(info.dtype).kind in "iu" and not info.quantized
+    if planned.role not in {"data", "cache", "rotary", "embedding"} or plain or not realistic.size:
+        return realistic
+    seed = noise.seed_of(planned.stream, planned.kind)
+    return extremes.extreme(realistic, planned.kind, planned.side, seed, info.zero_point)
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
@@ -189,146 +245,85 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
     return _encode(source.reals(array), target)
 
 
-def _stream(name: str, role: Role) -> str:
-    """The cosine and the sine of one table come from the same angles."""
-    return re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", name.lower()) if role == "rotary" else name
-
-
-def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
-    inputs = list(zip(signature.inputs, roles, strict=True))
-    masks = [info.shape for info, role in inputs if role == "mask"]
-    masks += [info.shape for info in signature.outputs if "mask" in info.name]
-    masks = [shape for shape in masks if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
-    positions = [info.shape[-1] for info, role in inputs if role == "position" and info.shape]
-    rows = max([shape[-2] for shape in masks] + positions, default=1)
-    width = max((shape[-1] for shape in masks), default=0)
-    caches = [info for info, role in inputs if role == "cache"]
-    past, room = _cache_columns(width, rows, [info.shape[1:] for info in caches if "slice" not in info.name])
-    if not width and caches:
-        room = max(cache_length(signature) - rows, 0)
-    begin, span = room // 4, room // 2
-    tables = [info.entries for info, role in inputs if role == "position" and info.entries]
-    if tables:
-        last = max(min(tables) - rows, 0)
-        # Where nothing else depends on the position, it may be anywhere in its table.
-        room, begin, span = (min(room, last), begin, span) if width or caches else (last, 0, last)
-    start = 0 if run % 4 == 3 else noise.seed_of(seed, "start", run) % (span + 1) + begin
-    words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    return _Scene(past, width - past, min(start, room), min(words, default=_KNOWN_TOKENS))
-
-
-def _cache_columns(width: int, rows: int, caches: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """How many leading mask columns are the cache alone, and the last position that still leaves room for `rows`."""
-    sizes = {size for shape in caches for size in shape}
-    if width in sizes and width - rows not in sizes:
-        return 0, max(width - rows, 0)
-    if width > rows:
-        return width - rows, max(width - 2 * rows, 0)
-    return 0, 0 if width else 3 * _KNOWN_TOKENS // 8
-
-
-def _plan_one(info: TensorInfo, hint: InputHint, scene: _Scene, run: int) -> InputPlan:
-    made = InputPlan(info, "", 0, start=scene.start, **asdict(hint))
-    if info.entries and hint.role in {"token", "data"}:
-        return replace(made, role="index", limit=info.entries)
-    if hint.role == "token":
-        return replace(made, limit=scene.vocabulary)
-    if hint.role != "mask":
-        return made
-    width = info.shape[-1] if info.shape else 1
-    sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
-    return replace(
-        made,
-        past=max(width - scene.rows, 0) if scene.past else 0,
-        window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
-        padding=min(scene.start // 4 + 1, width // 4) if run % 4 == 1 else 0,
-    )
-
-
-def _mask(made: InputPlan) -> NDArray[np.float32]:
+def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
-    shape = made.info.shape
+    shape, past, start = planned.info.shape, planned.past, planned.start
     width = shape[-1] if shape else 1
     rows = shape[-2] if len(shape) > 1 else 1
+    is_float = np.dtype(planned.info.dtype).kind == "f"
     column = np.arange(width)[np.newaxis, :]
     row = np.arange(rows)[:, np.newaxis]
-    if len(shape) < 3 and rows == 1 and np.dtype(made.info.dtype).kind != "f":
-        visible = column < max(width - width // 4 * (made.padding > 0), 1)
-    elif made.past:
+    if len(shape) < 3 and rows == 1 and not is_float:
+        visible = column < max(width - width // 4 * (planned.padding > 0), 1)
+    elif past:
         # Columns [0, past) are the cache, each with the last position before `start` that goes there: in a whole cache
         # its own number, in a ring one some turns later. The others are the new tokens themselves.
-        row = row % max(width - made.past, 1)
-        cached = made.start - 1 - (made.start - 1 - column) % made.past
-        position = np.where(column < made.past, cached, column - made.past + made.start)
-        visible = (position >= 0) & _seen(position, row + made.start, made)
+        cached = start - 1 - (start - 1 - column) % past
+        position = np.where(column < past, cached, column - past + start)
+        visible = (position >= 0) & _seen(position, row % max(width - past, 1) + start, planned)
     else:
-        visible = _seen(column, row % width + (made.start if width > rows else 0), made)
-    additive = np.dtype(made.info.dtype).kind == "f" or made.info.quantized
-    masked = (_MASKED if additive else 0.0) if made.masked is None else made.masked
-    opened = (0.0 if additive else 1.0) if made.opened is None else made.opened
+        visible = _seen(column, row % width + (start if width > rows else 0), planned)
+    additive = is_float or planned.info.quantized
+    masked = (_MASKED if additive else 0.0) if planned.masked is None else planned.masked
+    opened = (0.0 if additive else 1.0) if planned.opened is None else planned.opened
     values = np.where(visible, np.float32(opened), np.float32(masked))
-    for index in _masked_rows(made, rows):
-        values[index] = masked
+    closed = planned.masked_rows or (range(0, rows, 4) if planned.kind == "masked_rows" else ())
+    values[[index for index in closed if index < rows]] = masked
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
 
 
-def _seen(column: NDArray[np.int64], row: NDArray[np.int64], made: InputPlan) -> NDArray[np.bool_]:
-    visible = (column <= row) & (column >= made.padding) | (column == row)
-    if made.window:
-        visible &= column > row - made.window
+def _seen(column: NDArray[np.int64], row: NDArray[np.int64], planned: InputPlan) -> NDArray[np.bool_]:
+    visible = (column <= row) & (column >= planned.padding) | (column == row)
+    if planned.window:
+        visible &= column > row - planned.window
     return np.asarray(visible)
 
 
-def _masked_rows(made: InputPlan, rows: int) -> Sequence[int]:
-    if made.masked_rows:
-        return [row for row in made.masked_rows if row < rows]
-    return range(0, rows, 4) if made.kind == "masked_rows" else ()
+def _positions(planned: InputPlan) -> NDArray[np.float32]:
+    count = planned.info.shape[-1] if planned.info.shape else 1
+    values = (planned.start + np.arange(count)).astype(np.float32)
+    return np.broadcast_to(values, planned.info.shape or (1,)).reshape(planned.info.shape)
 
 
-def _positions(made: InputPlan) -> NDArray[np.float32]:
-    count = made.info.shape[-1] if made.info.shape else 1
-    values = (made.start + np.arange(count)).astype(np.float32)
-    return np.broadcast_to(values, made.info.shape or (1,)).reshape(made.info.shape)
+def _rotary(planned: InputPlan) -> NDArray[np.float32]:
+    cosine, sine = noise.circle(planned.stream, math.prod(planned.info.shape))
+    return (sine if "sin" in planned.info.name.lower() else cosine).reshape(planned.info.shape)
 
 
-def _rotary(made: InputPlan) -> NDArray[np.float32]:
-    cosine, sine = noise.circle(_seed(made), math.prod(made.info.shape))
-    return (sine if "sin" in made.info.name.lower() else cosine).reshape(made.info.shape)
-
-
-def _data(made: InputPlan, source: TensorInfo) -> NDArray[Any]:
+def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
     """Normal values in the tensor's type; where there are more of them than different ones, each is made once."""
-    summed = noise.sums(_seed(made), math.prod(made.info.shape))
+    summed = noise.sums(planned.stream, math.prod(planned.info.shape))
     many = summed.size > noise.SUMS
     wanted = np.arange(noise.SUMS, dtype=np.uint32) if many else summed
-    values = np.empty(wanted.size, made.info.dtype)
+    values = np.empty(wanted.size, planned.info.dtype)
     for begin in range(0, wanted.size, _PIECE):
         piece = noise.normal_of(wanted[begin : begin + _PIECE])
-        values[begin : begin + _PIECE] = _encode(_real(piece, made, source), made.info)
-    return (values[summed] if many else values).reshape(made.info.shape)
+        values[begin : begin + _PIECE] = _encode(_real(piece, planned.spread, source), planned.info)
+    return (values[summed] if many else values).reshape(planned.info.shape)
 
 
-def _real(values: NDArray[np.float32], made: InputPlan, source: TensorInfo) -> NDArray[np.float32]:
+def _real(values: NDArray[np.float32], spread: float, source: TensorInfo) -> NDArray[np.float32]:
     """Values that fill most of a quantized tensor's range, around its middle, or `spread` of all that."""
     if not source.quantized:
-        return values * np.float32(made.spread)
+        return values * np.float32(spread)
     limits = np.iinfo(source.dtype)
     low, high = source.reals(np.array([limits.min, limits.max]))
-    return np.asarray(((low + high) / 2 + (high - low) / 6 * values) * made.spread, np.float32)
+    return np.asarray(((low + high) / 2 + (high - low) / 6 * values) * spread, np.float32)
 
 
-def _plain_integers(made: InputPlan) -> NDArray[Any]:
+def _plain_integers(planned: InputPlan) -> NDArray[Any]:
     """Integers that may be indices stay small; bytes and shorts take their whole range."""
-    dtype = np.dtype(made.info.dtype)
+    dtype = np.dtype(planned.info.dtype)
     low, high = 0, 2
     if dtype.itemsize <= 2 and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         low, high = int(limits.min), int(limits.max) + 1
-    return _integers(made, low, high).astype(dtype)
+    return _integers(planned, low, high).astype(dtype)
 
 
-def _integers(made: InputPlan, low: int, high: int) -> NDArray[np.int64]:
-    return noise.integers(_seed(made), math.prod(made.info.shape), low, high).reshape(made.info.shape)
+def _integers(planned: InputPlan, low: int, high: int) -> NDArray[np.int64]:
+    shape = planned.info.shape
+    return noise.integers(planned.stream, math.prod(shape), low, high).reshape(shape)
 
 
 def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
@@ -347,34 +342,25 @@ def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
     return np.asarray(np.rint(values), dtype)
 
 
-def _hostile(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
-    """Turns realistic values into large, denormal or not finite ones.
+def _hostile(array: NDArray[Any], planned: InputPlan) -> NDArray[Any]:
+    """Turns realistic values into large, denormal or not finite ones; of codes, large ones only.
 
     NaN and infinity come in through embeddings and plain data only: in a cache they would leave no number at all.
     """
-    if made.kind in {"realistic", "masked_rows"} or array.size == 0:
+    if planned.kind in {"realistic", "masked_rows"} or array.size == 0:
         return array
     if array.dtype.kind != "f":
-        return _extreme_codes(array, made)
-    if made.kind == "large":
+        if planned.kind != "large" or array.dtype.kind not in "iu":
+            return array
+        limits = np.iinfo(array.dtype)
+        return np.where(array < np.median(array), limits.min, limits.max).astype(array.dtype)
+    if planned.kind == "large":
         return np.asarray(array * array.dtype.type(_LARGE))
-    if made.kind == "denormal":
+    if planned.kind == "denormal":
         return np.asarray(array * array.dtype.type(_SMALL.get(array.dtype.name, 2.0**-135)))
-    if made.role in {"cache", "rotary"}:
+    if planned.role in {"cache", "rotary"}:
         return array
     flat = array.reshape(-1)
     flat[0] = np.nan
     flat[-1] = np.inf if flat.size > 1 else np.nan
     return array
-
-
-def _extreme_codes(array: NDArray[Any], made: InputPlan) -> NDArray[Any]:
-    if made.kind != "large" or array.dtype.kind not in "iu":
-        return array
-    limits = np.iinfo(array.dtype)
-    middle = np.median(array)
-    return np.where(array < middle, limits.min, limits.max).astype(array.dtype)
-
-
-def _seed(made: InputPlan) -> int:
-    return noise.seed_of(made.seed, made.key)

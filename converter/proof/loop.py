@@ -145,7 +145,7 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Arra
     if role == "mask" and "valid" in info.name:
         return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
     if role in {"position", "mask"}:
-        return array_of(InputPlan(info, "", 0, role, start=start)).copy()
+        return array_of(InputPlan(role, info=info, start=start)).copy()
     return _empty(info)
 
 
