@@ -54,30 +54,22 @@ def judge(
     """
     if outcome.mismatch is not None:
         return failed(demand, f"the two versions cannot be compared: {outcome.mismatch}")
-    if must_compare and clipped and not all(p.open_rows.elements for p in outcome.all()):
+    proofs = outcome.all()
+    if must_compare and clipped and not all(proof.open_rows.elements for proof in proofs):
         return failed(demand, "every value is clipped inside the old region, so nothing can be compared")
-    max_abs = outcome.worst(lambda difference: difference.max_abs)
-    masked = outcome.worst(lambda difference: difference.max_abs, masked=True)
-    has_masked = any(proof.masked_rows is not None for proof in outcome.all())
-    holds, note = _holds(outcome, demand)
-    reason = "" if holds else f"the new region differs: {_figures(outcome)}, demanded {demand}"
-    if holds and clipped:
-        holds, words = _turns_back(outcome, demand)
-        note, reason = (words, "") if holds else ("", words)
-    extreme = next(
-        (text for kind in outcome.extremes if (text := _on_extreme(outcome, kind, demand, clipped))), ""
-    )
-    if holds and extreme:
-        holds, reason = False, extreme
-    if holds and outcome.untold and must_compare:
+    reason, note = _violation(outcome, demand, clipped=clipped)
+    for kind, outputs in outcome.extremes.items():
+        reason = reason or _violation(Outcome(outputs), demand, on=f"on {KINDS[kind]}", clipped=clipped)[0]
+    if not reason and outcome.untold and must_compare:
         raise RefusedError(outcome.untold)
+    has_masked = any(proof.masked_rows is not None for proof in proofs)
     return Proof(
         demand,
-        holds=holds,
+        holds=not reason,
         bitwise=outcome.bitwise,
-        max_abs=max_abs,
+        max_abs=outcome.worst(lambda difference: difference.max_abs),
         steps=_steps(outcome),
-        fully_masked_rows_max_abs=masked if has_masked else None,
+        fully_masked_rows_max_abs=outcome.worst(lambda d: d.max_abs, masked=True) if has_masked else None,
         reason=reason,
         note=note,
         ran=ran,
@@ -85,16 +77,26 @@ def judge(
     )
 
 
-def _on_extreme(outcome: Outcome, kind: str, demand: Demand, clipped: bool) -> str:
-    """What is wrong on extreme inputs of this kind; empty where nothing is."""
-    found = replace(outcome, outputs=outcome.extremes[kind], extremes={})
-    if not _holds(found, demand)[0]:
-        return f"the new region differs on {KINDS[kind]}: {_figures(found)}, demanded {demand}"
-    holds, words = _turns_back(found, demand) if clipped else (True, "")
-    return "" if holds else f"on {KINDS[kind]} {words}"
+def _violation(outcome: Outcome, demand: Demand, *, on: str = "", clipped: bool) -> tuple[str, str]:
+    """Why the demand is not met, empty where it is; and a note on how it is met."""
+    holds, note = _holds(outcome, demand)
+    if not holds:
+        return f"the new region differs{on and ' '}{on}: {_figures(outcome)}, demanded {demand}", note
+    if not clipped:
+        return "", note
+    proofs = outcome.all()
+    most, short = max(proof.saturated for proof in proofs), max(proof.short for proof in proofs)
+    total = max(proof.saturated + proof.open_rows.elements for proof in proofs)
+    if short > demand.tolerance:
+        new = f"{on}{on and ' '}the new region"
+        return f"{new} stays {short} steps short of where the old one was clipped", ""
+    if most:
+        note = f"{most} of {total} random values were clipped inside the old region and are not any more"
+    return "", note if most else ""
 
 
 def _holds(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
+    """Whether the demand is met, and a note where that is so on the reference kernels alone."""
     if demand.kind == "relative":
         return outcome.worst(lambda difference: difference.max_rel) <= demand.tolerance, ""
     if demand.kind == "absolute":
@@ -107,36 +109,25 @@ def _holds(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
     # Where XNNPACK declines an operator, the interpreter's optimized kernel runs. Its float softmax rounds a row
     # differently depending on how many rows there are (up to 1.2e-7), its int16 ADD an element depending on whether an
     # operand is broadcast (one step in a million). The reference kernels do not.
-    found = [difference for proof in outcome.all() for difference in proof.measured]
-    if outcome.bitwise_on("reference") and all(map(_is_rounding, found)):
-        worst = _steps(outcome)
-        how = "by row count" if worst is None else "a sum by whether it broadcasts"
-        relative = f"{max(difference.max_rel for difference in found):.1e} relative"
-        gap = relative if worst is None else f"{worst} step{'s'[: worst != 1]}"
-        return True, f"bitwise on reference kernels; {gap} on optimized ones, which round {how}"
-    return False, ""
+    measured = [difference for proof in outcome.all() for difference in proof.measured]
+    if not outcome.bitwise_on("reference") or not all(map(_is_rounding, measured)):
+        return False, ""
+    steps = _steps(outcome)
+    gap = f"{max(difference.max_rel for difference in measured):.1e} relative"
+    how = "by row count"
+    if steps is not None:
+        gap, how = f"{steps} step{'s'[: steps != 1]}", "a sum by whether it broadcasts"
+    return True, f"bitwise on reference kernels; {gap} on optimized ones, which round {how}"
 
 
-def _is_rounding(found: Difference) -> bool:
-    return found.max_rel <= _ROUNDING if found.steps is None else found.steps <= 1
-
-
-def _turns_back(outcome: Outcome, demand: Demand) -> tuple[bool, str]:
-    """Whether elements that the old region clipped reach its clipping limits in the new one, and how many they are."""
-    proofs = outcome.all()
-    clipped, short = max(p.saturated for p in proofs), max(p.short for p in proofs)
-    total = max(p.saturated + p.open_rows.elements for p in proofs)
-    if short > demand.tolerance:
-        return False, f"the new region stays {short} steps short of where the old one was clipped"
-    if not clipped:
-        return True, ""
-    return True, f"{clipped} of {total} random values were clipped inside the old region and are not any more"
+def _is_rounding(difference: Difference) -> bool:
+    return difference.max_rel <= _ROUNDING if difference.steps is None else difference.steps <= 1
 
 
 def _steps(outcome: Outcome) -> int | None:
     """The most steps in rows that are not masked everywhere."""
-    found = (proof.open_rows.steps for proof in outcome.all())
-    return max((steps for steps in found if steps is not None), default=None)
+    steps = (proof.open_rows.steps for proof in outcome.all())
+    return max((count for count in steps if count is not None), default=None)
 
 
 def _figures(outcome: Outcome) -> str:
@@ -144,7 +135,7 @@ def _figures(outcome: Outcome) -> str:
     for kernels, proofs in outcome.outputs.items():
         rows = [(proof.open_rows, "") for proof in proofs]
         rows += [(p.masked_rows, " in rows masked everywhere") for p in proofs if p.masked_rows is not None]
-        worst, where = max(rows, key=lambda found: found[0].max_abs)
+        worst, where = max(rows, key=lambda row: row[0].max_abs)
         steps = f" ({worst.steps} steps)" if worst.steps else ""
         texts.append(
             f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g}{steps}{where} on {kernels}"

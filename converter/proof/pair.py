@@ -7,7 +7,7 @@ that fails is a value.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 VERSIONS = ("before", "after")
 Runner = Callable[[str, Kernels, Iterable[Arrays]], list[list[Array]]]
 """Loads one version and runs it on each of these named inputs; gives the outputs of each run in order."""
-
-_KEPT = 8 << 20  # bytes of inputs that are held in memory, not made again for each version and kernel set
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,8 @@ class Outcome:
         """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs; infinite after a mismatch."""
         if self.mismatch is not None:
             return float("inf")
-        found = [proof.masked_rows if masked else proof.open_rows for proof in self.all()]
-        return max((figure(difference) for difference in found if difference is not None), default=0.0)
+        rows = [proof.masked_rows if masked else proof.open_rows for proof in self.all()]
+        return max((figure(difference) for difference in rows if difference is not None), default=0.0)
 
     def all(self) -> list[OutputProof]:
         """Every output on every kernel set."""
@@ -140,77 +138,52 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     if mismatch is not None:
         return Outcome({}, mismatch=mismatch)
     hints = (*request.hints, *[None] * len(first.inputs))[: len(first.inputs)]
+    plans = plan(first, seed=request.seed, hints=hints)
     kinds = (request.kind, *request.extremes)
-    plain = plan(first, seed=request.seed, hints=hints)
-    plans = [[replace(made, kind=kind) for made in plain] for kind in kinds]
-    maker = _maker((first, second), plans, request.cut)
+    inputs = _inputs((first, second), plans, kinds, request.cut)
 
-    def ran(version: int, kernels: Kernels, wanted: Sequence[Kind]) -> list[list[Array]]:
-        infos, made = (first, second)[version].inputs, (maker(version, kinds.index(kind)) for kind in wanted)
-        results = run(VERSIONS[version], kernels, (each for inputs in made for each in runs(inputs, infos)))
-        if len(results) == len(wanted):
-            return results
-        return [[np.stack(each) for each in zip(*results, strict=True)]]  # of an input that takes every value
+    def results(version: int, kernels: Kernels, wanted: Sequence[Kind]) -> list[list[Array]]:
+        given = chain.from_iterable(_runs(inputs[version][kind], plans) for kind in wanted)
+        ran = run(VERSIONS[version], kernels, given)
+        if len(ran) == len(wanted):
+            return ran
+        return [[np.stack(each) for each in zip(*ran, strict=True)]]  # of an input that takes every value
 
-    masked = _masked_rows(plans[0])
     reason = ""
-    found: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
+    proofs: dict[Kind, dict[Kernels, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
+            wanted = [kind for kind in kinds if not _is_shown(request, kind, proofs[kind])]
             # The runtime lets other threads work while it computes.
-            wanted = [kind for kind in kinds if not _is_shown(request, kind, found[kind])]
-            started = beside.submit(ran, 1, kernels, wanted) if request.at_once else None
-            reference = ran(0, kernels, wanted)
-            reason = reason if found[request.kind] else untold(reference[0], request.parts)
-            rewritten = started.result() if started else ran(1, kernels, wanted)
-            for kind, before, after in zip(wanted, reference, rewritten, strict=True):
-                for place, (a, b) in enumerate(zip(before, after, strict=True)):
+            started = beside.submit(results, 1, kernels, wanted) if request.at_once else None
+            before = results(0, kernels, wanted)
+            reason = reason if proofs[request.kind] else untold(before[0], request.parts)
+            after = started.result() if started else results(1, kernels, wanted)
+            for kind, olds, news in zip(wanted, before, after, strict=True):
+                for place, (a, b) in enumerate(zip(olds, news, strict=True)):
                     if a.shape != b.shape:
                         where = f"output {place} ('{first.outputs[place].tensor}')"
                         return Outcome({}, mismatch=f"{where}: shape {a.shape} before, {b.shape} after")
-                found[kind][kernels] = tuple(
-                    _compare(place, a, b, first.outputs[place], masked, request)
-                    for place, (a, b) in enumerate(zip(before, after, strict=True))
+                proofs[kind][kernels] = tuple(
+                    _compare(place, a, b, first.outputs[place], plans, request)
+                    for place, (a, b) in enumerate(zip(olds, news, strict=True))
                 )
-    return Outcome(found.pop(request.kind), untold=reason, extremes=found)
+    return Outcome(proofs.pop(request.kind), untold=reason, extremes=proofs)
 
 
-def _is_shown(request: ProofRequest, kind: Kind, found: Mapping[str, Sequence[OutputProof]]) -> bool:
+def _is_shown(request: ProofRequest, kind: Kind, proofs: Mapping[Kernels, Sequence[OutputProof]]) -> bool:
     """Whether rows of a region gave the same bits on such extreme inputs on one kernel set, which is enough."""
-    rows = request.cut is not None and kind != request.kind
-    return rows and bool(found) and all(proof.bitwise for proofs in found.values() for proof in proofs)
+    same = all(proof.bitwise for outputs in proofs.values() for proof in outputs)
+    return request.cut is not None and kind != request.kind and bool(proofs) and same
 
 
-def runs(inputs: Arrays, infos: Sequence[TensorInfo]) -> list[Arrays]:
-    """The inputs of each run: an array with one axis more than its input has one slice for each."""
-    swept = {info.name for info in infos if inputs[info.name].ndim > len(info.shape)}
-    if not swept:
-        return [inputs]
-    count = max(len(inputs[name]) for name in swept)
-    return [{n: array[run] if n in swept else array for n, array in inputs.items()} for run in range(count)]
-
-
-def untold(results: Sequence[Array], parts: int) -> str:
-    """Why results do not tell right from wrong (all is NaN or one value, or heads are alike); empty where they do.
-
-    `parts`: along every axis that they divide, so many equal stretches (heads or tiles) must differ from each other.
-    """
-    for place, array in enumerate(results):
-        if not np.isfinite(array).any():
-            return f"output {place} is nowhere a finite number"
-        if array.size == 1:
-            continue
-        numbers = array[~np.isnan(array)] if array.dtype.kind == "f" else array
-        if numbers.min() == numbers.max():
-            return f"output {place} is the same value everywhere"
-        for axis, size in enumerate(array.shape):
-            if parts > 1 and size % parts == 0 and len({*map(_digest, np.split(array, parts, axis))}) < parts:
-                return f"of the {parts} parts of output {place} along axis {axis} some are equal"
-    return ""
-
-
-def _digest(piece: Array) -> bytes:
-    return blake2b(piece.tobytes(), digest_size=16).digest()
+def _uncut(signature: SignatureInfo, cut: Cut | None) -> SignatureInfo:
+    """The signature of the whole region: inputs are made for that, and then cut."""
+    if cut is None:
+        return signature
+    whole = zip(signature.inputs, cut.shapes, strict=True)
+    inputs = tuple(replace(info, shape=shape, declared=shape) for info, shape in whole)
+    return replace(signature, inputs=inputs)
 
 
 def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
@@ -228,38 +201,34 @@ def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
     return None
 
 
-def _uncut(signature: SignatureInfo, cut: Cut | None) -> SignatureInfo:
-    """The signature of the whole region: inputs are made for that, and then cut."""
-    if cut is None:
-        return signature
-    whole = zip(signature.inputs, cut.shapes, strict=True)
-    return replace(
-        signature, inputs=tuple(replace(info, shape=shape, declared=shape) for info, shape in whole)
-    )
-
-
-def _maker(
-    signatures: tuple[SignatureInfo, SignatureInfo], plans: Sequence[Sequence[InputPlan]], cut: Cut | None
-) -> Callable[[int, int], Arrays]:
-    """What makes the inputs of a version (0 or 1), by its names, for the run of that number; the first is no extreme.
-
-    Few, and parts of arrays, are made once and kept.
-    """
-    names = [[info.name for info in signature.inputs] for signature in signatures]
-    if cut is None and sum(info.nbytes for info in signatures[0].inputs) > _KEPT:
-        return lambda version, run: dict(zip(names[version], map(array_of, plans[run]), strict=True))
-    kept: list[tuple[Arrays, Arrays]] = [({}, {}) for _ in plans]
-    for place, first in enumerate(plans[0]):
-        realistic = array_of(first)
-        for made, versions in zip(plans, kept, strict=True):
-            whole = realistic if made is plans[0] else extreme_of(made[place], realistic)
+def _inputs(
+    signatures: tuple[SignatureInfo, SignatureInfo],
+    plans: Sequence[InputPlan],
+    kinds: Sequence[Kind],
+    cut: Cut | None,
+) -> tuple[dict[Kind, Arrays], dict[Kind, Arrays]]:
+    """What each version gets, by its names; all kinds but the first are extreme. Equal arrays are made once."""
+    versions: tuple[dict[Kind, Arrays], ...] = tuple({kind: {} for kind in kinds} for _ in signatures)
+    for place, planned in enumerate(plans):
+        plain = array_of(replace(planned, kind=kinds[0]))
+        for kind in kinds:
+            whole = plain if kind == kinds[0] else extreme_of(replace(planned, kind=kind), plain)
             for version, arrays in enumerate(versions):
-                if whole is realistic and made is not plans[0]:
-                    arrays[names[version][place]] = kept[0][version][names[version][place]]
+                name = signatures[version].inputs[place].name
+                if whole is plain and kind != kinds[0]:
+                    arrays[kind][name] = arrays[kinds[0]][name]
                     continue
-                array = whole if version or first.ends is None else whole.clip(*first.ends)
-                arrays[names[version][place]] = take(array, cut.boxes[version][place]) if cut else array
-    return lambda version, run: kept[run][version]
+                array = whole if version or planned.ends is None else whole.clip(*planned.ends)
+                arrays[kind][name] = take(array, cut.boxes[version][place]) if cut else array
+    return versions[0], versions[1]
+
+
+def _runs(inputs: Arrays, plans: Sequence[InputPlan]) -> list[Arrays]:
+    """The inputs of each run: an array of every value has one slice for each."""
+    every = [name for name, planned in zip(inputs, plans, strict=True) if planned.every]
+    if not every:
+        return [inputs]
+    return [inputs | {name: inputs[name][run] for name in every} for run in range(len(inputs[every[0]]))]
 
 
 def take(array: Array, box: Sequence[Sequence[int] | NDArray[np.int64] | None]) -> Array:
@@ -270,21 +239,31 @@ def take(array: Array, box: Sequence[Sequence[int] | NDArray[np.int64] | None]) 
     return array
 
 
-def _masked_rows(plans: Sequence[InputPlan]) -> tuple[int, tuple[int, ...]] | None:
-    """How many query rows a mask has, and which of them are masked everywhere; None where none is."""
-    for made in plans:
-        if made.role == "mask" and made.masked_rows and len(made.info.shape) > 1:
-            return made.info.shape[-2], made.masked_rows
-    return None
+def untold(results: Sequence[Array], parts: int) -> str:
+    """Why results do not tell right from wrong (all is NaN or one value, or heads are alike); empty where they do.
+
+    `parts`: along every axis that they divide, so many equal stretches (heads or tiles) must differ from each other.
+    """
+    for place, array in enumerate(results):
+        if not np.isfinite(array).any():
+            return f"output {place} is nowhere a finite number"
+        if array.size == 1:
+            continue
+        numbers = array[~np.isnan(array)] if array.dtype.kind == "f" else array
+        if numbers.min() == numbers.max():
+            return f"output {place} is the same value everywhere"
+        for axis, size in enumerate(array.shape):
+            if (
+                parts > 1
+                and size % parts == 0
+                and len({part.tobytes() for part in np.split(array, parts, axis)}) < parts
+            ):
+                return f"of the {parts} parts of output {place} along axis {axis} some are equal"
+    return ""
 
 
 def _compare(
-    place: int,
-    a: Array,
-    b: Array,
-    info: TensorInfo,
-    masked: tuple[int, tuple[int, ...]] | None,
-    request: ProofRequest,
+    place: int, a: Array, b: Array, info: TensorInfo, plans: Sequence[InputPlan], request: ProofRequest
 ) -> OutputProof:
     def measure(one: Array, other: Array) -> Difference:
         return metrics.measure(one, other, quantized_a=info, quantized_b=info)
@@ -296,9 +275,10 @@ def _compare(
         gap = np.where(a >= high, a.astype(np.int64) - b, b.astype(np.int64) - a)[~inside]
         return OutputProof(place, measure(a[inside], b[inside]), None, gap.size, int(gap.max(initial=0)))
     axis = request.row_axes[place] if place < len(request.row_axes) else None
-    if axis is None or masked is None:
+    masks = (one for one in plans if one.role == "mask" and one.masked_rows and len(one.info.shape) > 1)
+    mask = next(masks, None)
+    if axis is None or mask is None:
         return OutputProof(place, measure(a, b))
-    rows, closed = masked
-    chosen = np.isin(np.arange(a.shape[axis]) % rows, closed)
-    opened, masked_rows = (measure(a.compress(w, axis), b.compress(w, axis)) for w in (~chosen, chosen))
-    return OutputProof(place, opened, masked_rows)
+    closed = np.isin(np.arange(a.shape[axis]) % mask.info.shape[-2], mask.masked_rows)
+    opened, masked = (measure(a.compress(rows, axis), b.compress(rows, axis)) for rows in (~closed, closed))
+    return OutputProof(place, opened, masked)
