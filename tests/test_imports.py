@@ -26,7 +26,7 @@ ALLOWED = {
     "soundness": {"output", "schema", "ir", "attention", "soundness"},
     "targets": {"output", "schema", "ir", "attention", "targets"},
     "passes": _CORE,
-    "proof": _CORE | {"proof", "processes"},
+    "proof": {"output", "schema", "ir", "passes", "processes", "proof"},
     "comparison": _JUDGED,
     "conversion": _JUDGED | {"conversion"},
     "report": _DONE,

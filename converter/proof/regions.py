@@ -12,10 +12,10 @@ from typing import Self
 
 import numpy as np
 
-from edge_opt.attention.rules import PRODUCTS
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import BUILTIN_OPERATORS
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
@@ -31,6 +31,7 @@ from edge_opt.proof.structure import Structure
 
 _HintsAndAxes = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 
+_PRODUCTS = operators_that(Effect.PRODUCT)
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
@@ -237,7 +238,7 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
         if tensor.producer is None:
             continue
         sources = [source for source in tensor.producer.inputs if source is not None]
-        product = side == "added" and tensor.producer.name in PRODUCTS
+        product = side == "added" and tensor.producer.name in _PRODUCTS
         below: tuple[Side, ...] = ("left", "right", "added") if product else (side,) * len(sources)
         pending += zip(sources, below, strict=False)
     return sides

@@ -43,31 +43,29 @@ def sizes(shape: Shape, box: Box) -> Shape:
 
 def slim(box: Box, shape: Shape) -> Box:
     """The box with None for all indices of an axis."""
-    return tuple(
-        None if indices is None or len(indices) == size else indices
-        for indices, size in zip(box, shape, strict=True)
-    )
+    both = zip(box, shape, strict=True)
+    return tuple(None if indices is None or len(indices) == size else indices for indices, size in both)
 
 
 def union(one: Box, other: Box) -> Box:
     """The least box that has both."""
-    return tuple(
-        None if a is None or b is None else np.union1d(a, b) for a, b in zip(one, other, strict=True)
-    )
+    both = zip(one, other, strict=True)
+    return tuple(None if a is None or b is None else np.union1d(a, b) for a, b in both)
 
 
-def step_of(operator: Operator, asked: Sequence[Box | None]) -> Step | None:
-    """The operator on what is asked of its results (None of those that nobody reads); None where it has no rule.
+def step_of(operator: Operator, wanted: Sequence[Box | None]) -> Step | None:
+    """The operator on what is wanted of its results (None: nobody reads it); None where it has no rule.
 
     Raises:
         RefusedError: the rule has no answer.
     """
-    if operator.name == "SPLIT_V":
-        return _split_v(operator, asked)
-    if operator.name not in _RULES:
+    box = reduce(union, [each for each in wanted if each is not None])
+    if operator.name in ("SPLIT", "SPLIT_V"):
+        step = _split(operator, box, wanted)
+    elif operator.name in _RULES:
+        step = _RULES[operator.name](operator, box)
+    else:
         return None
-    box = reduce(union, [given for given in asked if given is not None])
-    step = _RULES[operator.name](operator, box)
     step.gives = step.gives or [box] * len(operator.outputs)
     return step
 
@@ -115,13 +113,11 @@ def _batch_matmul(operator: Operator, box: Box) -> Step:
 
 
 def _fully_connected(operator: Operator, box: Box) -> Step:
-    source, result = operator.input(0), operator.output
-    if source.shape[:-1] != result.shape[:-1]:
+    if operator.input(0).shape[:-1] != operator.output.shape[:-1]:
         raise RefusedError("it changes the rank", operator)
     step = _along_last_axis(operator, box)
-    for index, tensor in enumerate(operator.inputs):
-        if index and tensor is not None:
-            step.needs[index] = (None,) * len(tensor.shape)
+    weights = {index: tensor for index, tensor in enumerate(operator.inputs) if index and tensor is not None}
+    step.needs.update({index: (None,) * len(tensor.shape) for index, tensor in weights.items()})
     return step
 
 
@@ -151,78 +147,56 @@ def _unpack(operator: Operator, box: Box) -> Step:
     return Step({0: (*box[:axis], None, *box[axis:])})
 
 
-def _split(operator: Operator, box: Box) -> Step:
-    """Parts stay of one size: each is asked for what any of them is."""
-    steer = _constant(operator, 0)
-    axis = int(steer.ravel()[0]) % len(box)
-    bounds, own = _bounds(operator, axis), box[axis]
-    if own is None:
-        return Step({1: box}, {0: steer})
-    need = np.concatenate([begin + own for begin in bounds[:-1]])
-    return Step({1: _put(box, axis, need)}, {0: steer}, cuts=bounds)
+def _split(operator: Operator, box: Box, wanted: Sequence[Box | None]) -> Step:
+    """Parts of a SPLIT stay of one size: each gives what is wanted of any. Those of a SPLIT_V give their own.
 
-
-def _bounds(operator: Operator, axis: int) -> list[int]:
-    """Where a SPLIT cuts its operand, both ends included."""
-    return [int(cut) for cut in np.cumsum([0, *(tensor.shape[axis] for tensor in operator.outputs)])]
-
-
-def _split_v(operator: Operator, asked: Sequence[Box | None]) -> Step:
-    """Parts may be of any size: each is asked for what it is; one that nobody reads, for its first element."""
-    lengths, steer = _constant(operator, 1), _constant(operator, 2)
-    box = reduce(union, [given for given in asked if given is not None])
-    axis = int(steer.ravel()[0]) % len(box)
-    if all(given is None or given[axis] is None for given in asked):
-        return Step({0: box}, {1: lengths, 2: steer}, gives=[box] * len(operator.outputs))
-    bounds = _bounds(operator, axis)
-    parts = []
-    for tensor, given in zip(operator.outputs, asked, strict=True):
-        own = np.zeros(1, np.int64) if given is None else given[axis]
-        parts.append(np.arange(tensor.shape[axis]) if own is None else own)
+    A part of a SPLIT_V that nobody reads gives its first element.
+    """
+    varied = operator.name == "SPLIT_V"
+    data, steers = (0, (1, 2)) if varied else (1, (0,))
+    steering = {index: _constant(operator, index) for index in steers}
+    axis = int(steering[steers[-1]].ravel()[0]) % len(box)
+    if varied:
+        each = [np.zeros(1, np.int64) if part is None else part[axis] for part in wanted]
+    else:
+        each = [box[axis]] * len(wanted)
+    if all(part is None for part, whole in zip(each, wanted, strict=True) if whole is not None):
+        return Step({data: box}, steering)
+    lengths = [tensor.shape[axis] for tensor in operator.outputs]
+    bounds = np.cumsum([0, *lengths]).tolist()
+    parts = [np.arange(n) if part is None else part for n, part in zip(lengths, each, strict=True)]
     need = np.concatenate([begin + part for begin, part in zip(bounds[:-1], parts, strict=True)])
-    counts = np.array([len(part) for part in parts], lengths.dtype)
+    if varied:
+        steering[1] = np.array([len(part) for part in parts], steering[1].dtype)
     gives = [_put(box, axis, part) for part in parts]
-    return Step({0: _put(box, axis, need)}, {1: counts, 2: steer}, gives=gives, cuts=bounds)
+    return Step({data: _put(box, axis, need)}, steering, gives=gives, cuts=bounds)
 
 
 def _slice(operator: Operator, box: Box) -> Step:
     """Where only some of the slice is wanted, its beginning becomes a part of which elements are read."""
-    begin, size = _constant(operator, 1).copy(), _constant(operator, 2).copy()
-    step = Step({}, {1: begin, 2: size})
-    need: list[Indices | None] = [None] * len(box)
-    for axis, wanted in enumerate(box):
-        if wanted is not None:
-            need[axis] = wanted + int(begin[axis])
-            step.cuts += _ends(operator, axis, int(begin[axis]))
-            begin[axis], size[axis] = 0, len(wanted)
-    step.needs[0] = tuple(need)
-    return step
-
-
-def _ends(operator: Operator, axis: int, begin: int) -> list[int]:
-    """Where a slice is cut off along an axis; nowhere, if it takes all of that."""
-    length = operator.output.shape[axis]
-    return [] if length == operator.input(0).shape[axis] else [begin, begin + length]
-
-
-def _strided_slice(operator: Operator, box: Box) -> Step:
-    begin, end, strides = (_constant(operator, index).copy() for index in (1, 2, 3))
-    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
-    if any(operator.option(mask) for mask in masks) or len(begin) != len(box):
+    strided = operator.name == "STRIDED_SLICE"
+    steering = {index: _constant(operator, index).copy() for index in range(1, len(operator.inputs))}
+    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask") if strided else ()
+    if any(operator.option(mask) for mask in masks) or len(steering[1]) != len(box):
         raise RefusedError("it changes the rank", operator)
-    step = Step({}, {1: begin, 2: end, 3: strides})
+    step = Step({}, steering)
     need: list[Indices | None] = [None] * len(box)
     for axis, wanted in enumerate(box):
         if wanted is None:
             continue
-        first = None if int(operator.option("begin_mask")) >> axis & 1 else int(begin[axis])
-        behind = None if int(operator.option("end_mask")) >> axis & 1 else int(end[axis])
-        places = np.arange(operator.input(0).shape[axis])[first : behind : int(strides[axis])]
-        if strides[axis] < 0 or operator.option("offset"):
-            raise RefusedError("it runs backwards", operator)
+        size, length = operator.input(0).shape[axis], operator.output.shape[axis]
+        begin = int(steering[1][axis])
+        places = np.arange(begin, begin + length)
+        if strided:
+            if steering[3][axis] < 0 or operator.option("offset"):
+                raise RefusedError("it runs backwards", operator)
+            first = None if int(operator.option("begin_mask")) >> axis & 1 else begin
+            behind = None if int(operator.option("end_mask")) >> axis & 1 else int(steering[2][axis])
+            places = np.arange(size)[first : behind : int(steering[3][axis])]
+            steering[3][axis] = 1
         need[axis] = places[wanted]
-        step.cuts += _ends(operator, axis, int(begin[axis]))
-        begin[axis], end[axis], strides[axis] = 0, len(wanted), 1
+        step.cuts += [] if length == size else [begin, begin + length]
+        steering[1][axis], steering[2][axis] = 0, len(wanted)
     step.needs[0] = tuple(need)
     return step
 
@@ -244,12 +218,9 @@ def _reduce(operator: Operator, box: Box) -> Step:
     steer = _constant(operator, 1)
     rank = len(operator.input(0).shape)
     axes = {int(axis) % rank for axis in steer.ravel()} if rank else set()
-    kept = iter(box)
-    if operator.option("keep_dims"):
-        need: Box = tuple(None if axis in axes else box[axis] for axis in range(rank))
-    else:
-        need = tuple(None if axis in axes else next(kept) for axis in range(rank))
-    return Step({0: need}, {1: steer})
+    others = (axis for axis in range(rank) if operator.option("keep_dims") or axis not in axes)
+    place = {axis: index for index, axis in enumerate(others)}
+    return Step({0: tuple(None if axis in axes else box[place[axis]] for axis in range(rank))}, {1: steer})
 
 
 def _reshape(operator: Operator, box: Box) -> Step:
@@ -257,16 +228,17 @@ def _reshape(operator: Operator, box: Box) -> Step:
     source, result = operator.input(0).shape, operator.output.shape
     need: list[Indices | None] = []
     for own, others in _groups(source, result):
-        need += _regrouped([source[a] for a in own], [result[a] for a in others], [box[a] for a in others])
-    shape = sizes(result, box)
-    steering: dict[int, NDArray[Any]] = {}
-    options: dict[str, Any] = {}
-    if operator.name == "RESHAPE":
-        options["new_shape"] = np.array(shape, np.int32)
+        need += _regrouped(
+            [source[a] for a in own], [result[a] for a in others], tuple(box[a] for a in others)
+        )
+    step = Step({0: tuple(need)})
     if len(operator.inputs) > 1 and operator.inputs[1] is not None:
-        steer = _constant(operator, 1)
-        steering[1] = np.array(shape, steer.dtype) if operator.name == "RESHAPE" else steer
-    return Step({0: tuple(need)}, steering, options)
+        step.steering[1] = _constant(operator, 1)
+    if operator.name == "RESHAPE":
+        shape = np.array(sizes(result, box), np.int32)
+        step.options["new_shape"] = shape
+        step.steering.update({index: shape.astype(steer.dtype) for index, steer in step.steering.items()})
+    return step
 
 
 def _groups(source: Shape, result: Shape) -> Iterable[tuple[range, range]]:
@@ -282,17 +254,17 @@ def _groups(source: Shape, result: Shape) -> Iterable[tuple[range, range]]:
         begin, start = end, stop
 
 
-def _regrouped(own: Sequence[int], others: Sequence[int], asked: Sequence[Indices | None]) -> list[Any]:
-    if all(indices is None for indices in asked):
+def _regrouped(own: Sequence[int], others: Sequence[int], wanted: Box) -> Sequence[Indices | None]:
+    """The indices along the `own` axes of an operand that give those `wanted` of a result, both of a group."""
+    if all(indices is None for indices in wanted):
         return [None] * len(own)
-    each = [
-        np.arange(size) if indices is None else indices for size, indices in zip(others, asked, strict=True)
-    ]
+    both = zip(others, wanted, strict=True)
+    each = [np.arange(size) if indices is None else indices for size, indices in both]
     flat = np.ravel_multi_index(np.meshgrid(*each, indexing="ij"), others).ravel()
-    found = [np.unique(places) for places in np.unravel_index(flat, own)] if own else []
-    if np.prod([len(places) for places in found], dtype=np.int64) != flat.size:
+    needed = [np.unique(places) for places in np.unravel_index(flat, own)] if own else []
+    if np.prod([len(places) for places in needed], dtype=np.int64) != flat.size:
         raise RefusedError("the rows are no block of a RESHAPE's operand")
-    return found
+    return needed
 
 
 _RULES: dict[str, Callable[[Operator, Box], Step]] = {
@@ -305,9 +277,7 @@ _RULES: dict[str, Callable[[Operator, Box], Step]] = {
     "CONCATENATION": _concatenation,
     "PACK": _pack,
     "UNPACK": _unpack,
-    "SPLIT": _split,
-    "SLICE": _slice,
-    "STRIDED_SLICE": _strided_slice,
+    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), _slice),
     "TRANSPOSE": _transpose,
     "BROADCAST_TO": _broadcast_to,
 }

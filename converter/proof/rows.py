@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.attention.composite_rules import BODY, COMPOSITE
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
+from edge_opt.ir.extract import renumbered
 from edge_opt.ir.operators import required_version
+from edge_opt.ir.references import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take
@@ -25,6 +26,7 @@ from edge_opt.proof.row_rules import Box, Indices, Step, sizes, slim, step_of, u
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 
+_COMPOSITE = "STABLEHLO_COMPOSITE"
 _RANDOM_ROWS = 4
 _FEWEST = 32
 
@@ -46,12 +48,12 @@ def sample(before: Model, after: Model, seed: int) -> Rows | None:
     Of the result's axes the one is taken along which this saves most; None where no axis saves half.
     """
     shapes = [tensor.shape for tensor in before.subgraphs[0].outputs]
-    found = []
+    parts = []
     for length in sorted({size for shape in shapes for size in shape if size >= _FEWEST}, reverse=True):
         with suppress(RefusedError):
             part = _along(before, after, length, seed)
-            found.append((multiply_adds(part.before) + multiply_adds(part.after), part))
-    cost, best = min(found, key=lambda each: each[0], default=(0, None))
+            parts.append((multiply_adds(part.before) + multiply_adds(part.after), part))
+    cost, best = min(parts, key=lambda each: each[0], default=(0, None))
     return None if 2 * cost > multiply_adds(before) + multiply_adds(after) else best
 
 
@@ -65,14 +67,12 @@ def _along(before: Model, after: Model, length: int, seed: int) -> Rows:
     reduced = [_on_rows(model, rows, length) for model in (before, after)]
     for reduction in reduced:
         reduction.check_reach()
-    boxes = (tuple(map(_plain, reduction.boxes())) for reduction in reduced)
-    cut = Cut(tuple(tensor.shape for tensor in before.subgraphs[0].inputs), tuple(boxes))
-    old, new = (reduction.model() for reduction in reduced)
-    return Rows(old, new, cut, tuple(rows.tolist()), length)
-
-
-def _plain(box: Box) -> tuple[tuple[int, ...] | None, ...]:
-    return tuple(None if indices is None else tuple(indices.tolist()) for indices in box)
+    boxes = tuple(
+        tuple(tuple(None if axis is None else tuple(axis.tolist()) for axis in box) for box in each.boxes())
+        for each in reduced
+    )
+    cut = Cut(tuple(tensor.shape for tensor in before.subgraphs[0].inputs), boxes)
+    return Rows(*(reduction.model() for reduction in reduced), cut, tuple(rows.tolist()), length)
 
 
 def multiply_adds(model: Model) -> int:
@@ -106,71 +106,74 @@ def peak_bytes(model: Model) -> int:
 
 def _on_rows(model: Model, rows: Indices, length: int) -> _Reduction:
     """One version of a region, on the given rows of every output's first axis of that length."""
-    asked: list[Box] = []
+    wanted: list[Box] = []
     for tensor in model.subgraphs[0].outputs:
         if length not in tensor.shape:
             raise RefusedError(f"output '{tensor.name}' has no axis of {length}")
         axis = tensor.shape.index(length)
-        asked.append(tuple(rows if place == axis else None for place in range(len(tensor.shape))))
-    return _Reduction(model, model.subgraphs[0], asked)
+        wanted.append(tuple(rows if place == axis else None for place in range(len(tensor.shape))))
+    return _Reduction(model, model.subgraphs[0], wanted)
 
 
 class _Reduction:
-    """A region, or the body of a composite in it, on what is asked of its results."""
+    """A region, or the body of a composite in it, on what is wanted of its results.
 
-    def __init__(self, model: Model, source: Subgraph, asked: Sequence[Box]) -> None:
+    `wanted` has the box of each tensor that its readers need, `defined` the one that its operator gives, or that is an
+    input: at least the wanted one.
+    """
+
+    def __init__(self, model: Model, source: Subgraph, wanted: Sequence[Box]) -> None:
         self._model = model
         self.source = source
-        self.asked: dict[Tensor, Box] = {}
-        self.given: dict[Tensor, Box] = {}
+        self.wanted: dict[Tensor, Box] = {}
+        self.defined: dict[Tensor, Box] = {}
         self.steps: dict[Operator, Step] = {}
         self.bodies: dict[Operator, _Reduction] = {}
-        for tensor, box in zip(source.outputs, asked, strict=True):
-            self._ask(tensor, box)
+        for tensor, box in zip(source.outputs, wanted, strict=True):
+            self._want(tensor, box)
         for operator in reversed(list(source.operators)):
-            if any(tensor in self.asked for tensor in operator.outputs):
+            if any(tensor in self.wanted for tensor in operator.outputs):
                 self._go_through(operator)
         for tensor in source.inputs:
-            self.given[tensor] = self.asked.get(tensor, (None,) * len(tensor.shape))
+            self.defined[tensor] = self.wanted.get(tensor, (None,) * len(tensor.shape))
+
+    def _want(self, tensor: Tensor, box: Box) -> None:
+        box = slim(box, tensor.shape)
+        self.wanted[tensor] = union(self.wanted[tensor], box) if tensor in self.wanted else box
 
     def _go_through(self, operator: Operator) -> None:
-        asked = [self.asked.get(tensor) for tensor in operator.outputs]
-        affected = any(indices is not None for box in asked for indices in box or ())
-        step = self._enter(operator, asked) if operator.name == COMPOSITE else step_of(operator, asked)
+        wanted = [self.wanted.get(tensor) for tensor in operator.outputs]
+        step = self._enter(operator, wanted) if operator.name == _COMPOSITE else step_of(operator, wanted)
+        affected = any(indices is not None for box in wanted for indices in box or ())
         if step is None or (affected and any(map(_per_axis, (*operator.inputs, *operator.outputs)))):
             raise RefusedError("it cannot run on some rows only", operator)
         self.steps[operator] = step
-        self.given.update(zip(operator.outputs, step.gives, strict=True))
+        self.defined.update(zip(operator.outputs, step.gives, strict=True))
         for index, box in step.needs.items():
             tensor = operator.input(index)
             if tensor.is_constant and not tensor.has_numbers:
                 raise RefusedError("a constant has no numbers", operator, tensor)
-            self._ask(tensor, box)
+            self._want(tensor, box)
 
-    def _enter(self, composite: Operator, asked: Sequence[Box | None]) -> Step:
+    def _enter(self, composite: Operator, wanted: Sequence[Box | None]) -> Step:
         """A composite on less is what its body is on less."""
-        body = self._model.subgraphs[int(composite.option(BODY))]
-        wanted = [box for box in asked if box is not None]
-        if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(wanted)]:
+        (index,) = subgraph_indices(composite.options)
+        body = self._model.subgraphs[index]
+        read = [box for box in wanted if box is not None]
+        if [len(body.inputs), len(body.outputs)] != [len(composite.inputs), len(read)]:
             raise RefusedError("the composite and its body differ", composite)
-        inner = self.bodies[composite] = _Reduction(self._model, body, wanted)
-        return Step(dict(enumerate(inner.boxes())), gives=wanted)
-
-    def _ask(self, tensor: Tensor, box: Box) -> None:
-        known, own = self.asked.get(tensor), slim(box, tensor.shape)
-        self.asked[tensor] = own if known is None else union(known, own)
+        inner = self.bodies[composite] = _Reduction(self._model, body, read)
+        return Step(dict(enumerate(inner.boxes())), gives=read)
 
     def cuts(self) -> Iterable[int]:
         """Where axes that carry rows are cut or joined."""
-        for step in self.steps.values():
-            yield from step.cuts
-        for body in self.bodies.values():
-            yield from body.cuts()
+        for part in (*self.steps.values(), *self.bodies.values()):
+            yield from part.cuts if isinstance(part, Step) else part.cuts()
 
     def check_reach(self) -> None:
         """Raises where an operator, or a part that one cuts off, has nothing to do with the rows."""
         for operator in self.source.operators:
-            unread = [t for t in operator.outputs if t not in self.asked and t.consumers]
+            unread = [t for t in operator.outputs if t not in self.wanted and t.consumers]
             if operator not in self.steps or unread:
                 raise RefusedError("the rows do not reach it", operator)
         for body in self.bodies.values():
@@ -178,7 +181,7 @@ class _Reduction:
 
     def boxes(self) -> tuple[Box, ...]:
         """What is read of every input."""
-        return tuple(self.given[tensor] for tensor in self.source.inputs)
+        return tuple(self.defined[tensor] for tensor in self.source.inputs)
 
     def model(self) -> Model:
         """The operators on what is needed."""
@@ -199,26 +202,26 @@ class _Writer:
         self._reduction = reduction
         self._graph = Subgraph("rows")
         model.subgraphs.append(self._graph)
-        self._made: dict[Tensor, Tensor] = {}
+        self._copies: dict[Tensor, Tensor] = {}
         self._narrowed: dict[tuple[Tensor, tuple[bytes | None, ...]], Tensor] = {}
         self._graph.inputs = [self._define(tensor) for tensor in reduction.source.inputs]
-        for operator in reduction.source.operators:
-            if operator in reduction.steps:
-                self._write(operator, reduction.steps[operator])
+        for operator, step in reversed(reduction.steps.items()):
+            self._write(operator, step)
         outputs = reduction.source.outputs
-        self._graph.outputs = [self._narrow(tensor, reduction.asked[tensor]) for tensor in outputs]
+        self._graph.outputs = [self._narrow(tensor, reduction.wanted[tensor]) for tensor in outputs]
 
     def _define(self, tensor: Tensor) -> Tensor:
-        shape = sizes(tensor.shape, self._reduction.given[tensor])
-        self._made[tensor] = made = self._tensor(tensor, shape)
-        return made
+        copy = self._copies[tensor] = self._add(tensor, sizes(tensor.shape, self._reduction.defined[tensor]))
+        return copy
 
-    def _tensor(self, like: Tensor, shape: Shape, array: NDArray[Any] | None = None) -> Tensor:
-        buffer = None if array is None else Buffer(Data(np.ascontiguousarray(array).tobytes()))
-        name = str(len(self._graph.tensors))
-        return self._graph.add_tensor(
-            Tensor(name, shape, like.dtype, quantization=like.quantization, buffer=buffer)
-        )
+    def _add(self, like: Tensor, shape: Shape, dtype: DType | None = None) -> Tensor:
+        name, quantization = str(len(self._graph.tensors)), like.quantization if dtype is None else None
+        return self._graph.add_tensor(Tensor(name, shape, dtype or like.dtype, quantization=quantization))
+
+    def _constant(self, like: Tensor, array: NDArray[Any], dtype: DType | None = None) -> Tensor:
+        tensor = self._add(like, array.shape, dtype)
+        tensor.buffer = Buffer(Data(np.ascontiguousarray(array).tobytes()))
+        return tensor
 
     def _write(self, operator: Operator, step: Step) -> None:
         inputs: list[Tensor | None] = []
@@ -226,46 +229,43 @@ class _Writer:
             if tensor is None:
                 inputs.append(None)
             elif index in step.steering:
-                array = step.steering[index]
-                inputs.append(self._tensor(tensor, array.shape, array))
+                inputs.append(self._constant(tensor, step.steering[index]))
             elif index in step.needs:
                 inputs.append(self._narrow(tensor, step.needs[index]))
         outputs = [self._define(tensor) for tensor in operator.outputs]
         options = operator.options
-        body = self._reduction.bodies.get(operator)
-        told = step.options if body is None else {BODY: _Writer(self._model, body).place}
-        if options is not None and told:
+        if options is not None and operator in self._reduction.bodies:
+            place = _Writer(self._model, self._reduction.bodies[operator]).place
+            options = renumbered(options, dict.fromkeys(subgraph_indices(options), place))
+        elif options is not None and step.options:
             options = options.copy()
-            for name, value in told.items():
+            for name, value in step.options.items():
                 options.set(name, value)
         self._graph.append(Operator(operator.code, inputs, outputs, options))
 
     def _narrow(self, tensor: Tensor, box: Box) -> Tensor:
         box = slim(box, tensor.shape)
         if tensor.has_numbers:
-            array = take(tensor.array(), box)
-            return self._tensor(tensor, array.shape, array)
+            return self._constant(tensor, take(tensor.array(), box))
         key = (tensor, tuple(None if indices is None else indices.tobytes() for indices in box))
         if key not in self._narrowed:
-            self._narrowed[key] = self._gathered(tensor, box)
+            self._narrowed[key] = self._gather(tensor, box)
         return self._narrowed[key]
 
-    def _gathered(self, tensor: Tensor, box: Box) -> Tensor:
-        made = self._made[tensor]
-        for axis, (have, want) in enumerate(zip(self._reduction.given[tensor], box, strict=True)):
+    def _gather(self, tensor: Tensor, box: Box) -> Tensor:
+        source = self._copies[tensor]
+        for axis, (have, want) in enumerate(zip(self._reduction.defined[tensor], box, strict=True)):
             if want is None or (have is not None and np.array_equal(have, want)):
                 continue
-            places = want if have is None else np.searchsorted(have, want)
-            indices = Tensor("", places.shape, DType.INT32)
-            listed = self._tensor(indices, places.shape, places.astype(np.int32))
-            shape = (*made.shape[:axis], len(places), *made.shape[axis + 1 :])
-            result = self._tensor(tensor, shape)
+            places = (want if have is None else np.searchsorted(have, want)).astype(np.int32)
+            indices = self._constant(tensor, places, DType.INT32)
+            result = self._add(tensor, (*source.shape[:axis], len(places), *source.shape[axis + 1 :]))
             options = new_table("GatherOptions", axis=axis)
-            gather = Operator(self._model.operator_code("GATHER"), [made, listed], [result], options)
+            gather = Operator(self._model.operator_code("GATHER"), [source, indices], [result], options)
             gather.code = self._model.operator_code("GATHER", required_version(gather))
             self._graph.append(gather)
-            made = result
-        return made
+            source = result
+        return source
 
 
 def _per_axis(tensor: Tensor | None) -> bool:
