@@ -150,7 +150,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
         return [[np.stack(each) for each in zip(*ran, strict=True)]]  # of an input that takes every value
 
     reason = ""
-    proofs: dict[Kind, dict[Kernels, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
+    proofs: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
             wanted = [kind for kind in kinds if not _is_shown(request, kind, proofs[kind])]
@@ -171,7 +171,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     return Outcome(proofs.pop(request.kind), untold=reason, extremes=proofs)
 
 
-def _is_shown(request: ProofRequest, kind: Kind, proofs: Mapping[Kernels, Sequence[OutputProof]]) -> bool:
+def _is_shown(request: ProofRequest, kind: Kind, proofs: Mapping[str, Sequence[OutputProof]]) -> bool:
     """Whether rows of a region gave the same bits on such extreme inputs on one kernel set, which is enough."""
     same = all(proof.bitwise for outputs in proofs.values() for proof in outputs)
     return request.cut is not None and kind != request.kind and bool(proofs) and same

@@ -72,7 +72,8 @@ def _along(before: Model, after: Model, length: int, seed: int) -> Rows:
         for each in reduced
     )
     cut = Cut(tuple(tensor.shape for tensor in before.subgraphs[0].inputs), boxes)
-    return Rows(*(reduction.model() for reduction in reduced), cut, tuple(rows.tolist()), length)
+    old, new = (reduction.model() for reduction in reduced)
+    return Rows(old, new, cut, tuple(rows.tolist()), length)
 
 
 def multiply_adds(model: Model) -> int:
@@ -167,8 +168,10 @@ class _Reduction:
 
     def cuts(self) -> Iterable[int]:
         """Where axes that carry rows are cut or joined."""
-        for part in (*self.steps.values(), *self.bodies.values()):
-            yield from part.cuts if isinstance(part, Step) else part.cuts()
+        for step in self.steps.values():
+            yield from step.cuts
+        for body in self.bodies.values():
+            yield from body.cuts()
 
     def check_reach(self) -> None:
         """Raises where an operator, or a part that one cuts off, has nothing to do with the rows."""
