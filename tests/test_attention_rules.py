@@ -345,7 +345,7 @@ def test_a_part_of_a_constant_keeps_its_part_of_the_scales(
     values = np.arange(12, dtype=np.int8).reshape(shape)
     tensor = Constants(model).make("k", values, DType.INT8, Quantization(table))
     assembly = Assembly(model, Constants(model))
-    piece = Cutter(Subgraph(), OperandFactors(), FORMS[form], assembly, 4, 1).piece(tensor, factored, 1)
+    piece = Cutter(FORMS[form], assembly, 4, 1).piece(tensor, factored, 1)
     np.testing.assert_array_equal(piece.array(), part(values, factored, 1, keep=form == "split"))
     assert piece.quantization is not None
     np.testing.assert_array_equal(piece.quantization.scale, table.get("scale")[kept])

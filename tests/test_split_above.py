@@ -8,7 +8,7 @@ from pass_runs import Says, refusal, run
 from text_parser import parse
 
 from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.split import above_the_core
+from edge_opt.attention.plan import tensors_above
 from edge_opt.ir import Model, Operator, load, to_bytes
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Status
@@ -222,8 +222,8 @@ def reached(text: str) -> set[str]:
     """Names of what every head can have for itself above the attention of a graph."""
     graph = parse(text).subgraphs[0]
     block = only_block(graph)
-    found = above_the_core(graph, block, OperandFactors())
-    return {tensor.name for tensor in graph.tensors if id(tensor) in found}
+    found = tensors_above(graph, block, OperandFactors())
+    return {tensor.name for tensor in graph.tensors if tensor in found}
 
 
 def test_a_tensor_with_scales_along_an_axis_is_cut_where_it_is() -> None:

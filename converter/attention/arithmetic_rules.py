@@ -14,12 +14,13 @@ class Elementwise(Rule):
         shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
         return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
 
-    def made(self, one: OneHead) -> Tensor:
-        inputs: dict[int, Tensor] = {}
-        for index, own in self.operands(one.of).items():
-            whole, wanted = one.of.input(index), fx.piece_shape(own, keep=one.keep_axes)
-            inputs[index] = whole if _fits_as_it_is(whole.shape, wanted, one.shape) else one.piece(index)
-        return one.clone(inputs)
+    def parts(self, of: Labelled, *, keep: bool) -> Operands:
+        result = of.piece_shape(keep=keep)
+        return {
+            index: own
+            for index, own in self.operands(of).items()
+            if not _fits_as_it_is(of.input(index).shape, fx.piece_shape(own, keep=keep), result)
+        }
 
 
 def _fits_as_it_is(whole: Shape, wanted: Shape, result: Shape) -> bool:

@@ -1,147 +1,64 @@
-"""Where a tensor that comes into a block is cut into the heads' pieces, and the operators that cut it."""
+"""The operators that cut a tensor into the heads' pieces."""
 
-from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.factors import Axis, Factored
+from edge_opt.attention.factors import Factored
 from edge_opt.attention.form import Form
-from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.movement_rules import keeps_order
+from edge_opt.attention.plan import Cut, Step, leading
 from edge_opt.attention.rule import Labelled, name_of_piece
-from edge_opt.attention.rules import MOVEMENT
-from edge_opt.ir import DType, Operator, Quantization, Subgraph, Tensor
-from edge_opt.ir.region import read_outside
+from edge_opt.ir import DType, Quantization, Tensor
 from edge_opt.output.words import name_below
 from edge_opt.schema.table import Table
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
 SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
 _NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
-_SCALINGS = frozenset({"MUL", "DIV"})
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One operator of the chain between a cut and the tensor that the block reads; `read` are its operand's factors."""
-
-    result: Labelled
-    operand: int
-    read: Factored
-
-    @property
-    def scales(self) -> bool:
-        """True for a multiplication by a number, False for a rearrangement."""
-        return self.result.operator.name in _SCALINGS
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Where a labelled tensor is cut: `source` with factors `factored`, then `steps` per head.
-
-    `above` are the old operators that the new graph has above the cut in another shape.
-    """
-
-    source: Tensor
-    factored: Factored
-    steps: tuple[Step, ...] = ()
-    above: tuple[Operator, ...] = ()
 
 
 @dataclass(eq=False)
 class Cutter:
-    """Chooses cuts and makes them, each once."""
+    """Makes cuts, each once."""
 
-    subgraph: Subgraph
-    operands: OperandFactors
     form: Form
     assembly: Assembly
     pieces: int
     tiles: int
 
     def __post_init__(self) -> None:
-        self._pieces: dict[tuple[int, Factored, tuple[int, ...]], Tensor] = {}
-        self._parts: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
+        self._sources: dict[Cut, Tensor] = {}
+        self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
+        self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
 
-    # Where
-
-    def choose(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Cut:
-        """Follow the rearrangements and scalings above the tensor, and choose where on them to cut.
-
-        `readers` are the operators that the rewrite replaces: what anybody else reads stays as it is.
-        """
-        here = Cut(tensor, factored)
-        if tensor.is_constant or fx.piece_count(factored) == 1:
-            return here
-        chain = list(self._chain(tensor, factored, readers))
-        if self.form.position == "near":
-            scalings = [i for i, step in enumerate(chain) if step.scales]
-            chain = chain[: scalings[-1] + 1] if scalings and self.form.sink else []
-        chain.reverse()
-        return (self._cut_on(chain) if chain else None) or here
-
-    def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Step]:
-        """Upwards, while nobody else reads what is between."""
-        for operator, operand, read in self.operands.chain(tensor, factored):
-            followed = operator.name in MOVEMENT or _scales(operator, operand)
-            if not followed or read_outside(self.subgraph, tensor, readers):
-                return
-            yield Step(Labelled(operator, factored), operand, read)
-            tensor, factored, readers = operator.input(operand), read, {operator}
-
-    def _cut_on(self, chain: list[Step]) -> Cut | None:
-        """Cut on a chain given from its top; rearrangements above the cut are made once, on the unscaled tensor."""
-        source = chain[0].result.input(chain[0].operand)
-        places = [chain[0].read, *(step.result.factored for step in chain)]
-        usable = [index for index, labelled in enumerate(places) if self._cuttable(labelled)]
-        if not usable:
-            return None
-        index = usable[0] if self.form.position == "far" else usable[-1]
-        above = chain[:index]
-        # What stands above the first scaling stays as it is, outside the region.
-        while above and not above[0].scales:
-            source = above.pop(0).result.tensor
-        source = self._moved(source, [step.result for step in above if not step.scales])
-        # A scaling may raise the rank: `[N,T,H] * [1,1,1,1]`.
-        source = self.assembly.reshaped(source, fx.sizes(places[index]), name_below(source.name, "ranked"))
-        sunk = [step for step in above if step.scales]
-        return Cut(
-            source, places[index], (*sunk, *chain[index:]), tuple(step.result.operator for step in above)
-        )
-
-    def _cuttable(self, factored: Factored) -> bool:
-        axes = fx.labelled_axes(factored)
-        if len(axes) != 1:
-            return False
-        axis = factored[axes[0]]
-        if self.form.cut == "unpack":
-            return fx.only_labels(axis)
-        return fx.take_outer(axis, fx.piece_count(factored)) is not None
-
-    def _moved(self, source: Tensor, moves: Sequence[Labelled]) -> Tensor:
-        """The rearrangements of another source; those that keep the row-major order become one RESHAPE."""
-        for move in moves:
-            operator, result = move.operator, move.tensor
-            if keeps_order(Labelled(operator, fx.plain(result.shape))):
-                continue
-            inputs = [self._unscaled(source, operator.input(0)), *operator.inputs[1:]]
-            moved = self.assembly.tensor(name_below(result.name, "unscaled"), result.shape, source)
-            source = self.assembly.copy(operator, inputs, moved)
-        return self._unscaled(source, moves[-1].tensor) if moves else source
+    def source(self, cut: Cut) -> Tensor:
+        """The tensor that is cut: rearranged as the cut says, those moves left out that are a RESHAPE at most."""
+        if cut not in self._sources:
+            source = cut.source
+            for move in cut.moves:
+                if not keeps_order(Labelled(move.operator, fx.plain(move.tensor.shape))):
+                    inputs = [self._unscaled(source, move.input(0)), *move.operator.inputs[1:]]
+                    name = name_below(move.tensor.name, "unscaled")
+                    moved = self.assembly.tensor(name, move.tensor.shape, source)
+                    source = self.assembly.copy(move.operator, inputs, moved)
+            if cut.moves:
+                source = self._unscaled(source, cut.moves[-1].tensor)
+            # A scaling may raise the rank: `[N,T,H] * [1,1,1,1]`.
+            shape, name = fx.sizes(cut.factored), name_below(source.name, "ranked")
+            self._sources[cut] = self.assembly.reshaped(source, shape, name)
+        return self._sources[cut]
 
     def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
         return self.assembly.reshaped(source, like.shape, name_below(like.name, "unscaled"))
-
-    # How
 
     def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """One head's part of a tensor, cut off."""
         if fx.is_shared(factored):
             return tensor
-        key = (id(tensor), factored, fx.piece_key(factored, head))
+        key = (tensor, factored, fx.piece_key(factored, head))
         if key not in self._pieces:
             self._pieces[key] = self._make(tensor, factored, head)
         return self._pieces[key]
@@ -188,7 +105,7 @@ class Cutter:
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
-        key = (id(tensor), axis, count)
+        key = (tensor, axis, count)
         if key not in self._parts:
             part = "piece" if self.tiles > 1 else "head" if count == self.pieces else "group"
             size = tensor.shape[axis] // count
@@ -238,21 +155,3 @@ def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
     expanded = values.reshape([f.size for axis in factored for f in axis])
     index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
     return np.ascontiguousarray(expanded[index]).ravel()
-
-
-def levels(factored: Factored) -> int:
-    """How many operators after one another it takes to cut the heads apart."""
-    return sum(1 if leading(factored[axis]) else 2 for axis in fx.labelled_axes(factored))
-
-
-def leading(axis: Axis) -> Axis:
-    """The labelled factors that an axis begins with."""
-    count = next((i for i, factor in enumerate(axis) if not factor.stride), len(axis))
-    return axis[:count]
-
-
-def _scales(operator: Operator, operand: int) -> bool:
-    """True for a multiplication of that operand by a number."""
-    others = [tensor for index, tensor in enumerate(operator.inputs) if index != operand]
-    scalar = all(t is not None and t.has_numbers and t.elements == 1 for t in others)
-    return operator.name in _SCALINGS and scalar and not operator.option("fused_activation_function")

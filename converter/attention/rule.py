@@ -135,9 +135,13 @@ class Rule(ABC):
         """Of an operator that vanishes, the operand that the result is a RESHAPE of."""
         return 0
 
+    def parts(self, of: Labelled, *, keep: bool) -> Operands:
+        """The operands of which a head reads its own part; others it reads as they are."""
+        return self.operands(of)
+
     def made(self, one: OneHead) -> Tensor:
         """The operator for one head, its result perhaps still to be reshaped."""
-        return one.clone({index: one.piece(index) for index in self.operands(one.of)})
+        return one.clone({index: one.piece(index) for index in self.parts(one.of, keep=one.keep_axes)})
 
     def emit(self, one: OneHead) -> Tensor:
         """The result for one head."""
