@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from edge_opt.ir.extract import renumbered
-from edge_opt.ir.graph import Buffer, Subgraph, Tensor
+from edge_opt.ir.graph import Buffer, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import runtime_version
 from edge_opt.ir.references import subgraph_indices
@@ -34,7 +34,7 @@ class Usage:
     @classmethod
     def of(cls, model: Model) -> Usage:
         """What the model uses as it stands."""
-        tensors = {id(t) for subgraph in model.subgraphs for t in _referenced(subgraph)}
+        tensors = {id(t) for graph in model.subgraphs for t in used_tensors(graph, graph.operators)}
         for signature in model.signatures:
             tensors.update(id(t) for t in (*signature.inputs.values(), *signature.outputs.values()))
         buffers = {id(t.buffer) for subgraph in model.subgraphs for t in subgraph.tensors if id(t) in tensors}
@@ -54,15 +54,6 @@ def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[int]:
             for operator in subgraph.operators:
                 pending.extend(model.subgraphs[index] for index in subgraph_indices(operator.options))
     return found
-
-
-def _referenced(subgraph: Subgraph) -> Iterator[Tensor]:
-    yield from subgraph.inputs
-    yield from subgraph.outputs
-    for operator in subgraph.operators:
-        yield from (tensor for tensor in operator.inputs if tensor is not None)
-        yield from operator.outputs
-        yield from operator.intermediates
 
 
 def remove_unused(model: Model, before: Usage) -> None:

@@ -448,6 +448,15 @@ def _count_use(tensor: Tensor | None, operator: Operator, change: int) -> None:
         del tensor._uses[operator]  # noqa: SLF001
 
 
+def used_tensors(graph: Subgraph, operators: Iterable[Operator]) -> Iterator[Tensor]:
+    """What the subgraph's inputs, these operators and its outputs name, as often as they do."""
+    yield from graph.inputs
+    for operator in operators:
+        yield from (tensor for tensor in operator.inputs if tensor is not None)
+        yield from (*operator.outputs, *operator.intermediates)
+    yield from graph.outputs
+
+
 def topological(operators: Iterable[Operator]) -> list[Operator]:
     """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
     pending = list(operators)

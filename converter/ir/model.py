@@ -241,7 +241,9 @@ def checked_tables(model: Model) -> Table:
         ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
     """
     check_subgraphs(model.subgraphs)
-    tensors = {id(graph): {id(tensor) for tensor in tensors_of(graph)} for graph in model.subgraphs}
+    tensors = {
+        id(graph): {id(tensor) for tensor in tensors_of(graph, graph.operators)} for graph in model.subgraphs
+    }
     keys: set[str] = set()
     for signature in model.signatures:
         check_new_key(signature.key, keys)

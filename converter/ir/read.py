@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir.checks import SubgraphChecks
+from edge_opt.ir.checks import check_subgraph
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
@@ -90,7 +90,7 @@ def from_tables(file: ModelFile) -> Model:
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
     sound_scales: set[int] = set()
     for index, table in enumerate(root.get("subgraphs") or []):
-        model.subgraphs.append(_SubgraphReader(model, table, index, sound_scales).read())
+        model.subgraphs.append(_read_subgraph(model, table, index, sound_scales))
     check_references(model.subgraphs)
     for table in root.get("signature_defs") or []:
         _add_signature(model, table)
@@ -115,66 +115,58 @@ def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:
     raise ModelFormatError(f"{where}: {what} {index} does not exist, there are {len(items)}")
 
 
-class _SubgraphReader:
-    def __init__(self, model: Model, table: Table, index: int, sound_scales: set[int]) -> None:
-        self._model = model
-        self._table = table
-        self._graph = Subgraph(table.get("name") or "", table)
-        self._checks = SubgraphChecks(self._graph, index, sound_scales)
-        self._place = self._checks.place
+def _read_subgraph(model: Model, table: Table, index: int, sound_scales: set[int]) -> Subgraph:
+    graph = Subgraph(table.get("name") or "", table)
+    place = f"subgraph '{graph.name or f'#{index}'}'"
+    graph.tensors = [
+        _read_tensor(model, tensor, f"{place}, tensor {position} '{tensor.get('name') or ''}'")
+        for position, tensor in enumerate(table.get("tensors") or [])
+    ]
+    graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
+    graph.outputs = _listed(graph.tensors, table, "outputs", f"{place} outputs", "tensor")
+    operators = [
+        _read_operator(model, graph.tensors, operator, f"{place}, operator {position}")
+        for position, operator in enumerate(table.get("operators") or [])
+    ]
+    check_subgraph(graph, operators, index, sound_scales)
+    for operator in operators:
+        graph.append(operator)
+    return graph
 
-    def read(self) -> Subgraph:
-        graph, table = self._graph, self._table
-        graph.tensors = [self._tensor(t, i) for i, t in enumerate(table.get("tensors") or [])]
-        graph.inputs = self._tensors(table, "inputs", f"{self._place} inputs", "tensor")
-        graph.outputs = self._tensors(table, "outputs", f"{self._place} outputs", "tensor")
-        self._checks.define(graph.inputs)
-        for position, operator in enumerate(table.get("operators") or []):
-            graph.append(self._operator(operator, position))
-        self._checks.check_scratch()
-        return graph
 
-    def _tensors(self, table: Table, field: str, where: str, what: str) -> list[Tensor]:
-        return [_at(self._graph.tensors, index, where, what) for index in _integers(table.get(field))]
-
-    def _tensor(self, table: Table, index: int) -> Tensor:
-        name = table.get("name") or ""
-        signature, quantization = table.get("shape_signature"), table.get("quantization")
+def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
+    signature, quantization = table.get("shape_signature"), table.get("quantization")
+    buffer = _at(model.buffers, table.get("buffer"), where, "buffer")
+    return Tensor(
+        table.get("name") or "",
+        _integers(table.get("shape")),
+        DType(table.get("type")),
+        quantization=None if quantization is None else Quantization(quantization),
         # Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it.
-        where = f"{self._place}, tensor {index} '{name}'"
-        buffer = _at(self._model.buffers, table.get("buffer"), where, "buffer")
-        tensor = Tensor(
-            name,
-            _integers(table.get("shape")),
-            DType(table.get("type")),
-            quantization=None if quantization is None else Quantization(quantization),
-            buffer=buffer if table.get("buffer") else None,
-            shape_signature=None if signature is None else _integers(signature),
-            is_variable=table.get("is_variable"),
-            table=table,
-        )
-        self._checks.check_tensor(tensor, index)
-        return tensor
+        buffer=buffer if table.get("buffer") else None,
+        shape_signature=None if signature is None else _integers(signature),
+        is_variable=table.get("is_variable"),
+        table=table,
+    )
 
-    def _operator(self, table: Table, position: int) -> Operator:
-        place = f"{self._place}, operator {position}"
-        codes = self._model.operator_codes
-        code: OperatorCode = _at(codes, table.get("opcode_index"), place, "operator code")
-        place = f"{place} ({code.name})"
-        tensors = self._graph.tensors
-        inputs: list[Tensor | None] = [
-            None if index == -1 else _at(tensors, index, place, "input tensor")
-            for index in _integers(table.get("inputs"))
-        ]
-        outputs = self._tensors(table, "outputs", place, "output tensor")
-        intermediates = self._tensors(table, "intermediates", place, "intermediate tensor")
-        first, second = table.get("builtin_options"), table.get("builtin_options_2")
-        if first is not None and second is not None:
-            raise ModelFormatError(f"{place}: has two kinds of options, {first.name} and {second.name}")
-        options: Table | None = first if second is None else second
-        operator = Operator(code, inputs, outputs, options, table, intermediates)
-        self._checks.check_operator(operator, position)
-        return operator
+
+def _read_operator(model: Model, tensors: list[Tensor], table: Table, place: str) -> Operator:
+    code: OperatorCode = _at(model.operator_codes, table.get("opcode_index"), place, "operator code")
+    place = f"{place} ({code.name})"
+    inputs: list[Tensor | None] = [
+        None if index == -1 else _at(tensors, index, place, "input tensor")
+        for index in _integers(table.get("inputs"))
+    ]
+    outputs = _listed(tensors, table, "outputs", place, "output tensor")
+    intermediates = _listed(tensors, table, "intermediates", place, "intermediate tensor")
+    first, second = table.get("builtin_options"), table.get("builtin_options_2")
+    if first is not None and second is not None:
+        raise ModelFormatError(f"{place}: has two kinds of options, {first.name} and {second.name}")
+    return Operator(code, inputs, outputs, first if second is None else second, table, intermediates)
+
+
+def _listed(tensors: list[Tensor], table: Table, field: str, where: str, what: str) -> list[Tensor]:
+    return [_at(tensors, index, where, what) for index in _integers(table.get(field))]
 
 
 def _add_signature(model: Model, table: Table) -> None:

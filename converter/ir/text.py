@@ -18,12 +18,12 @@ double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator w
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from edge_opt.ir.graph import Operator, Subgraph, Tensor
+from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
 from edge_opt.ir.quantization import Quantization
 from edge_opt.schema.table import Table
@@ -69,7 +69,7 @@ class _Names:
 
     def __init__(self, subgraph: Subgraph, others: Sequence[Tensor] = ()) -> None:
         self._names: dict[int, str] = {}
-        self.tensors = list(_used_tensors(subgraph, others))
+        self.tensors = list(dict.fromkeys([*used_tensors(subgraph, subgraph.operators), *others]))
         taken: set[str] = set()
         for tensor in self.tensors:
             name, count = tensor.name, 1
@@ -81,23 +81,6 @@ class _Names:
 
     def of(self, tensor: Tensor) -> str:
         return self._names[id(tensor)]
-
-
-def _used_tensors(subgraph: Subgraph, others: Sequence[Tensor]) -> Iterator[Tensor]:
-    seen: set[int] = set()
-
-    def fresh(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
-        for tensor in tensors:
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield tensor
-
-    yield from fresh(subgraph.inputs)
-    for operator in subgraph.operators:
-        yield from fresh(operator.inputs)
-        yield from fresh(operator.outputs)
-    yield from fresh(subgraph.outputs)
-    yield from fresh(others)
 
 
 def _subgraph_lines(subgraph: Subgraph, names: _Names) -> Iterator[str]:
