@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_opt.ir.checks import check_subgraphs, tensors_of
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Shape, Subgraph, Tensor
+from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
 from edge_opt.ir.quantization import Quantization
@@ -112,15 +112,24 @@ class Model:
         if self.file is not None:
             self.file.close()
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write a .tflite file, whole or not at all; weights go from file to file.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        check: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Write a .tflite file, whole or not at all; weights go from file to file. `progress` gets bytes done and all.
+
+        `check` may look at the finished file before it gets its name, and refuse it by raising.
 
         Raises:
             UsageError: the output is the file that the model was read from, or exists and `overwrite` is False.
             OutputError: the output cannot be written; nothing is left behind.
             ModelFormatError: `load` would refuse the model, or its file was changed meanwhile.
         """
-        save(self, path, overwrite=overwrite)
+        write_model(checked_tables(self), path, overwrite=overwrite, progress=progress, check=check)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
         """The model's code for a builtin operator in that version.
@@ -128,10 +137,8 @@ class Model:
         A new one is listed when the model is written and an operator has it: a rewrite that is dropped leaves none.
         """
         code = OperatorCode(BUILTIN_OPERATORS[name], version)
-        for known in self.operator_codes:
-            if known.key() == code.key():
-                return known
-        return self.new_codes.setdefault(code.key(), code)
+        listed = (known for known in self.operator_codes if known.key() == code.key())
+        return next(listed, None) or self.new_codes.setdefault(code.key(), code)
 
     def new_operator(
         self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
@@ -143,16 +150,14 @@ class Model:
         """
         table = options_table(name)
         fields = None if table is None else new_table(table, **options)
-        made = Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, fields)
-        made.code = self.operator_code(name, required_version(made))
-        return made
+        operator = Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, fields)
+        operator.code = self.operator_code(name, required_version(operator))
+        return operator
 
     def signature_name(self, subgraph: Subgraph) -> str:
         """The name users know the subgraph by: its signature's key, else its own name."""
-        for signature in self.signatures:
-            if signature.subgraph is subgraph:
-                return signature.key
-        return subgraph.name
+        keys = (signature.key for signature in self.signatures if signature.subgraph is subgraph)
+        return next(keys, subgraph.name)
 
     def entry_points(self) -> list[tuple[str, Subgraph]]:
         """What a caller can run, by name: the signatures, or the first subgraph of a model without any."""
@@ -174,7 +179,7 @@ class Constants:
 
     def __init__(self, model: Model) -> None:
         self._buffers = model.constant_buffers
-        self._made: dict[tuple[object, ...], Tensor] = {}
+        self._tensors: dict[tuple[object, ...], Tensor] = {}
 
     def make(
         self,
@@ -186,18 +191,10 @@ class Constants:
         """A constant with the numbers of `array` (already in the type that stores `dtype`) and its shape."""
         raw, shape = array.tobytes(), tuple(int(size) for size in array.shape)
         key = (raw, shape, dtype, None if quantization is None else quantization.key())
-        known = self._made.get(key)
-        if known is None:
-            known = self._made[key] = self._new(name, raw, shape, dtype, quantization)
-        return known
-
-    def _new(
-        self, name: str, raw: bytes, shape: Shape, dtype: DType, quantization: Quantization | None
-    ) -> Tensor:
-        buffer = self._buffers.get(raw)
-        if buffer is None:
-            buffer = self._buffers[raw] = Buffer(Data(raw))
-        return Tensor(name, shape, dtype, quantization=quantization, buffer=buffer)
+        if key not in self._tensors:
+            buffer = self._buffers.setdefault(raw, Buffer(Data(raw)))
+            self._tensors[key] = Tensor(name, shape, dtype, quantization=quantization, buffer=buffer)
+        return self._tensors[key]
 
 
 _SCHEMA_VERSION = 3
@@ -205,24 +202,7 @@ _PLACEHOLDER = 127
 _OPTION_FIELDS = {"builtin_options": "BuiltinOptions", "builtin_options_2": "BuiltinOptions2"}
 
 
-def save(
-    model: Model,
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-    check: Callable[[Path], None] | None = None,
-) -> None:
-    """Write a model to a file, whole or not at all; weights go from file to file.
-
-    `check` may look at the finished file before it gets its name, and refuse it by raising.
-
-    Raises:
-        UsageError: the output is the input, or exists and `overwrite` is False.
-        OutputError: the output cannot be written; nothing is left behind.
-        ModelFormatError: `load` would refuse the model, or its file was changed meanwhile.
-    """
-    write_model(checked_tables(model), path, overwrite=overwrite, progress=progress, check=check)
+save = Model.save
 
 
 def to_bytes(model: Model) -> bytes:
@@ -241,17 +221,16 @@ def checked_tables(model: Model) -> Table:
         ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
     """
     check_subgraphs(model.subgraphs)
-    tensors = {
-        id(graph): {id(tensor) for tensor in tensors_of(graph, graph.operators)} for graph in model.subgraphs
-    }
-    keys: set[str] = set()
+    tensors = {id(graph): set(tensors_of(graph, graph.operators)) for graph in model.subgraphs}
+    keys: list[str] = []
     for signature in model.signatures:
         check_new_key(signature.key, keys)
-        keys.add(signature.key)
-        if id(signature.subgraph) not in tensors:
+        keys.append(signature.key)
+        held = tensors.get(id(signature.subgraph))
+        if held is None:
             raise ModelFormatError(f"signature '{signature.key}': its subgraph is not one of the model's")
         for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
-            if id(tensor) not in tensors[id(signature.subgraph)]:
+            if tensor not in held:
                 raise ModelFormatError(f"signature '{signature.key}': its subgraph does not hold '{name}'")
     return to_tables(model)
 
