@@ -47,13 +47,13 @@ def check_subgraph(
     for position, operator in enumerate(operators):
         name = operator.code.name  # `operator.name` says more where the recorded shapes are wrong
         where = f"{place}, operator {position} ({name})"
-        for tensor in operator.inputs:
-            if tensor is None or id(tensor) in defined or _stands_alone(tensor):
+        for operand in operator.inputs:
+            if operand is None or id(operand) in defined or _stands_alone(operand):
                 continue
             if name != "CUSTOM":
-                raise _too_early(where, tensor)
+                raise _too_early(where, operand)
             # What nobody defines later on either is scratch memory that a custom operator asks for.
-            scratch.append((where, tensor))
+            scratch.append((where, operand))
         for output in operator.outputs:
             if id(output) in defined or output.is_constant:
                 raise ModelFormatError(f"{where}: defines '{output.name}', which is already defined")

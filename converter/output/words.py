@@ -6,7 +6,10 @@ import signal
 
 _LONGEST = 70
 _KIBI = 1024
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+# Control characters, line separators, what turns the direction of writing, and halves of characters.
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 
 
@@ -45,8 +48,8 @@ def name_below(name: str, part: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with control characters written out, a line break among them: no name in a file can forge a line."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    """The text with what cannot be seen written out, a line break among it: no name in a file can forge a line."""
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def many(count: int, noun: str) -> str:

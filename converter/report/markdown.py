@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from edge_opt.conversion.result import entry_points, masked_rows, proof
-from edge_opt.output.html import one_line
+from edge_opt.output.words import one_line
 from edge_opt.report.document import NO_LINT, Example, Report
 
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
