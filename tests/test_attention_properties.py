@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("EDGE_OPT_ATTENTION_GRAPHS", "0"))
 """How many graphs to try, drawn anew each time; 0 tries a fixed moderate number of fixed ones."""
 
 graphs = settings(
-    max_examples=EXAMPLES or 100,
+    max_examples=EXAMPLES or 60,
     derandomize=not EXAMPLES,
     deadline=None,
     database=None,

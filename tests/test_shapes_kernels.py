@@ -22,7 +22,7 @@ from shapes_referee import (
 from edge_opt.shapes import ShapeError
 
 SMALL = st.lists(st.integers(0, 3), max_size=4).map(tuple)
-examples = settings(max_examples=150, deadline=None)
+examples = settings(max_examples=80, deadline=None)
 
 
 @pytest.mark.parametrize(("left", "right"), [((2, 3), (2, 3)), ((2, 3), (1, 3))])
