@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 from pretend_stages import FLOAT, write
 
-from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts, text_of
-from edge_opt.build.tokens import counter, template_note, tokenizer_of
+from edge_opt.build.prompts import (
+    Plan,
+    check_lengths,
+    counter,
+    plan,
+    read_prompts,
+    template_note,
+    text_of,
+    tokenizer_of,
+)
 from edge_opt.output.errors import UsageError
 
 AROUND = 3

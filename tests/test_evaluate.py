@@ -14,8 +14,8 @@ from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
 from text_parser import parse
 
 from edge_opt.build import evaluating
-from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.processes import Processes
+from edge_opt.build.work import Carried, Job, StageFailedError
 from edge_opt.evaluation import scoring
 from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
 from edge_opt.evaluation.scoring import Checkpoint, Runtime

@@ -44,7 +44,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/proof/", "converter/integrations/"),
     "tensorflow": ("converter/proof/", "converter/integrations/"),
-    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/tokens.py"),
+    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/prompts.py"),
     "torch": ("converter/integrations/", "converter/evaluation/scoring.py"),
     "litert_lm": ("converter/evaluation/scoring.py",),
     "typer": ("cli/",),

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.hexagon_log import read_heard
+from edge_opt.npu.hexagon import read_heard
 from edge_opt.npu.sdk import LIBRARY, build_probe
 
 FAKE = Path(__file__).with_name("fake_qnn.c")

@@ -30,7 +30,7 @@ from edge_opt.npu import (
 )
 from edge_opt.npu.ethos import find_vela, read_counts, read_refusals, read_summary
 from edge_opt.npu.figures import read_floor
-from edge_opt.npu.hexagon_log import first_complaint, library_version, read_log
+from edge_opt.npu.hexagon import first_complaint, library_version, read_log
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 from edge_opt.output.errors import UsageError
 

@@ -4,7 +4,7 @@ It drives tools that others wrote and rewrites nothing itself; what it knows of 
 """
 
 from edge_opt.build.building import BuildResult, StageReport, build
-from edge_opt.build.jobs import BuildCheckError, Carried, Job, StageFailedError
+from edge_opt.build.work import BuildCheckError, Carried, Job, StageFailedError
 
 __all__ = [
     "BuildCheckError",

@@ -9,14 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.evaluating import HeldOut, choose, compare
-from edge_opt.build.jobs import MODEL, REPORT, BuildCheckError, Carried, Job, StageFailedError
-from edge_opt.build.next_steps import NextSteps, next_steps
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
 from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
-from edge_opt.build.vendors import QUALCOMM, Vendor, find_chip, find_compiler
-from edge_opt.build.work import Input, Kept, WorkFolder, digest_of, key_of, taken
+from edge_opt.build.vendors import QUALCOMM, NextSteps, Vendor, find_chip, find_compiler, next_steps
+from edge_opt.build.work import (
+    MODEL,
+    REPORT,
+    BuildCheckError,
+    Carried,
+    Input,
+    Job,
+    Kept,
+    StageFailedError,
+    WorkFolder,
+    digest_of,
+    key_of,
+    taken,
+)
 from edge_opt.conversion import Verify
 from edge_opt.conversion.container import Sections, find_unsound
 from edge_opt.integrations.npu_export import TARGETS

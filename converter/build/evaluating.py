@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.jobs import Job, StageFailedError
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.source import Kind, look_at, read_json
+from edge_opt.build.work import Job, StageFailedError
 from edge_opt.evaluation.findings import Evaluation, Part, Said, cut, other_tokens, score
 from edge_opt.ir.opening import Opened
 from edge_opt.output.errors import UsageError

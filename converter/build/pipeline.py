@@ -19,14 +19,21 @@ from typing import Any
 import numpy as np
 
 from edge_opt.build.caches import SETTING, SlidingLayers, notes, ring_of
-from edge_opt.build.jobs import REPORT, Job
-from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts
+from edge_opt.build.prompts import (
+    Plan,
+    check_lengths,
+    counter,
+    plan,
+    read_prompts,
+    template_note,
+    tokenizer_of,
+)
 from edge_opt.build.sections import keep_sections
-from edge_opt.build.tokens import counter, template_note, tokenizer_of
+from edge_opt.build.work import REPORT, Job
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
-from edge_opt.npu.hexagon_log import first_complaint
+from edge_opt.npu.hexagon import first_complaint
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.output.progress import Progress

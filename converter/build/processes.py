@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt import processes
-from edge_opt.build.jobs import Carried, Job, StageFailedError
 from edge_opt.build.pipeline import check_versions
+from edge_opt.build.work import Carried, Job, StageFailedError
 from edge_opt.evaluation.scoring import check_runtimes
 from edge_opt.npu.sdk import search_path
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from edge_opt.ir import Model, load, save
-from edge_opt.ir.cleanup import keep_signature
+from edge_opt.ir import Model, save
 from edge_opt.npu import process
 from edge_opt.npu.figures import Compilation, VelaFigures, read_floor
+from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 
 DEFAULT_CHIP = "ethos-u85-512"
@@ -59,15 +59,11 @@ def compile_model(
         CompilerMissingError: Vela is not here.
         CompilerFailedError: Vela ended without a result; operators that it leaves on the CPU are no such failure.
     """
-    vela, who, found = find_vela(), f"{path.name}: Vela", []
+    vela, who, signatures = find_vela(), f"{path.name}: Vela", []
     for name, subgraph in model.entry_points():
-        # Loaded anew for each: keeping one signature edits the model.
-        single = load(path)
-        if model.signatures:
-            keep_signature(single, name)
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
             file = Path(folder) / "signature.tflite"
-            save(single, file)
+            save(cut_entry_point(model, name), file)
             options = [f"--accelerator-config={chip}", *flags, f"--output-dir={folder}"]
             done = process.run(who, [*vela, str(file), *options], seconds)
             summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
@@ -84,9 +80,9 @@ def compile_model(
         except ValueError as error:
             raise CompilerFailedError(f"{who}'s output cannot be read: {error}") from error
         floor, left = read_floor(subgraph), read_refusals(output)
-        found.append(VelaFigures(name, operators, taken, floor=floor, on_cpu=left, **summary))
+        signatures.append(VelaFigures(name, operators, taken, floor=floor, on_cpu=left, **summary))
     answer = process.run(who, [*vela, "--version"])
-    return Compilation(tuple(found), {"ethos-u-vela": answer.stdout.strip()})
+    return Compilation(tuple(signatures), {"ethos-u-vela": answer.stdout.strip()})
 
 
 def read_counts(output: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 
 from edge_opt.ir import DType, Subgraph, Tensor
@@ -63,14 +64,14 @@ class SpillFigures(Record):
     def ranking(self, *, timed: bool = True) -> dict[str, float]:
         """What ranks entry points, first things first, each by the words that tell it; smaller is better.
 
-        What leaves the NPU counts first, then in how many pieces the rest is, then the estimated time, if it is `timed`
-        and has one, then bytes moved and steps.
+        What leaves the NPU counts first, then in how many pieces the rest is, then, if it is `timed`, the estimated
+        time, then bytes moved and steps.
         """
-        time = {"estimated {:.3f} ms": self.time.us / 1000} if timed and self.time is not None else {}
+        time = math.inf if self.time is None else self.time.us / 1000
         return {
             "{} operators off the NPU": self.operators - self.taken,
             "{} pieces on the NPU": self.partitions,
-            **time,
+            **({"estimated {:.3f} ms": time} if timed else {}),
             "{:,} bytes moved": self.ddr_read + self.ddr_written,
             "{:,} steps": self.run_list,
         }
@@ -95,6 +96,14 @@ class VelaFigures(Record):
     dram_traffic: int
     floor: int
     on_cpu: dict[str, int] = field(default_factory=dict)
+
+    def ranking(self) -> dict[str, float]:
+        """What ranks entry points, first things first; smaller is better."""
+        return {
+            "{} operators off the NPU": self.operators - self.taken,
+            "{} cycles": self.cycles,
+            "{:,} bytes moved": self.sram_traffic + self.dram_traffic,
+        }
 
 
 Figures = SpillFigures | VelaFigures

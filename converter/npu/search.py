@@ -14,7 +14,6 @@ from typing import Any
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
-from edge_opt.npu.figures import SpillFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.profiling import COMPILERS, compiled_target, model_file, profile
@@ -215,14 +214,8 @@ def _checked(
 
 
 def rank(trial: Trial) -> tuple[float, ...]:
-    """Smaller is better: what leaves the NPU counts first, then time (for Vela cycles), then bytes moved."""
-    figures = trial.figures
-    if figures is None:
-        return (math.inf,)
-    if isinstance(figures, SpillFigures):
-        ranking = list(figures.ranking().values())
-        return (*ranking[:2], *([math.inf] if figures.time is None else []), *ranking[2:])
-    return (figures.operators - figures.taken, figures.cycles, figures.sram_traffic + figures.dram_traffic)
+    """Smaller is better; what did not compile comes last."""
+    return (math.inf,) if trial.figures is None else tuple(trial.figures.ranking().values())
 
 
 def tuned_target(tuning: Tuning) -> Target:
