@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -22,7 +22,6 @@ from edge_opt.schema.tables import (
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
     STORED_AFTER,
-    TABLES,
     TFLITE,
     FieldSpec,
     Schema,
@@ -53,7 +52,6 @@ _NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or expo
 _OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
 _TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
 
-_u16 = struct.Struct("<H").unpack_from
 _u16_u16 = struct.Struct("<HH").unpack_from
 _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
@@ -141,19 +139,13 @@ def _source_of(model: str | os.PathLike[str] | bytes | Source) -> Source:
     return Source.open(model)
 
 
-_UNION_FIELDS: Final = {
-    spec.name: tuple(field.name for field in spec.fields if field.kind == "union") for spec in TABLES.values()
-}
-
-
 class _Shape(NamedTuple):
-    """What a vtable says of its tables: how to unpack the inline values, and which are references."""
+    """What a vtable says of its tables: how to unpack the inline values, where they lie, which are references."""
 
     size: int
     unpack: Callable[[Any, int], tuple[Any, ...]]
-    names: tuple[str, ...]
+    places: dict[str, int]
     references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int], Any]], ...]
-    unions: tuple[tuple[FieldSpec, int], ...]
 
 
 class Reader:
@@ -176,16 +168,15 @@ class Reader:
         self._contents: dict[bytes, bytes] = {}
         self._regions: dict[tuple[int, int], Data] = {}
         self._readers: dict[str, Callable[[FieldSpec, int], Any]] = {
-            "scalars": self._scalars,
-            "string": self._text,
+            "scalars": partial(self._shared, self._scalars),
+            "string": partial(self._shared, self._text),
             "table": self._child,
-            "tables": self._children,
-            "strings": self._strings,
+            "tables": partial(self._shared, self._children),
+            "strings": partial(self._shared, self._strings),
         }
         self._meanings: dict[str, Callable[[Table, int], None]] = {
-            **{name: self._check_unions for name, unions in _UNION_FIELDS.items() if unions},
             "Buffer": self._stored_after,
-            "Operator": self._operator,
+            "Operator": self._stored_after,
             "OperatorCode": self._operator_code,
             "Tensor": self._tensor,
             "VariantSubType": self._tensor,
@@ -210,9 +201,8 @@ class Reader:
     def position(self, table: Table, field: str) -> int:
         """Where a field that is present stands in the file."""
         position = self._positions[id(table)]
-        vtable = position - _i32(*self._at(position, 4))[0]
-        (inside,) = _u16(*self._at(vtable + 4 + 2 * table.spec.by_name[field].slot, 2))
-        return position + int(inside)
+        shape = self._shape(table.spec, position, _i32(*self._at(position, 4))[0], None)
+        return position + shape.places[field]
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -264,13 +254,13 @@ class Reader:
         self._spend(field, shape.size, position)
         if start + shape.size > len(content):
             content, start = self._at(position, shape.size)
-        values = dict(zip(shape.names, shape.unpack(content, start), strict=True))
+        values = dict(zip(shape.places, shape.unpack(content, start), strict=True))
         table = tables[position] = Table(spec, values)
         for reference, at, read in shape.references:
             target = self._target(reference, position + at, values[reference.name])
             values[reference.name] = read(reference, target)
-        for union, at in shape.unions:
-            self._union(union, position + at, values)
+        for union in spec.unions:
+            self._union(union, position + shape.places.get(union.name, 0), values)
         meaning = self._meanings.get(spec.name)
         if meaning is not None:
             meaning(table, position)
@@ -317,11 +307,10 @@ class Reader:
         return _Shape(
             size,
             struct.Struct("".join(codes)).unpack_from,
-            tuple(field.name for _, field in sorted(present)),
+            {field.name: at for at, field in sorted(present)},
             tuple(
                 (field, at, self._readers[field.kind]) for at, field in present if field.kind in self._readers
             ),
-            tuple((field, at) for at, field in present if field.kind == "union"),
         )
 
     def _target(self, field: FieldSpec, at: int, offset: int) -> int:
@@ -336,23 +325,22 @@ class Reader:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count
 
-    def _scalars(self, field: FieldSpec, target: int) -> Any:
-        kind = "data" if field.table == "Buffer" else field.type
-        known = self._values.get((kind, target))
-        if known is not None:
-            return known
-        dtype = NUMPY_TYPES[field.element]
-        count = self._vector(field, target, dtype.itemsize)
-        size = count * dtype.itemsize
-        value: Any
-        if kind == "data":
-            self._spend(field, 4 + size, target)
-            value = Data.region(self.source, target + 4, count, external=False)
-        else:
-            self._spend(field, 4 + size, target, 1 + size // _BYTES_PER_OBJECT)
-            value = self._numbers(dtype, target + 4, size)
-        self._values[kind, target] = value
+    def _shared(self, read: Callable[[FieldSpec, int], Any], field: FieldSpec, target: int) -> Any:
+        """The value at a place, read once for all fields of the same type."""
+        key = ("data" if field.table == "Buffer" else field.type, target)
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = read(field, target)
         return value
+
+    def _scalars(self, field: FieldSpec, target: int) -> Data | Bytes:
+        dtype = NUMPY_TYPES[field.element]
+        size = self._vector(field, target, dtype.itemsize) * dtype.itemsize
+        if field.table == "Buffer":
+            self._spend(field, 4 + size, target)
+            return Data.region(self.source, target + 4, size, external=False)
+        self._spend(field, 4 + size, target, 1 + size // _BYTES_PER_OBJECT)
+        return self._numbers(dtype, target + 4, size)
 
     def _numbers(self, dtype: np.dtype[Any], start: int, size: int) -> Bytes:
         """A vector, copied out of the file: a view would keep the page around it.
@@ -366,9 +354,6 @@ class Reader:
         return np.frombuffer(self._contents.setdefault(content, content), dtype)
 
     def _text(self, field: FieldSpec, target: int) -> str:
-        known: str | None = self._values.get(("string", target))
-        if known is not None:
-            return known
         start = target + 4
         stop = start + self._vector(field, target, 1)
         if stop >= self.end:
@@ -382,7 +367,6 @@ class Reader:
             text = str(content[first:last], "utf-8")
         except UnicodeDecodeError as error:
             self._fail(field, f"is no valid UTF-8 ({error.reason})", start + error.start)
-        self._values["string", target] = text
         return text
 
     def _child(self, field: FieldSpec, target: int) -> Table:
@@ -396,32 +380,30 @@ class Reader:
         return [start + 4 * index + offset for index, offset in enumerate(relative)]
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
-        known: list[Table] | None = self._values.get((field.type, target))
-        if known is None:
-            spec, read = self._schema.tables[field.element], self.table
-            known = [read(spec, place, field) for place in self._offsets(field, target)]
-            self._values[field.type, target] = known
-        return known
+        spec, read = self._schema.tables[field.element], self.table
+        return [read(spec, place, field) for place in self._offsets(field, target)]
 
     def _strings(self, field: FieldSpec, target: int) -> list[str]:
-        known: list[str] | None = self._values.get((field.type, target))
-        if known is None:
-            places = self._offsets(field, target)
-            if any(place > self.end - 4 for place in places):
-                self._fail(field, "has a string beyond the end of the file", target)
-            known = self._values[field.type, target] = [self._text(field, place) for place in places]
-        return known
+        places = self._offsets(field, target)
+        if any(place > self.end - 4 for place in places):
+            self._fail(field, "has a string beyond the end of the file", target)
+        return [self._shared(self._text, field._replace(type="string"), place) for place in places]
 
     def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
-        code = values.get(f"{field.name}_type", 0)
-        if code == 0:
+        """Read a union by the type beside it; one needs the other."""
+        code, is_there = values.get(f"{field.name}_type", 0), field.name in values
+        if code == 0 and is_there:
             self._fail(field, f"has a value but no {field.name}_type", at)
-        member = self._schema.unions[field.element].get(code)
-        if member is None and not self._schema.complete:
-            del values[field.name]
+        if code == 0:
             return
-        if member is None:
+        member = self._schema.unions[field.element].get(code)
+        if member is None and self._schema.complete:
             self._fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
+        if member is None:
+            values.pop(field.name, None)
+            return
+        if not is_there:
+            self._fail(field, f"has the type {member} but no value", at)
         target = self._target(field, at, values[field.name])
         values[field.name] = self.table(self._schema.tables[member], target, field)
 
@@ -455,10 +437,6 @@ class Reader:
         table.fields.pop(offset)
         table.fields.pop(size, None)
 
-    def _operator(self, table: Table, position: int) -> None:
-        self._stored_after(table, position)
-        self._check_unions(table, position)
-
     def _operator_code(self, table: Table, position: int) -> None:
         # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
         code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
@@ -470,18 +448,6 @@ class Reader:
         code = table.get("type")
         if code not in _TENSOR_TYPES:
             self._fail_newer(table.spec.name, "type", f"tensor type {code} is unknown", position)
-
-    def _check_unions(self, table: Table, position: int) -> None:
-        for name in _UNION_FIELDS[table.spec.name]:
-            code = table.fields.get(f"{name}_type", 0)
-            if code == 0 or name in table.fields:
-                continue
-            field = table.spec.by_name[name]
-            members = self._schema.unions[field.element]
-            if code not in members:
-                message = f"{field.element} has no member {code}"
-                self._fail_newer(field.table, name, message, position)
-            self._fail(field, f"has the type {members[code]} but no value", position)
 
 
 def raise_the_bound(allowed: int) -> str:

@@ -70,7 +70,7 @@ class FieldSpec(NamedTuple):
 class TableSpec:
     """One table: its name, its fields in slot order, and the value of each field when it is absent."""
 
-    __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots")
+    __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots", "unions")
 
     def __init__(self, name: str, slots: int, rows: Sequence[Row], unions: Container[str] = UNIONS) -> None:
         """`rows`: field, slot, type as in schema.fbs (which may be one of the `unions`), and default."""
@@ -81,6 +81,7 @@ class TableSpec:
         self.by_slot = {field.slot: field for field in self.fields}
         # Written in this order, fields need no padding between them.
         self.largest_first = sorted(self.fields, key=lambda field: -field.size)
+        self.unions = tuple(field for field in self.fields if field.kind == "union")
         self.defaults = {field.name: field.default for field in self.fields}
 
 
