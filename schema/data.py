@@ -123,22 +123,18 @@ class Source:
         if self.fd is None:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
         content = np.empty(length, np.uint8)
-        self._fill(content, offset)
-        content.flags.writeable = False
-        return content
-
-    def _fill(self, content: Bytes, offset: int) -> None:
-        assert self.fd is not None
         done = 0
-        while done < len(content):
+        while done < length:
             try:
                 count = os.preadv(self.fd, [content[done:].data], self.base + offset + done)
             except OSError as error:
                 raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
             if count == 0:
-                missing = len(content) - done
+                missing = length - done
                 raise ModelFormatError(f"{self.name} became {missing} bytes too short: read it again")
             done += count
+        content.flags.writeable = False
+        return content
 
     def check_unchanged(self) -> None:
         """Compare size and modification time with those at opening.

@@ -22,6 +22,12 @@ _OURS: Final = re.compile(r"\.[0-9a-f]{16}\.edge-opt-tmp\Z")
 # Some filesystems cannot flush a folder; the rename is then as durable as they make it.
 _CANNOT_FLUSH: Final = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
 
+_REASONS: Final = {
+    errno.ENOSPC: "the disk is full, make room or write elsewhere",
+    errno.EFBIG: "the file would be larger than the filesystem or `ulimit -f` allows",
+    errno.EACCES: "no permission to write in this folder, choose another",
+    errno.EPERM: "no permission to write in this folder, choose another",
+}
 
 Identity = tuple[int, int] | None  # device and inode; None for what is no file
 
@@ -41,8 +47,9 @@ def resolve_target(
     except FileNotFoundError:
         if target.parent.is_dir():
             return target
-        missing = f"folder {target.parent} does not exist, create it"
-        raise OutputError(f"{path} cannot be written: {missing}") from None
+        raise OutputError(
+            f"{path} cannot be written: folder {target.parent} does not exist, create it"
+        ) from None
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
     if (status.st_dev, status.st_ino) in inputs:
@@ -80,14 +87,12 @@ def replacing(
         if check is not None:
             check(temporary)
         _finish(fd, temporary, target, overwrite=overwrite)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        raise OutputError(
-            f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
-        ) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        if not isinstance(error, OSError):
+            raise
+        nothing = "no part of this file was left behind"
+        raise OutputError(f"{path} could not be written: {_reason(error)}; {nothing}") from error
     finally:
         os.close(fd)
     try:
@@ -99,15 +104,8 @@ def replacing(
 def write_whole(
     path: str | os.PathLike[str], content: bytes | memoryview, *, overwrite: bool = False
 ) -> None:
-    """Make these bytes a file.
-
-    Raises:
-        UsageError, OutputError: as `replacing`.
-    """
-    with (
-        replacing(path, overwrite=overwrite) as descriptor,
-        open(descriptor, "wb", closefd=False) as file,
-    ):
+    """Make these bytes a file; raises as `replacing` does."""
+    with replacing(path, overwrite=overwrite) as fd, open(fd, "wb", closefd=False) as file:
         file.write(content)
 
 
@@ -129,14 +127,14 @@ def _remove_if_unused(path: Path) -> bool:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _still_there(path, fd):
-            return False
-        path.unlink()
+        is_there = _is_at(path, fd)
+        if is_there:
+            path.unlink()
+        return is_there
     except OSError:
         return False  # in use by another process, or in a folder where we may not remove
     finally:
         os.close(fd)
-    return True
 
 
 def _create(target: Path) -> tuple[Path, int]:
@@ -149,7 +147,7 @@ def _create(target: Path) -> tuple[Path, int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             # Between open and flock another run may have taken it for a stale one.
-            if _still_there(temporary, fd):
+            if _is_at(temporary, fd):
                 return temporary, fd
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -158,13 +156,12 @@ def _create(target: Path) -> tuple[Path, int]:
         os.close(fd)
 
 
-def _still_there(path: Path, fd: int) -> bool:
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether the open file is the one that has this name."""
     try:
-        status = path.lstat()
+        return os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:
         return False
-    mine = os.fstat(fd)
-    return (status.st_dev, status.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:
@@ -193,10 +190,6 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "the disk is full, make room or write elsewhere"
-    if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return "the file would be larger than the filesystem or `ulimit -f` allows"
-    if isinstance(error, PermissionError):
-        return "no permission to write in this folder, choose another"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
