@@ -200,5 +200,5 @@ def test_a_browser_loads_files_of_the_site_only_and_every_page_fits(
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
 def test_search_works_without_a_server(site: Path) -> None:
     with Browser() as browser:
-        found = browser.search(site / "passes" / "index.html", "saturation")
-    assert "matmul_convert" in found
+        assert "matmul_convert" in browser.search(site / "passes" / "index.html", "saturation")
+        assert "tile_rows" in browser.search(site / "passes" / "index.html", "--rows-per-tile")
