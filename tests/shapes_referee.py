@@ -301,6 +301,11 @@ def _feed_zeros(runtime: Interpreter, model: bytes, subgraph: int) -> None:
             runtime._interpreter.SetTensor(index, zeros, subgraph)
 
 
+def placeholders(model: ir.Model) -> dict[ir.Tensor, Shape]:
+    """The sizes that the file records for dynamic dimensions of graph inputs, which the interpreter takes as real."""
+    return {tensor: tensor.shape for subgraph in model.subgraphs for tensor in subgraph.inputs}
+
+
 def roots(model: ir.Model) -> list[int]:
     """The subgraphs that no operator enters."""
     return [index for index in range(len(model.subgraphs)) if index not in called_subgraphs(model)]
@@ -315,7 +320,7 @@ def compare_all(
     """
     loaded = ir.load(recorded or model)
     sizes = {loaded.subgraphs[place[0]].tensors[place[1]]: shape for place, shape in (resize or {}).items()}
-    derived = derive(loaded, resize=sizes, placeholders=True).shapes
+    derived = derive(loaded, resize=placeholders(loaded) | sizes).shapes
     wrong = []
     allocated = allocated_shapes(model, resize, run=run)
     for subgraph, actual in zip(loaded.subgraphs, allocated, strict=True):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from shapes_referee import Options, T, const, folded_values, one_operator, runtime_values
+from shapes_referee import Options, T, const, derived_shapes, folded_values, one_operator, runtime_values
 
+from edge_opt.shapes import ShapeError
 from edge_opt.shapes.arithmetic import broadcast_size, elementwise, reduce_rows
 
 MATRIX = [[3, -4, 5], [0, 7, -9]]
@@ -128,6 +129,17 @@ def test_a_division_by_zero_is_unknown() -> None:
 def test_a_value_that_leaves_its_type_is_unknown() -> None:
     model = one_operator("MUL", [const([2**30]), const([4])], [T((), "INT32")], {})
     assert folded_values(model) == [None]
+
+
+def test_a_value_that_leaves_64_bits_is_unknown() -> None:
+    model = one_operator("MUL", [const([2**40], "INT64")] * 2, [T((), "INT64")], {})
+    assert folded_values(model) == [None]
+
+
+@pytest.mark.parametrize("numbers", [(np.nan, 1.0, 1.0), (0.0, np.inf, 1.0)])
+def test_a_range_without_an_end_is_refused(numbers: tuple[float, ...]) -> None:
+    model = one_operator("RANGE", [const(number, "FLOAT32") for number in numbers], [T((), "FLOAT32")], {})
+    assert isinstance(derived_shapes(model), ShapeError)
 
 
 @pytest.mark.filterwarnings("error")

@@ -55,11 +55,6 @@ def test_resized_inputs_replace_dynamic_dimensions() -> None:
     assert report.disagreements == ()
 
 
-def test_placeholders_are_taken_as_the_interpreter_takes_them() -> None:
-    model = ir.load(shape_chain((-1, 4, 8), (1, 4, 8), (1, 32)))
-    assert output_shape(derive(model, placeholders=True), model) == (1, 32)
-
-
 def chain(*recorded: Shape) -> bytes:
     """A row of RELUs with the recorded shapes; the input is `[2, 3]`."""
     graph = Graph()

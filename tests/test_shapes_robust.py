@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shapes_referee import placeholders
 
 from edge_opt import ir
 from edge_opt.ir.graph import BUILTIN_OPERATORS
@@ -59,8 +60,8 @@ def test_a_damaged_graph_is_reported_not_raised(seed: int) -> None:
     rng, model = random.Random(seed), ir.load(DEMO)
     for _ in range(rng.randint(1, 8)):
         rng.choice(CHANGES)(rng, rng.choice(model.subgraphs))
-    for placeholders in (False, True):
-        report = derive(model, placeholders=placeholders)
+    for resize in ({}, placeholders(model)):
+        report = derive(model, resize=resize)
         assert report.tensors == sum(len(subgraph.tensors) for subgraph in model.subgraphs)
         assert all(str(disagreement) for disagreement in report.disagreements)
         assert report.to_dict()["unknown"] == report.unknown

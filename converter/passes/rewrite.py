@@ -14,7 +14,6 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import is_pure, read_outside, reads, with_called
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.call import Enter, Fact, constants_of, recorded_shape
-from edge_opt.shapes.dimension import Shape
 
 _CANNOT_WAIT = "what others read of the old region comes back into it, or cannot wait for the new one"
 
@@ -194,14 +193,14 @@ def check_shapes(operators: Iterable[Operator], calls: Model | None = None) -> N
             return str(refused)
         return ""
 
-    def enter(index: int, shapes: Sequence[Shape | None], _: object) -> list[Fact] | None:
+    def enter(index: int, inputs: Sequence[Fact]) -> list[Fact] | None:
         if calls is None:
             return None
         body = calls.subgraphs[index]
-        recorded = [recorded_shape(tensor) for tensor in body.inputs]
+        shapes, recorded = [fact.shape for fact in inputs], [recorded_shape(tensor) for tensor in body.inputs]
         reason = refusal_in(index)
-        if not reason and list(shapes) != recorded:
-            reason = f"the inputs are recorded as {recorded}, it is called with {list(shapes)}"
+        if not reason and shapes != recorded:
+            reason = f"the inputs are recorded as {recorded}, it is called with {shapes}"
         if reason:
             raise ShapeError(f"subgraph '{body.name}': {reason}")
         return [Fact(recorded_shape(tensor)) for tensor in body.outputs]

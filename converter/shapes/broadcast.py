@@ -5,13 +5,7 @@ The rules are those of the `Broadcastable` trait of MLIR; nothing here knows an 
 
 from collections.abc import Iterable, Sequence
 
-from edge_opt.shapes.dimension import (
-    Shape,
-    ShapeError,
-    as_shape,
-    dimension_text,
-    shape_text,
-)
+from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, shape_text, size_text
 
 
 def broadcast(*shapes: Iterable[int] | None) -> Shape | None:
@@ -42,10 +36,8 @@ def broadcast_operands(shapes: Sequence[Shape | None], labels: Sequence[str]) ->
     if first is not None and min(first, default=0) >= 0 and all(shape == first for shape in shapes):
         return first
     ranked = [(shape, label) for shape, label in zip(shapes, labels, strict=True) if shape is not None]
-    if not ranked:
-        return None
-    rank = max(len(shape) for shape, _ in ranked)
-    return tuple(_broadcast_axis(ranked, axis) for axis in range(-rank, 0))
+    rank = max((len(shape) for shape, _ in ranked), default=0)
+    return tuple(_broadcast_axis(ranked, axis) for axis in range(-rank, 0)) if ranked else None
 
 
 def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
@@ -57,13 +49,10 @@ def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
         size, here = shape[axis], f"{label} (axis {axis + len(shape)})"
         merged = infer_dimension(result, size)
         if merged is None:
-            raise ShapeError(
-                f"sizes do not broadcast: {result} in {place}, {size} in {here}: expected equal sizes, or 1 in one of "
-                "them"
-            )
+            detail = f"sizes do not broadcast: {result} in {place}, {size} in {here}"
+            raise ShapeError(f"{detail}: expected equal sizes, or 1 in one of them")
         if merged != result:
-            place = here
-        result = merged
+            result, place = merged, here
     return result
 
 
@@ -98,19 +87,19 @@ def verify_broadcast(
     """
     inferred = broadcast(*operands)
     actual = as_shape(result, "the result")
-    if inferred is None or actual is None:
-        return
     reason = misfit(inferred, actual, allow_refinement=allow_refinement)
     if reason:
         raise ShapeError(f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}")
 
 
-def misfit(inferred: Shape, actual: Shape, *, allow_refinement: bool) -> str | None:
-    """Say why a recorded shape does not fit the inferred one; None where it does."""
+def misfit(inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool) -> str | None:
+    """Say why a recorded shape does not fit the inferred one; None where it does, or one of them is not known."""
+    if inferred is None or actual is None:
+        return None
     if len(inferred) != len(actual):
         return f"rank {len(inferred)} expected, rank {len(actual)} recorded"
     for axis, (expected, recorded) in enumerate(zip(inferred, actual, strict=True)):
         if recorded < 0 or expected == recorded or (expected < 0 and allow_refinement):
             continue
-        return f"axis {axis} is {dimension_text(expected)}, recorded as {recorded}"
+        return f"axis {axis} is {size_text(expected)}, recorded as {recorded}"
     return None

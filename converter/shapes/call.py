@@ -8,18 +8,7 @@ from numpy.typing import NDArray
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.options import default_options
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes.dimension import (
-    DYNAMIC,
-    Element,
-    Shape,
-    ShapeError,
-    as_dimension,
-    element_count,
-    is_negative,
-    is_number,
-    may_be_equal,
-    shape_text,
-)
+from edge_opt.shapes.dimension import Element, Shape, ShapeError, may_be_equal, product, shape_text, size_of
 
 Array: TypeAlias = NDArray[Any]
 Constant: TypeAlias = Callable[[int], Array | None]
@@ -30,7 +19,6 @@ Results: TypeAlias = Sequence[Shape | None]
 
 _MOST_UNKNOWN_ELEMENTS = 64
 _MOST_BYTES = 1 << 16  # of a value that may say something about shapes; large ones stay on disk
-_ANY_RANK = 1 << 16
 
 
 def recorded_shape(tensor: Tensor) -> Shape | None:
@@ -47,8 +35,8 @@ class Fact(NamedTuple):
     value: Array | None = None
 
 
-Enter: TypeAlias = Callable[[int, Sequence[Shape | None], Sequence[Array | None]], Sequence[Fact] | None]
-"""Derives the outputs of a subgraph from the shapes and known values of its inputs; None where it cannot."""
+Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
+"""Derives the outputs of a subgraph from what is known of its inputs; None where it cannot."""
 
 
 class Call:
@@ -100,9 +88,8 @@ class Call:
         """Return the whole numbers of a vector given as an option; refuse it where there are not `count`."""
         values = [int(value) for value in self.option(name, ())]
         if count is not None and len(values) != count:
-            raise ShapeError(
-                f"its {name} has {len(values)} numbers: expected {count}, one per axis of {self.described(0)}"
-            )
+            text = f"its {name} has {len(values)} numbers: expected {count}, one per axis of {self.text(0)}"
+            raise ShapeError(text)
         return values
 
     def has(self, index: int) -> bool:
@@ -118,24 +105,20 @@ class Call:
         """Name every input."""
         return [self.label(index) for index in range(len(self.shapes))]
 
-    def described(self, index: int) -> str:
+    def text(self, index: int) -> str:
         """Name input `index` with its shape."""
         return f"{self.label(index)} {shape_text(self.shapes[index])}"
 
-    def recorded(self, index: int) -> Shape | None:
-        """Return the recorded shape of output `index`, for operators whose results nothing else states."""
-        return recorded_shape(self.op.outputs[index])
-
-    def shape(self, index: int, *, rank: int | None = None, least: int = 0, most: int = _ANY_RANK) -> Shape:
-        """Return the shape of input `index`."""
+    def shape(self, index: int, *, rank: int | None = None, least: int = 0, most: int | None = None) -> Shape:
+        """Return the shape of input `index`; refuse another rank than `rank`, or than `least` to `most`."""
         shape = self.shapes[index]
         if shape is None:
             raise RefusedError("the rank is not known", self.op)
         low, high = (least, most) if rank is None else (rank, rank)
-        if low <= len(shape) <= high:
-            return shape
-        wanted = f"{low} or more" if high == _ANY_RANK else str(low) if low == high else f"{low} to {high}"
-        raise ShapeError(f"{self.described(index)} has rank {len(shape)}: expected rank {wanted}")
+        if len(shape) < low or (high is not None and len(shape) > high):
+            ranks = f"{low} or more" if high is None else str(low) if low == high else f"{low} to {high}"
+            raise ShapeError(f"{self.text(index)} has rank {len(shape)}: expected rank {ranks}")
+        return shape
 
     def all_shapes(self) -> list[Shape]:
         """Return the shapes of all inputs."""
@@ -144,78 +127,71 @@ class Call:
     def merged(self, indices: Iterable[int], beside: int | None = None) -> Shape:
         """Return the shape that inputs share but for axis `beside`, each size as far as any of them knows it."""
         first, *others = indices
-        dims = list(self.shape(first))
+        sizes = list(self.shape(first))
         for index in others:
-            shape = self.shape(index)
-            if len(shape) != len(dims):
-                raise ShapeError(f"{self.described(first)} and {self.described(index)} have different ranks")
+            shape, pair = self.shape(index), f"{self.label(first)} and {self.label(index)}"
+            if len(shape) != len(sizes):
+                raise ShapeError(f"{self.text(first)} and {self.text(index)} have different ranks")
             for axis, size in enumerate(shape):
-                if axis == beside:
-                    continue
-                if not may_be_equal(dims[axis], size):
-                    where = "in every axis" if beside is None else f"in every axis but {beside}"
-                    raise ShapeError(
-                        f"{self.described(first)} and {self.described(index)} differ in axis {axis}: "
-                        f"expected equal sizes {where}"
-                    )
-                if dims[axis] < 0 <= size:
-                    dims[axis] = size
-        return tuple(dims)
+                if axis != beside and not may_be_equal(sizes[axis], size):
+                    where = "every axis" if beside is None else f"every axis but {beside}"
+                    text = f"{pair} have sizes {sizes[axis]} and {size} in axis {axis}"
+                    raise ShapeError(f"{text}: expected equal sizes in {where}")
+                if axis != beside and sizes[axis] < 0:
+                    sizes[axis] = size
+        return tuple(sizes)
 
-    def known(self, index: int) -> Array | None:
+    def value(self, index: int) -> Array | None:
         """Return what is known of the value of input `index`: all of it, or some elements, or None."""
         return self._constant(index) if self.has(index) else None
 
     def is_known(self, index: int) -> bool:
         """Whether every element of input `index` is known."""
-        value = self.known(index)
+        value = self.value(index)
         return value is not None and value.dtype != object
 
-    def value(self, index: int) -> Array:
+    def some(self, index: int) -> Array:
         """Return the value of input `index`, of which some elements may be unknown."""
-        value = self.known(index)
+        value = self.value(index)
         if value is None:
             raise RefusedError("the value is not known", self.op)
         return value
 
     def numbers(self, index: int) -> Array:
-        """Return the value of input `index`."""
+        """Return the value of input `index`, of which every element is known."""
         if not self.is_known(index):
             raise RefusedError("a number is not known", self.op)
-        return self.value(index)
+        return self.some(index)
 
-    def elements(self, index: int) -> list[Element]:
-        """Return the elements of an integer input, None for each that is unknown."""
-        value = self.known(index)
+    def elements(self, index: int, rank: int | None = None) -> list[Element]:
+        """Return the elements of an integer input, None for each that is unknown; refuse another rank."""
+        if rank is not None:
+            self.shape(index, rank=rank)
+        value = self.value(index)
         if value is None:
-            count = element_count(self.shape(index)) if self.has(index) else DYNAMIC
+            count = product(*self.shape(index)) if self.has(index) else -1
             if not 0 <= count <= _MOST_UNKNOWN_ELEMENTS:
                 raise RefusedError("the number of elements is not known, or too large", self.op)
             return [None] * count
-        if value.dtype != object and value.dtype.kind not in "iu":
+        if value.dtype.kind not in "iuO":
             raise ShapeError(f"{self.label(index)} has the type {value.dtype}: expected whole numbers")
         elements: list[Element] = value.ravel().tolist()
         return elements
 
     def integers(self, index: int) -> list[int]:
-        """Return the elements of an integer input."""
+        """Return the elements of an integer input, of which every one is known."""
         elements = self.elements(index)
-        known = [element for element in elements if is_number(element)]
+        known = [element for element in elements if element is not None]
         if len(known) < len(elements):
             raise RefusedError("a number is not known", self.op)
         return known
 
-    def vector(self, index: int) -> list[Element]:
-        """Return the elements of an input that is a vector, as `elements`."""
-        self.shape(index, rank=1)
-        return self.elements(index)
-
-    def sizes(self, index: int) -> Shape:
-        """Return the shape that input `index` spells out, a vector."""
-        sizes = self.vector(index)
-        if any(map(is_negative, sizes)):
-            raise ShapeError(f"{self.label(index)} has a negative size: {sizes}")
-        return tuple(as_dimension(size) for size in sizes)
+    def sizes(self, index: int, rank: int | None = None) -> Shape:
+        """Return the sizes, or other counts, that input `index` spells out; -1 for each that is unknown."""
+        elements = self.elements(index, rank)
+        if any(element is not None and element < 0 for element in elements):
+            raise ShapeError(f"{self.label(index)} has a negative size: {elements}")
+        return tuple(map(size_of, elements))
 
     def scalar(self, index: int) -> Element:
         """Return the only element of an integer input, None where unknown."""
@@ -227,11 +203,19 @@ class Call:
             raise ShapeError(f"{self.label(index)} has {len(elements)} elements: expected one")
         return elements[0]
 
-    def require_single(self, index: int) -> None:
-        """Refuse an input that cannot have exactly one element."""
-        shape = self.shapes[index]
-        if shape is not None and any(dim >= 0 and dim != 1 for dim in shape):
-            raise ShapeError(f"{self.described(index)}: expected one element")
+    def size(self, index: int) -> int:
+        """Return the size, or other count, that the scalar input `index` gives; -1 where unknown."""
+        element = self.scalar(index)
+        if element is not None and element < 0:
+            raise ShapeError(f"{self.label(index)} is {element}: expected 0 or more")
+        return size_of(element)
+
+    def require_single(self, *indices: int) -> None:
+        """Refuse inputs that cannot have exactly one element; of one that is left out nothing is asked."""
+        for index in indices:
+            shape = self.shapes[index] if self.has(index) else None
+            if shape is not None and any(size >= 0 and size != 1 for size in shape):
+                raise ShapeError(f"{self.text(index)}: expected one element")
 
     def axis(self, axis: int, rank: int, what: str) -> int:
         """Return the axis counted from the front."""
@@ -242,12 +226,12 @@ class Call:
     def axis_of(self, index: int, axis: int | None = None) -> int:
         """As `axis`, of input `index`; by default the one that the option `axis` names."""
         rank = len(self.shape(index))
-        return self.axis(self.number("axis") if axis is None else axis, rank, self.described(index))
+        return self.axis(self.number("axis") if axis is None else axis, rank, self.text(index))
 
     def given_axis(self, index: int, given: int) -> int:
         """As `axis_of`, the one that the scalar input `given` names."""
         axis = self.scalar(given)
-        if not is_number(axis):
+        if axis is None:
             raise RefusedError("the axis is not known", self.op)
         return self.axis_of(index, axis)
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from functools import reduce
 
-from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.ir import Model, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes.call import Array, Call, Fact, Results
-from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, element_count
+from edge_opt.shapes.call import Call, Fact, Results, recorded_shape
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, product
 from edge_opt.shapes.rules import rule
 
 _MOST_WIDENINGS = 64
@@ -19,10 +19,8 @@ def common_shape(left: Shape | None, right: Shape | None) -> Shape | None:
     return tuple(a if a == b else DYNAMIC for a, b in zip(left, right, strict=True))
 
 
-def _run(
-    call: Call, index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
-) -> Sequence[Fact]:
-    facts = call.enter(index, shapes, values)
+def _run(call: Call, index: int, inputs: Sequence[Fact]) -> Sequence[Fact]:
+    facts = call.enter(index, inputs)
     if facts is None:
         raise RefusedError("the subgraph is not derived", call.op)
     if len(facts) != len(call.op.outputs):
@@ -30,11 +28,15 @@ def _run(
     return facts
 
 
+def _inputs(call: Call, first: int = 0) -> list[Fact]:
+    """What is known of the inputs from `first` on."""
+    return [Fact(shape, call.value(index)) for index, shape in enumerate(call.shapes) if index >= first]
+
+
 def composite_facts(call: Call) -> Sequence[Fact]:
     """Shapes and values of a composite's (or call's) results, from its subgraph."""
     name = "decomposition_subgraph_index" if call.name == "STABLEHLO_COMPOSITE" else "subgraph"
-    values = [call.known(position) for position in range(len(call.shapes))]
-    return _run(call, call.number(name), call.shapes, values)
+    return _run(call, call.number(name), _inputs(call))
 
 
 @rule(
@@ -66,9 +68,7 @@ def case(call: Call) -> Results:
 
 def _branches(call: Call, branches: Sequence[int]) -> list[Results]:
     call.require_single(0)
-    shapes = call.shapes[1:]
-    values = [call.known(position) for position in range(1, len(call.shapes))]
-    return [[fact.shape for fact in _run(call, index, shapes, values)] for index in branches]
+    return [[fact.shape for fact in _run(call, index, _inputs(call, 1))] for index in branches]
 
 
 def _common(branches: Sequence[Results]) -> Results:
@@ -83,13 +83,13 @@ def while_(call: Call) -> Results:
     widened, until nothing changes.
     """
     condition, body = (call.number(f"{name}_subgraph_index") for name in ("cond", "body"))
-    count = len(call.shapes)
-    if len(call.op.outputs) != count:
-        raise ShapeError(f"it has {len(call.op.outputs)} outputs: expected {count}, one for each input")
-    shapes, nothing = list(call.shapes), [None] * count
-    call.enter(condition, shapes, nothing)
+    if len(call.op.outputs) != len(call.shapes):
+        text = f"it has {len(call.op.outputs)} outputs: expected {len(call.shapes)}, one for each input"
+        raise ShapeError(text)
+    shapes = list(call.shapes)
+    call.enter(condition, list(map(Fact, shapes)))
     for _ in range(_MOST_WIDENINGS):
-        facts = _run(call, body, shapes, nothing)
+        facts = _run(call, body, list(map(Fact, shapes)))
         widened = [common_shape(shape, fact.shape) for shape, fact in zip(shapes, facts, strict=True)]
         if widened == shapes:
             return shapes
@@ -100,26 +100,23 @@ def while_(call: Call) -> Results:
 @rule("CALL_ONCE", "TFLite, call_once.cc, Prepare")
 def call_once(call: Call) -> Results:
     """The subgraph is entered; neither it nor the operator has inputs or results."""
-    _run(call, call.number("init_subgraph_index"), [], [])
+    _run(call, call.number("init_subgraph_index"), [])
     return []
 
 
 @rule("VAR_HANDLE", "TFLite, var_handle.cc, Prepare")
 def var_handle(call: Call) -> Results:
     """One handle; its recorded shape stays where it holds one element."""
-    recorded = call.recorded(0)
-    return [recorded if recorded is not None and element_count(recorded) == 1 else ()]
+    recorded = recorded_shape(call.op.outputs[0])
+    return [recorded if recorded is not None and product(*recorded) == 1 else ()]
 
 
-@rule(
-    "READ_VARIABLE",
-    "TFLite, read_variable.cc, Prepare (it trusts the recorded shape too)",
-)
+@rule("READ_VARIABLE", "TFLite, read_variable.cc, Prepare (it trusts the recorded shape too)")
 def read_variable(call: Call) -> Results:
     """The shape of whatever was assigned last, where the model's assignments tell; else the recorded one."""
     call.require_single(0)
     assigned = call.assigned(0)
-    return [call.recorded(0) if assigned is None else assigned]
+    return [recorded_shape(call.op.outputs[0]) if assigned is None else assigned]
 
 
 @rule("ASSIGN_VARIABLE", "TFLite, assign_variable.cc, Prepare")
@@ -129,30 +126,19 @@ def assign_variable(call: Call) -> Results:
     return []
 
 
-class Variables:
-    """The shape that each variable has after any of the model's assignments to it."""
-
-    def __init__(self, model: Model) -> None:
-        self._shapes: dict[object, Shape | None] = {}
-        for subgraph in model.subgraphs:
-            for op in subgraph.operators:
-                if op.name == "ASSIGN_VARIABLE":
-                    self._assign(op)
-
-    def _assign(self, op: Operator) -> None:
-        if len(op.inputs) != 2 or op.inputs[1] is None:
-            return
-        name, shape = _name_of(op.inputs[0]), op.inputs[1].shape
-        if name is not None:
-            self._shapes[name] = common_shape(self._shapes.get(name, shape), shape)
-
-    def shape(self, handle: Tensor | None) -> Shape | None:
-        """What a read of the handle gives; None where the handle is not made in the same subgraph."""
-        return self._shapes.get(_name_of(handle))
+def variable_shapes(model: Model) -> dict[object, Shape | None]:
+    """By variable (see `variable_behind`), the shape that it has after any of the model's assignments to it."""
+    shapes: dict[object, Shape | None] = {}
+    assignments = (op for graph in model.subgraphs for op in graph.operators if op.name == "ASSIGN_VARIABLE")
+    for handle, value in (op.inputs for op in assignments if len(op.inputs) == 2):
+        name = variable_behind(handle)
+        if name is not None and value is not None:
+            shapes[name] = common_shape(shapes.get(name, value.shape), value.shape)
+    return shapes
 
 
-def _name_of(handle: Tensor | None) -> object:
-    """The variable behind a handle: its container and shared name."""
+def variable_behind(handle: Tensor | None) -> object:
+    """A variable's container and shared name; None where the handle is not made in the same subgraph."""
     producer = None if handle is None else handle.producer
     if producer is None or producer.name != "VAR_HANDLE" or producer.options is None:
         return None

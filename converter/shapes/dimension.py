@@ -1,11 +1,11 @@
-"""Dimensions and shapes: what -1 and None mean, the arithmetic that keeps both, the errors. It knows no operator."""
+"""Shapes in which some sizes are dynamic: arithmetic on sizes, and the error. It knows no operator."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias, TypeGuard
+from numbers import Integral
+from typing import TypeAlias
 
 from edge_opt.output.errors import EdgeOptError
 
@@ -31,9 +31,10 @@ Shape: TypeAlias = tuple[int, ...]
 """Sizes from the outermost axis in; -1 is a dynamic one. An unranked tensor's shape is None."""
 
 DYNAMIC = -1
+"""A size that is known only at run time. Sums and products with it are dynamic, comparisons with it prove nothing."""
 
 Element: TypeAlias = int | None
-"""One number of a value that shapes depend on; None where it is unknown, as the size of a dynamic dimension is."""
+"""One number of a value that shapes depend on, None where unknown: there -1 is a number, e.g. an axis."""
 
 
 def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
@@ -44,23 +45,15 @@ def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
     """
     if shape is None:
         return None
-    return tuple(_as_dimension(dim, label) for dim in shape)
-
-
-def _as_dimension(dim: int, label: str) -> int:
-    try:
-        size = int(operator.index(dim))
-    except TypeError:
-        raise ShapeError(
-            f"{label} has the dimension {dim!r}: expected a whole number, or -1 for a dynamic one"
-        ) from None
-    if size < DYNAMIC:
-        raise ShapeError(f"{label} has the dimension {size}: expected a size, or -1 for a dynamic one")
-    return size
+    sizes = tuple(shape)
+    for size in sizes:
+        if not isinstance(size, Integral) or size < DYNAMIC:
+            raise ShapeError(f"{label} has the dimension {size!r}: expected a size, or -1 for a dynamic one")
+    return tuple(map(int, sizes))
 
 
 def may_be_equal(left: int, right: int) -> bool:
-    """Whether the two dimensions can be equal at run time."""
+    """Whether the two sizes can be equal at run time."""
     return left < 0 or right < 0 or left == right
 
 
@@ -69,45 +62,28 @@ def may_be_alike(left: Sequence[int], right: Sequence[int]) -> bool:
     return len(left) == len(right) and all(map(may_be_equal, left, right))
 
 
-def is_number(element: Element) -> TypeGuard[int]:
-    """Whether the element is known."""
-    return element is not None
+def product(*sizes: int) -> int:
+    """The number of elements of a shape with these sizes; 0 times a dynamic size is 0."""
+    return DYNAMIC if any(size < 0 for size in sizes) and 0 not in sizes else math.prod(sizes)
 
 
-def is_negative(element: Element) -> bool:
-    """Whether the element is known to be below 0."""
-    return is_number(element) and element < 0
+def total(*sizes: int) -> int:
+    """The sum of the sizes."""
+    return DYNAMIC if any(size < 0 for size in sizes) else sum(sizes)
 
 
-def as_dimension(element: Element) -> int:
-    """The dimension that an element of a shape operand stands for."""
+def size_of(element: Element) -> int:
+    """The size that an element of a shape operand stands for."""
     return DYNAMIC if element is None else element
-
-
-def element_count(dims: Iterable[int]) -> int:
-    """The product of the dimensions; -1 where it depends on a dynamic one (0 times anything is 0)."""
-    dims = tuple(dims)
-    return DYNAMIC if any(dim < 0 for dim in dims) and 0 not in dims else math.prod(dims)
-
-
-def add_sizes(dims: Iterable[int]) -> int:
-    """The sum of the dimensions; -1 where one of them is dynamic."""
-    dims = tuple(dims)
-    return DYNAMIC if any(dim < 0 for dim in dims) else sum(dims)
-
-
-def divide_size(dim: int, count: int) -> int:
-    """The dimension cut into `count` parts."""
-    return dim if count == 1 else DYNAMIC if dim < 0 else dim // count
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
     """The shape for a sentence: `[1,?,256]`, or "unranked"."""
     if shape is None:
         return "unranked"
-    return "[" + ",".join(dimension_text(dim) for dim in shape) + "]"
+    return f"[{','.join(map(size_text, shape))}]"
 
 
-def dimension_text(dim: int) -> str:
-    """The dimension for a sentence: its size, or `?`."""
-    return "?" if dim < 0 else str(dim)
+def size_text(size: int) -> str:
+    """The size for a sentence: `256`, or `?`."""
+    return "?" if size < 0 else str(size)

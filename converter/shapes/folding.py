@@ -13,7 +13,7 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes import arithmetic
 from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
-from edge_opt.shapes.dimension import Shape, element_count, is_number
+from edge_opt.shapes.dimension import Shape, product
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array] | None]
 """Gives the result, of operators that may have several a list of them; the shapes are the results'."""
@@ -44,7 +44,7 @@ def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
 
 
 def _is_small(shape: Shape | None) -> TypeGuard[Shape]:
-    return shape is not None and 0 <= element_count(shape) <= _MOST_ELEMENTS
+    return shape is not None and 0 <= product(*shape) <= _MOST_ELEMENTS
 
 
 def _settle(value: Array | None, shape: Shape, tensor: Tensor) -> Array | None:
@@ -54,8 +54,10 @@ def _settle(value: Array | None, shape: Shape, tensor: Tensor) -> Array | None:
         return None
     if value.dtype == object:
         elements = value.ravel().tolist()
-        if not all(map(is_number, elements)):
-            return None if all(element is None for element in elements) else value
+        if None in elements:
+            return None if set(elements) == {None} else value
+        if max(map(abs, elements), default=0) > np.iinfo(np.int64).max:
+            return None
         value = np.array(elements, np.int64).reshape(shape)
     with np.errstate(over="ignore"):
         return value.astype(target, copy=False) if _fits(value, target) else None
@@ -72,7 +74,7 @@ def _fits(value: Array, target: np.dtype[Any]) -> bool:
 
 
 def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Array:
-    return call.value(0).reshape(shapes[0])
+    return call.some(0).reshape(shapes[0])
 
 
 def _shape(call: Call, _: Sequence[Shape]) -> Array:
@@ -81,13 +83,13 @@ def _shape(call: Call, _: Sequence[Shape]) -> Array:
 
 
 def _cast(call: Call, _: Sequence[Shape]) -> Array:
-    value = call.numbers(0) if call.op.outputs[0].dtype.is_float else call.value(0)
+    value = call.numbers(0) if call.op.outputs[0].dtype.is_float else call.some(0)
     return np.trunc(value) if value.dtype.kind == "f" else value
 
 
 def _any_known(call: Call) -> list[Array]:
     """All inputs; an unknown one as an array of unknown elements, if any is known at all."""
-    values = [call.known(index) for index in range(len(call.shapes))]
+    values = [call.value(index) for index in range(len(call.shapes))]
     if all(value is None for value in values):
         raise RefusedError("no input is known", call.op)
     return [_unknown(call, index) if value is None else value for index, value in enumerate(values)]
@@ -110,16 +112,16 @@ def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
 def _split(call: Call, shapes: Sequence[Shape]) -> list[Array]:
     whole, given = (0, 2) if call.name == "SPLIT_V" else (1, 0)
     axis = call.given_axis(whole, given)
-    return np.split(call.value(whole), np.cumsum([shape[axis] for shape in shapes])[:-1], axis=axis)
+    return np.split(call.some(whole), np.cumsum([shape[axis] for shape in shapes])[:-1], axis=axis)
 
 
 def _slice(call: Call, shapes: Sequence[Shape]) -> Array:
     stretches = zip(call.integers(1), shapes[0], strict=True)
-    return call.value(0)[tuple(slice(begin, begin + size) for begin, size in stretches)]
+    return call.some(0)[tuple(slice(begin, begin + size) for begin, size in stretches)]
 
 
 def _strided_slice(call: Call, _: Sequence[Shape]) -> Array:
-    value, triples = call.value(0), zip(*(call.integers(index) for index in (1, 2, 3)), strict=True)
+    value, triples = call.some(0), zip(*(call.integers(index) for index in (1, 2, 3)), strict=True)
     index = tuple(_index(call, place, *triple) for place, triple in enumerate(triples))
     return np.asarray(value[index], value.dtype)
 
@@ -139,7 +141,7 @@ def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
 
 
 def _gather(call: Call, _: Sequence[Shape]) -> Array:
-    value, indices, axis = call.value(0), call.numbers(1), call.number("axis")
+    value, indices, axis = call.some(0), call.numbers(1), call.number("axis")
     outside = indices.size and not 0 <= indices.min() <= indices.max() < value.shape[axis]
     if outside or call.number("batch_dims"):
         raise RefusedError("the positions are not followed", call.op)
@@ -153,7 +155,7 @@ def _range(call: Call, shapes: Sequence[Shape]) -> Array:
 
 def _broadcast_args(call: Call, shapes: Sequence[Shape]) -> Array:
     (count,) = shapes[0]
-    values = [call.value(index) for index in (0, 1)]
+    values = [call.some(index) for index in (0, 1)]
     padded = [np.array([1] * (count - value.size) + value.tolist(), object) for value in values]
     return np.asarray(np.frompyfunc(arithmetic.broadcast_size, 2, 1)(*padded))
 
@@ -165,7 +167,7 @@ def _elementwise(call: Call, _: Sequence[Shape]) -> Array | None:
 
 
 def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
-    value, axes = call.value(0), call.integers(1)
+    value, axes = call.some(0), call.integers(1)
     folded = {axis % value.ndim for axis in axes} if value.ndim else set()
     kept = [axis for axis in range(value.ndim) if axis not in folded]
     rows = value.transpose([*kept, *sorted(folded)]).reshape(*(value.shape[axis] for axis in kept), -1)
@@ -182,7 +184,7 @@ _SEGMENTS = {
 
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
-    value, ids, count = call.value(0), call.numbers(1), shapes[0][0]
+    value, ids, count = call.some(0), call.numbers(1), shapes[0][0]
     if ids.ndim != 1 or not count:
         raise RefusedError("the segments are no vector", call.op)
     rows = [np.moveaxis(value[ids == segment], 0, -1) for segment in range(count)]
@@ -191,11 +193,11 @@ def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
 
 _FOLDERS: dict[str, Folder] = {
     "BROADCAST_ARGS": _broadcast_args,
-    "BROADCAST_TO": lambda call, shapes: np.broadcast_to(call.value(0), shapes[0]),
+    "BROADCAST_TO": lambda call, shapes: np.broadcast_to(call.some(0), shapes[0]),
     "CAST": _cast,
     "CONCATENATION": _concatenate,
     "EXPAND_DIMS": _as_shaped,
-    "FILL": lambda call, shapes: np.broadcast_to(call.value(1), shapes[0]),
+    "FILL": lambda call, shapes: np.broadcast_to(call.some(1), shapes[0]),
     "GATHER": _gather,
     "PACK": lambda call, _: np.stack(_any_known(call), axis=call.number("axis")),
     "RANGE": _range,
@@ -207,9 +209,9 @@ _FOLDERS: dict[str, Folder] = {
     "SPLIT_V": _split,
     "SQUEEZE": _as_shaped,
     "STRIDED_SLICE": _strided_slice,
-    "TILE": lambda call, _: np.tile(call.value(0), call.integers(1)),
-    "TRANSPOSE": lambda call, _: call.value(0).transpose(call.integers(1)),
-    "UNPACK": lambda call, shapes: [call.value(0).take(i, call.number("axis")) for i in range(len(shapes))],
+    "TILE": lambda call, _: np.tile(call.some(0), call.integers(1)),
+    "TRANSPOSE": lambda call, _: call.some(0).transpose(call.integers(1)),
+    "UNPACK": lambda call, shapes: [call.some(0).take(i, call.number("axis")) for i in range(len(shapes))],
     "ZEROS_LIKE": lambda _, shapes: np.zeros(shapes[0], np.int64),
     **dict.fromkeys(arithmetic.ELEMENTWISE, _elementwise),
     **dict.fromkeys(arithmetic.REDUCTIONS, _reduce),

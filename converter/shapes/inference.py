@@ -5,15 +5,18 @@ It never asks the interpreter, and never changes the model.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.references import subgraph_indices
 from edge_opt.shapes.broadcast import misfit
-from edge_opt.shapes.call import Array, Call, Fact, small_value
-from edge_opt.shapes.control_flow import Variables
+from edge_opt.shapes.call import Array, Call, Fact, recorded_shape, small_value
+from edge_opt.shapes.control_flow import common_shape, variable_behind, variable_shapes
 from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, shape_text
 from edge_opt.shapes.folding import fold
-from edge_opt.shapes.report import Disagreement, Findings, Place, ShapeReport
+from edge_opt.shapes.report import Disagreement, ShapeReport, Stated
+from edge_opt.shapes.results import wrong_quantization, wrong_types
 from edge_opt.shapes.rules import RULES, apply
 
 _DEEPEST = 64
@@ -21,6 +24,8 @@ _DEEPEST = 64
 
 _MOST_ENTRIES = 64
 """Ways to enter one subgraph: a file may call each from two places of the one before, with other values each time."""
+
+_Place: TypeAlias = tuple[Subgraph, int, Operator]
 
 
 def infer_shapes(model: Model) -> list[Disagreement]:
@@ -31,119 +36,140 @@ def infer_shapes(model: Model) -> list[Disagreement]:
     return list(derive(model).disagreements)
 
 
-def derive(
-    model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None = None, placeholders: bool = False
-) -> ShapeReport:
-    """Derive every tensor of the model.
+def derive(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None = None) -> ShapeReport:
+    """Derive every tensor of the model, which is not changed.
 
-    Args:
-        model: the model; it is not changed.
-        resize: shapes of graph inputs to use in place of the recorded ones, as if the caller resized them.
-        placeholders: take the sizes that the file records for dynamic dimensions of graph inputs (usually 1) as
-            real ones, as the interpreter does; else they are dynamic.
-
-    Returns:
-        The report; its `shapes` has every tensor that an operator, a graph input or a constant defines.
+    `resize` has shapes of graph inputs to use in place of the recorded ones, as if the caller resized them.
     """
-    shapes = {tensor: as_shape(shape, f"tensor '{tensor.name}'") for tensor, shape in (resize or {}).items()}
-    return _Derivation(model, shapes, placeholders=placeholders).run()
+    given = {tensor: as_shape(shape, f"tensor '{tensor.name}'") for tensor, shape in (resize or {}).items()}
+    return _Derivation(model, given).run()
 
 
 class _Derivation:
     """One walk over a model; subgraphs that operators enter are walked with their callers' shapes."""
 
-    def __init__(self, model: Model, resize: Mapping[Tensor, Shape | None], *, placeholders: bool) -> None:
+    def __init__(self, model: Model, resize: Mapping[Tensor, Shape | None]) -> None:
         self._model = model
         self._resize = resize
-        self._placeholders = placeholders
-        self._findings = Findings(model, placeholders=placeholders)
+        self._names = {id(subgraph): model.signature_name(subgraph) for subgraph in model.subgraphs}
+        # Older writers state no ranks at all: where no tensor of the model does, a shape without sizes is a scalar.
+        tensors = (tensor for subgraph in model.subgraphs for tensor in subgraph.tensors)
+        self._states_ranks = any(t.table is not None and t.table.get("has_rank") for t in tensors)
         self._constants: dict[Tensor, Array | None] = {}
-        self._variables = Variables(model)
+        self._variables = variable_shapes(model)
         self._entered: dict[object, Sequence[Fact]] = {}
         self._entries: Counter[int] = Counter()
+        self._walked: set[int] = set()
         self._stack: list[int] = []
-        self._callers: list[Place] = []
+        self._shapes: dict[Tensor, Shape | None] = {}
+        self._wrong: set[Tensor] = set()
+        self._disagreements: dict[object, Disagreement] = {}
 
     def run(self) -> ShapeReport:
         """Walk the subgraphs that nothing enters with their recorded inputs; then what was not entered after all."""
-        callees = called_subgraphs(self._model)
-        walked: set[int] = set()
-        for index, subgraph in enumerate(self._model.subgraphs):
+        for subgraph in self._model.subgraphs:
             for tensor in subgraph.tensors:
                 if tensor.wrong_size is not None:
-                    self._findings.constant(subgraph, tensor, tensor.wrong_size)
-            if index not in callees:
-                self._walk_root(index, subgraph)
-                walked.add(index)
-        walked |= {key[0] for key in self._entered if isinstance(key, tuple)}
-        for index, subgraph in enumerate(self._model.subgraphs):
-            if index not in walked:
-                self._walk_root(index, subgraph)
-        return self._findings.report()
-
-    def _walk_root(self, index: int, subgraph: Subgraph) -> None:
-        self._stack.append(index)
-        self._walk(subgraph, {tensor: Fact(self._given(tensor)) for tensor in subgraph.inputs})
-        self._stack.pop()
+                    reason = f"tensor '{tensor.name}': {tensor.wrong_size}"
+                    self._report((subgraph, ""), tensor, tensor.shape, None, reason)
+        indices = range(len(self._model.subgraphs))
+        for index in sorted(indices, key=called_subgraphs(self._model).__contains__):
+            if index not in self._walked:
+                inputs = self._model.subgraphs[index].inputs
+                self._walk(index, {tensor: Fact(self._given(tensor)) for tensor in inputs})
+        count = sum(len(subgraph.tensors) for subgraph in self._model.subgraphs)
+        return ShapeReport(count, tuple(self._disagreements.values()), self._shapes)
 
     def _given(self, tensor: Tensor) -> Shape | None:
         """The shape of a graph input: resized, or recorded."""
-        return self._resize[tensor] if tensor in self._resize else self._findings.recorded(tensor)
+        return self._resize[tensor] if tensor in self._resize else self._recorded(tensor)
 
-    def _walk(self, subgraph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
+    def _recorded(self, tensor: Tensor) -> Shape | None:
+        """The shape that the file records, None for an unranked tensor."""
+        shape = recorded_shape(tensor)
+        return () if shape is None and not self._states_ranks else shape
+
+    def _walk(self, index: int, facts: dict[Tensor, Fact]) -> list[Fact]:
         """Derive every operator of the subgraph; `facts` has its inputs and takes up everything else."""
+        subgraph = self._model.subgraphs[index]
+        self._walked.add(index)
+        self._stack.append(index)
         for tensor, fact in facts.items():
-            self._findings.found(tensor, fact.shape)
+            self._take(tensor, fact.shape)
         for position, op in enumerate(subgraph.operators):
-            self._derive_operator(subgraph, position, op, facts)
+            self._derive_operator((subgraph, position, op), facts)
+        self._stack.pop()
         return [self._fact(tensor, facts) for tensor in subgraph.outputs]
 
-    def _fact(self, tensor: Tensor, facts: dict[Tensor, Fact]) -> Fact:
-        fact = facts.get(tensor)
-        if fact is None:
-            shape = tensor.shape if tensor.is_constant else self._findings.recorded(tensor)
+    def _take(self, tensor: Tensor, shape: Shape | None) -> None:
+        """Take up a shape; in a subgraph that is entered with several, what they have in common."""
+        self._shapes[tensor] = common_shape(self._shapes.get(tensor, shape), shape)
+
+    def _fact(self, tensor: Tensor | None, facts: dict[Tensor, Fact]) -> Fact:
+        """What is known of an operator's input; a tensor that no operator defines is as the file says."""
+        if tensor is None:
+            return Fact(None)
+        if tensor not in facts:
             if tensor not in self._constants:
                 self._constants[tensor] = small_value(tensor)
-            fact = facts[tensor] = Fact(shape, self._constants[tensor])
-        return fact
+            shape = tensor.shape if tensor.is_constant else self._recorded(tensor)
+            facts[tensor] = Fact(shape, self._constants[tensor])
+        return facts[tensor]
 
-    def _derive_operator(
-        self, subgraph: Subgraph, position: int, op: Operator, facts: dict[Tensor, Fact]
-    ) -> None:
-        inputs = [Fact(None) if tensor is None else self._fact(tensor, facts) for tensor in op.inputs]
-        entry = RULES.get(op.name)
-        place = (subgraph, position, op)
-        if entry is None:
-            self._take_recorded(op, facts)
-            return
-        self._callers.append(place)
+    def _derive_operator(self, place: _Place, facts: dict[Tensor, Fact]) -> None:
+        op = place[2]
+        for tensor, fact in zip(op.outputs, self._results(place, facts), strict=True):
+            self._take(tensor, fact.shape)
+            shape = self._recorded(tensor) if fact.shape is None else fact.shape
+            facts[tensor] = Fact(shape, fact.value)
+
+    def _results(self, place: _Place, facts: dict[Tensor, Fact]) -> Sequence[Fact]:
+        """What is known of an operator's results; disagreements with the file are reported."""
+        subgraph, position, op = place
+        unknown = [Fact(None)] * len(op.outputs)
+        inputs = [self._fact(tensor, facts) for tensor in op.inputs]
+        if op.name not in RULES:
+            return unknown
         call = Call(
             op,
             [fact.shape for fact in inputs],
             lambda index: inputs[index].value,
-            self._enter,
-            lambda index: self._variables.shape(op.inputs[index]),
+            partial(self._enter, place),
+            lambda index: self._variables.get(variable_behind(op.inputs[index])),
         )
+        where = (subgraph, f"{position} ({op.name})")
         try:
-            shapes = apply(entry, call)
+            shapes = apply(call)
             values = fold(call, shapes)
         except ShapeError as error:
-            self._findings.refused(place, error)
-            self._take_recorded(op, facts)
-            return
-        finally:
-            self._callers.pop()
-        for tensor, shape, value in zip(op.outputs, shapes, values, strict=True):
-            facts[tensor] = Fact(self._findings.compared(place, tensor, shape), value)
-        self._findings.typed(place)
+            tensor = next((t for t in (*op.outputs, *op.inputs) if t is not None), None)
+            if tensor is not None:
+                self._report(where, tensor, self._recorded(tensor), None, error.detail)
+            return unknown
+        for tensor, shape in zip(op.outputs, shapes, strict=True):
+            recorded = self._recorded(tensor)
+            reason = misfit(shape, recorded, allow_refinement=True)
+            if reason is not None:
+                cause = next((tensor for tensor in op.inputs if tensor in self._wrong), None)
+                reason += "" if cause is None else f"; it follows from tensor '{cause.name}'"
+                self._report(where, tensor, recorded, shape, reason)
+                self._wrong.add(tensor)
+        for wrong in (*wrong_types(op), *wrong_quantization(op)):
+            self._report(where, op.outputs[wrong.output], wrong.recorded, wrong.expected, wrong.reason)
+        return [Fact(*pair) for pair in zip(shapes, values, strict=True)]
 
-    def _take_recorded(self, op: Operator, facts: dict[Tensor, Fact]) -> None:
-        for tensor in op.outputs:
-            facts[tensor] = Fact(self._findings.unknown(tensor))
+    def _report(
+        self, where: tuple[Subgraph, str], tensor: Tensor, recorded: Stated, derived: Stated, reason: str
+    ) -> None:
+        """Report a disagreement; of a tensor in a subgraph that is entered twice, once."""
+        subgraph, operator = where
+        key = (tensor, operator, derived if isinstance(derived, str) else None)
+        name = self._names[id(subgraph)]
+        self._disagreements.setdefault(
+            key, Disagreement(name, tensor.name, operator, recorded, derived, reason)
+        )
 
-    def _enter(
-        self, index: int, shapes: Sequence[Shape | None], values: Sequence[Array | None]
-    ) -> Sequence[Fact] | None:
+    def _enter(self, place: _Place, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
         """Walk a subgraph with a caller's inputs; once for equal inputs.
 
         After many different ones it is entered without their values, in the end not at all: nothing is known then.
@@ -151,56 +177,42 @@ class _Derivation:
         if not 0 <= index < len(self._model.subgraphs):
             raise ShapeError(f"it enters subgraph {index}: the model has {len(self._model.subgraphs)}")
         subgraph = self._model.subgraphs[index]
-        if len(shapes) != len(subgraph.inputs):
-            raise ShapeError(
-                f"it gives {len(shapes)} inputs to subgraph '{subgraph.name}': expected {len(subgraph.inputs)}"
-            )
+        if len(inputs) != len(subgraph.inputs):
+            text = f"it gives {len(inputs)} inputs to subgraph '{subgraph.name}'"
+            raise ShapeError(f"{text}: expected {len(subgraph.inputs)}")
         if index in self._stack or len(self._stack) >= _DEEPEST:
-            raise ShapeError(
-                f"it enters subgraph '{subgraph.name}', which is entered already, or nested too deep"
-            )
+            text = f"it enters subgraph '{subgraph.name}', which is entered already, or nested too deep"
+            raise ShapeError(text)
         if self._entries[index] >= _MOST_ENTRIES:
-            values = [None] * len(values)
-        key = (index, tuple(shapes), tuple(map(_value_key, values)))
-        known = self._entered.get(key)
-        if known is None and self._entries[index] < 2 * _MOST_ENTRIES:
+            inputs = [Fact(fact.shape) for fact in inputs]
+        key = (index, tuple((fact.shape, _value_key(fact.value)) for fact in inputs))
+        if key not in self._entered and self._entries[index] < 2 * _MOST_ENTRIES:
             self._entries[index] += 1
-            known = self._entered[key] = self._walk_entered(index, subgraph, shapes, values)
-        return known
+            pairs = zip(subgraph.inputs, inputs, strict=True)
+            facts = {tensor: self._entering(place, subgraph, tensor, fact) for tensor, fact in pairs}
+            self._entered[key] = self._walk(index, facts)
+        return self._entered.get(key)
 
-    def _walk_entered(
-        self, index: int, subgraph: Subgraph, shapes: Sequence[Shape | None], values: Sequence[Array | None]
-    ) -> list[Fact]:
-        facts: dict[Tensor, Fact] = {}
-        for tensor, shape, value in zip(subgraph.inputs, shapes, values, strict=True):
-            recorded = self._findings.recorded(tensor)
-            facts[tensor] = Fact(recorded if shape is None else shape, value)
-            if shape is not None and recorded is not None and misfit(shape, recorded, allow_refinement=True):
-                caller, position, op = self._callers[-1]
-                name = self._model.signature_name(caller)
-                reason = (
-                    f"operator {position} ({op.name}) of subgraph '{name}' enters with {shape_text(shape)}"
-                )
-                self._findings.entered(subgraph, tensor, (recorded, shape), reason)
-        self._stack.append(index)
-        outputs = self._walk(subgraph, facts)
-        self._stack.pop()
-        return outputs
+    def _entering(self, place: _Place, subgraph: Subgraph, tensor: Tensor, fact: Fact) -> Fact:
+        """What is known of a subgraph's input; that a caller gives another shape is reported."""
+        recorded, (shape, value) = self._recorded(tensor), fact
+        if misfit(shape, recorded, allow_refinement=True) is not None:
+            caller, position, op = place
+            name = self._names[id(caller)]
+            reason = f"operator {position} ({op.name}) of subgraph '{name}' enters with {shape_text(shape)}"
+            self._report((subgraph, ""), tensor, recorded, shape, reason)
+            self._wrong.add(tensor)
+        return Fact(recorded if shape is None else shape, value)
 
 
 def _value_key(value: Array | None) -> object:
     if value is None:
         return None
-    if value.dtype == object:
-        return (value.shape, tuple(map(repr, value.ravel().tolist())))
-    return (value.shape, value.dtype.str, value.tobytes())
+    content = repr(value.tolist()) if value.dtype == object else value.tobytes()
+    return (value.shape, value.dtype.str, content)
 
 
 def called_subgraphs(model: Model) -> set[int]:
     """The subgraphs that operators enter or refer to."""
-    return {
-        index
-        for subgraph in model.subgraphs
-        for op in subgraph.operators
-        for index in subgraph_indices(op.options)
-    }
+    operators = (op for subgraph in model.subgraphs for op in subgraph.operators)
+    return {index for op in operators for index in subgraph_indices(op.options)}

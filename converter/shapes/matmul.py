@@ -31,20 +31,16 @@ def matmul(
     Raises:
         ShapeError: an operand is a scalar, the inner sizes differ, or the batch axes do not broadcast.
     """
-    return multiply(
-        (as_shape(a, _LABELS[0]), as_shape(b, _LABELS[1])),
-        transposes=(transpose_a, transpose_b),
-        labels=_LABELS,
-    )
+    shapes = (as_shape(a, _LABELS[0]), as_shape(b, _LABELS[1]))
+    return multiply(shapes, transposes=(transpose_a, transpose_b), labels=_LABELS)
 
 
 def multiply(
     shapes: tuple[Shape | None, Shape | None], *, transposes: tuple[bool, bool], labels: Sequence[str]
 ) -> Shape | None:
     """Do as `matmul`; in a refusal the two operands go by their `labels`."""
-    for shape, label in zip(shapes, labels, strict=True):
-        if shape == ():
-            raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
+    if () in shapes:
+        raise ShapeError(f"{labels[shapes.index(())]} is a scalar: a matrix product needs rank 1 or more")
     left, right = shapes
     if left is None or right is None:
         return None

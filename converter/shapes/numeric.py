@@ -1,19 +1,11 @@
 """Rules of operators that compute: element by element, along an axis, or a result made of numbers alone."""
 
 import math
+from fractions import Fraction
 
 from edge_opt.shapes.broadcast import broadcast_operands
 from edge_opt.shapes.call import Call, Results
-from edge_opt.shapes.dimension import (
-    DYNAMIC,
-    ShapeError,
-    as_dimension,
-    is_negative,
-    is_number,
-    may_be_alike,
-    may_be_equal,
-    shape_text,
-)
+from edge_opt.shapes.dimension import DYNAMIC, ShapeError, may_be_alike, may_be_equal, shape_text
 from edge_opt.shapes.rules import rule
 
 
@@ -51,9 +43,8 @@ def select(call: Call) -> Results:
     shape, condition = call.merged((1, 2)), call.shape(0)
     rows = len(condition) == 1 and len(shape) >= 1 and may_be_equal(condition[0], shape[0])
     if condition != () and not rows and not may_be_alike(condition, shape):
-        raise ShapeError(
-            f"the condition {call.described(0)} fits neither the choices {shape_text(shape)} nor their rows"
-        )
+        text = f"the condition {call.text(0)} fits neither the choices {shape_text(shape)} nor their rows"
+        raise ShapeError(text)
     return [shape]
 
 
@@ -62,7 +53,7 @@ def prelu(call: Call) -> Results:
     """The slopes broadcast to the input, whose shape the result has."""
     shape, result = call.shape(0), broadcast_operands(call.all_shapes(), call.labels())
     if result is None or not may_be_alike(result, shape):
-        raise ShapeError(f"the slopes {call.described(1)} do not broadcast to the input {call.described(0)}")
+        raise ShapeError(f"the slopes {call.text(1)} do not broadcast to the input {call.text(0)}")
     return [shape]
 
 
@@ -84,12 +75,12 @@ def reduce(call: Call) -> Results:
     if shape == ():
         return [()]
     keep = call.flag("keep_dims")
-    if keep and not all(map(is_number, call.elements(1))):
+    if keep and None in call.elements(1):
         return [(DYNAMIC,) * len(shape)]
     folded = {call.axis_of(0, axis) for axis in call.integers(1)}
-    if keep:
-        return [tuple(1 if axis in folded else dim for axis, dim in enumerate(shape))]
-    return [tuple(dim for axis, dim in enumerate(shape) if axis not in folded)]
+    return [
+        tuple(1 if axis in folded else size for axis, size in enumerate(shape) if keep or axis not in folded)
+    ]
 
 
 @rule("ARG_MAX ARG_MIN", "TFLite, arg_min_max.cc, ResizeOutput")
@@ -113,22 +104,19 @@ def top_k(call: Call) -> Results:
     """The last axis shrinks to the k that input 1 gives, for values and indices alike."""
     shape, k = call.shape(0, least=1), call.scalar(1)
     if k is not None and 0 <= shape[-1] < k:
-        raise ShapeError(f"k is {k}, but the last axis of {call.described(0)} has size {shape[-1]}")
-    return [(*shape[:-1], 0 if is_negative(k) else as_dimension(k))] * 2
+        raise ShapeError(f"k is {k}, but the last axis of {call.text(0)} has size {shape[-1]}")
+    return [(*shape[:-1], DYNAMIC if k is None else max(k, 0))] * 2
 
 
 @rule("ONE_HOT", "TFLite, one_hot.cc, OneHotContext and ResizeOutputTensor")
 def one_hot(call: Call) -> Results:
     """A new axis, as long as input 1 says, goes in at `axis` (-1: at the end)."""
-    for index in (1, 2, 3):
-        call.require_single(index)
-    shape, depth, axis = call.shape(0), call.scalar(1), call.number("axis")
+    call.require_single(1, 2, 3)
+    shape, depth, axis = call.shape(0), call.size(1), call.number("axis")
     position = len(shape) if axis == -1 else axis
     if not 0 <= position <= len(shape):
         raise ShapeError(f"its axis {axis} lies outside the result: expected -1 to {len(shape)}")
-    if is_negative(depth):
-        raise ShapeError(f"its depth is {depth}: expected 0 or more")
-    return [(*shape[:position], as_dimension(depth), *shape[position:])]
+    return [(*shape[:position], depth, *shape[position:])]
 
 
 @rule(
@@ -138,12 +126,10 @@ def one_hot(call: Call) -> Results:
 def unsorted_segment(call: Call) -> Results:
     """The axes that the ids (input 1) cover become one, as long as input 2 says."""
     call.require_single(2)
-    shape, segments, count = call.shape(0), call.shape(1), call.scalar(2)
+    shape, segments, count = call.shape(0), call.shape(1), call.size(2)
     if not may_be_alike(segments, shape[: len(segments)]):
-        raise ShapeError(
-            f"the shape of the ids {call.described(1)} must be the start of that of {call.described(0)}"
-        )
-    return [(as_dimension(count), *shape[len(segments) :])]
+        raise ShapeError(f"the shape of the ids {call.text(1)} must be the start of that of {call.text(0)}")
+    return [(count, *shape[len(segments) :])]
 
 
 _LONGEST_RANGE = 2**31 - 1
@@ -175,21 +161,20 @@ def range_(call: Call) -> Results:
     """From start to limit by delta, three scalars: `ceil((limit - start) / delta)` numbers."""
     for index in range(3):
         call.shape(index, rank=0)
-    values = [call.known(index) for index in range(3)]
-    start, limit, delta = (None if value is None else value.item() for value in values)
-    if not (is_number(start) and is_number(limit) and is_number(delta)):
+    if not all(map(call.is_known, range(3))):
         return [(DYNAMIC,)]
+    values = [call.numbers(index) for index in range(3)]
+    if any(value.dtype.kind not in "iuf" for value in values):
+        raise ShapeError(f"the range from {call.text(0)} needs three numbers")
+    start, limit, delta = (value.item() for value in values)
     if delta == 0 or (start > limit and delta > 0) or (start < limit and delta < 0):
         raise ShapeError(f"from {start} to {limit} by {delta} there is no range")
-    if isinstance(start, float):
-        count = math.ceil(abs((limit - start) / delta))
-    else:
-        count = -(-abs(limit - start) // abs(delta))
-    if count > _LONGEST_RANGE:
-        raise ShapeError(
-            f"from {start} to {limit} by {delta} are {count} numbers: expected {_LONGEST_RANGE} at most"
-        )
-    return [(count,)]
+    integers = all(value.dtype.kind in "iu" for value in values)
+    steps = Fraction(limit - start, delta) if integers else (limit - start) / delta
+    if not steps <= _LONGEST_RANGE:  # nor is NaN a number of steps
+        text = f"from {start} to {limit} by {delta} are {steps} numbers"
+        raise ShapeError(f"{text}: expected {_LONGEST_RANGE} at most")
+    return [(math.ceil(steps),)]
 
 
 @rule("RFFT2D", "TFLite, rfft2d.cc, ResizeOutputandTemporaryTensors")
@@ -197,7 +182,7 @@ def rfft2d(call: Call) -> Results:
     """The last two axes become `[h, w / 2 + 1]`, h and w from input 1, powers of two."""
     shape, sizes = call.shape(0, least=2), call.sizes(1)
     if len(sizes) != 2:
-        raise ShapeError(f"{call.described(1)} must hold two sizes, height and width")
+        raise ShapeError(f"{call.text(1)} must hold two sizes, height and width")
     if any(size >= 0 and (size == 0 or size & (size - 1)) for size in sizes):
         raise ShapeError(f"{call.label(1)} gives the sizes {list(sizes)}: expected powers of two")
     height, width = sizes

@@ -34,18 +34,18 @@ def rule(names: str, source: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def apply(entry: RuleEntry, call: Call) -> Results:
-    """Derive the shapes of the results, None for each where too little is known.
+def apply(call: Call) -> Results:
+    """Derive the shapes of the results by the operator's rule, None for each where too little is known.
 
     Raises:
         ShapeError: the inputs cannot go together; the sentence has no place yet.
     """
     outputs = call.op.outputs
-    misfit = KINDS[call.name].misfit(call.op.inputs, outputs)
-    if misfit is not None:
-        raise ShapeError(f"it {misfit}")
+    reason = KINDS[call.name].misfit(call.op.inputs, outputs)
+    if reason is not None:
+        raise ShapeError(f"it {reason}")
     try:
-        results = entry.rule(call)
+        results = RULES[call.name].rule(call)
     except RefusedError:
         return [None] * len(outputs)
     assert len(results) == len(outputs), f"{call.name}: {len(results)} results"
@@ -74,13 +74,12 @@ def infer_operator(
     Raises:
         ShapeError: the inputs cannot go together; names the operator, tensors, axes and sizes.
     """
-    entry = RULES.get(op.name)
-    if entry is None:
+    if op.name not in RULES:
         return [None] * len(op.outputs)
     try:
         if len(input_shapes) != len(op.inputs):
             raise ShapeError(f"{len(input_shapes)} input shapes for {len(op.inputs)} inputs")
         shapes = [as_shape(shape, f"input {index}") for index, shape in enumerate(input_shapes)]
-        return apply(entry, Call(op, shapes, constant, enter))
+        return apply(Call(op, shapes, constant, enter))
     except ShapeError as error:
         raise error.at(op.name) from None

@@ -1,6 +1,6 @@
 """Rules of the StableHLO operators that the runtime has a kernel for; the others keep their recorded shapes."""
 
-from edge_opt.shapes.call import Call, Results
+from edge_opt.shapes.call import Call, Results, recorded_shape
 from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, shape_text
 from edge_opt.shapes.rules import rule
 
@@ -13,7 +13,7 @@ _MAX_WINDOW_RANK = 6
 )
 def rng_bit_generator(call: Call) -> Results:
     """The new state has the old one's shape; the bits have their recorded shape: nothing else states it."""
-    return [call.shape(0, rank=1), call.recorded(1)]
+    return [call.shape(0, rank=1), recorded_shape(call.op.outputs[1])]
 
 
 @rule("STABLEHLO_PAD", "StableHLO specification, pad; TFLite, stablehlo_pad.cc, Prepare")
@@ -22,23 +22,14 @@ def pad(call: Call) -> Results:
     call.require_single(1)
     shape = call.shape(0)
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    triples = zip(*(call.listed(name, len(shape)) for name in names), strict=True)
-    return [
-        tuple(
-            _padded(call, axis, size, triple)
-            for axis, (size, triple) in enumerate(zip(shape, triples, strict=True))
-        )
-    ]
-
-
-def _padded(call: Call, axis: int, size: int, triple: tuple[int, int, int]) -> int:
-    low, high, interior = triple
-    if size < 0:
-        return size if triple == (0, 0, 0) else DYNAMIC
-    result = low + size + max(size - 1, 0) * interior + high
-    if interior < 0 or result < 0:
-        raise ShapeError(f"axis {axis} of {call.described(0)} cannot be padded by {triple}")
-    return result
+    numbers = (call.listed(name, len(shape)) for name in names)
+    result = []
+    for axis, (size, low, high, interior) in enumerate(zip(shape, *numbers, strict=True)):
+        padded = low + size + max(size - 1, 0) * interior + high
+        if size >= 0 and (interior < 0 or padded < 0):
+            raise ShapeError(f"axis {axis} of {call.text(0)} cannot be padded by {(low, high, interior)}")
+        result.append(DYNAMIC if size < 0 else padded)
+    return [tuple(result)]
 
 
 def _slide(size: int, window: int, stride: int, base: int, dilation: int, low: int, high: int) -> int:
@@ -46,7 +37,7 @@ def _slide(size: int, window: int, stride: int, base: int, dilation: int, low: i
     if min(stride, base, dilation) < 1:
         raise ShapeError(f"stride {stride} and dilations {base} and {dilation} must be 1 or more")
     if size < 0:
-        return size if (window, stride, base, low, high) == (1, 1, 1, 0, 0) else DYNAMIC
+        return DYNAMIC
     padded = low + (0 if size == 0 else (size - 1) * base + 1) + high
     reach = (window - 1) * dilation + 1
     return 0 if reach > padded else (padded - reach) // stride + 1
@@ -72,7 +63,7 @@ def _reduced(call: Call, shape: Shape) -> Shape:
         call.listed(name) or [1] * rank for name in ("window_strides", "base_dilations", "window_dilations")
     )
     if len(padding) != 2 * rank or any(len(values) != rank for values in (strides, base, dilations)):
-        raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.described(0)}")
+        raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.text(0)}")
     if min(windows) < 1:
         raise ShapeError(f"its window_dimensions {windows} must be 1 or more each")
     return tuple(map(_slide, shape, windows, strides, base, dilations, padding[::2], padding[1::2]))
@@ -86,14 +77,13 @@ def gather(call: Call) -> Results:
     collapsed, offsets = call.listed("collapsed_slice_dims"), call.listed("offset_dims")
     window = [size for axis, size in enumerate(sizes) if axis not in collapsed]
     if len(window) != len(offsets):
-        raise ShapeError(
-            f"its slice {sizes} less {collapsed} has {len(window)} axes: expected those of {offsets}"
-        )
+        text = f"its slice {sizes} less {collapsed} has {len(window)} axes"
+        raise ShapeError(f"{text}: expected those of {offsets}")
     if any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
-        raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.described(0)}")
+        raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.text(0)}")
     vector = call.number("index_vector_dim")
     if not 0 <= vector <= len(indices):
-        raise ShapeError(f"its index_vector_dim {vector} lies outside {call.described(1)}")
+        raise ShapeError(f"its index_vector_dim {vector} lies outside {call.text(1)}")
     batch = [dim for axis, dim in enumerate(indices) if axis != vector]
     rank = len(batch) + len(window)
     if any(not 0 <= axis < rank for axis in offsets) or len(set(offsets)) != len(offsets):

@@ -14,15 +14,15 @@ from edge_opt.shapes.rules import infer_operator
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
     """Within the block, such operators have a `doubt`: whatever goes by names does not know them."""
     checked = [graph for graph in graphs if not graph.is_checked]
-    found = [(operator, _doubt(operator)) for graph in checked for operator in graph.operators]
-    for operator, doubt in found:
+    doubts = [(operator, _doubt(operator)) for graph in checked for operator in graph.operators]
+    for operator, doubt in doubts:
         operator.doubt = doubt
     for graph in checked:
         graph.is_checked = True
     try:
         yield
     finally:
-        for operator, _ in found:
+        for operator, _ in doubts:
             operator.doubt = ""
         for graph in checked:
             graph.is_checked = False
@@ -36,11 +36,9 @@ def _doubt(operator: Operator) -> str:
     except ShapeError as error:
         return error.detail
     for shape, output in zip(derived, operator.outputs, strict=True):
-        recorded = recorded_shape(output)
-        if shape is not None and recorded is not None:
-            reason = misfit(shape, recorded, allow_refinement=True)
-            if reason is not None:
-                return f"{reason} of '{output.name}'"
+        reason = misfit(shape, recorded_shape(output), allow_refinement=True)
+        if reason is not None:
+            return f"{reason} of '{output.name}'"
         if 0 in output.shape:
             return f"'{output.name}' is empty"
     return ""

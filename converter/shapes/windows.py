@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 
 from edge_opt.shapes.call import Call, Results
-from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, element_count, may_be_equal, shape_text
+from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, may_be_equal, product, shape_text
 from edge_opt.shapes.matmul import multiply
 from edge_opt.shapes.rules import rule
 
-_LOWEST_RANK, _HIGHEST_RANK = 2, 5
 _SAME, _VALID = 0, 1
 
 
 @rule("BATCH_MATMUL", "TFLite, batch_matmul.cc, Prepare; the product itself by MatMul-1")
 def batch_matmul(call: Call) -> Results:
     """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each."""
-    left, right = (call.shape(index, least=_LOWEST_RANK, most=_HIGHEST_RANK) for index in (0, 1))
+    left, right = (call.shape(index, least=2, most=5) for index in (0, 1))
     transposes = (call.flag("adj_x"), call.flag("adj_y"))
     return [multiply((left, right), transposes=transposes, labels=call.labels())]
 
@@ -32,7 +31,7 @@ def fully_connected(call: Call) -> Results:
     """
     shape, weights = call.shape(0, least=1), call.shape(1, rank=2)
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
-    check_bias(call, 2, weights[0])
+    _check_bias(call, 2, weights[0])
     rows = shape if call.flag("keep_num_dims") else _flatten(call, shape, weights)
     return [multiply((rows, weights), transposes=(False, True), labels=call.labels()[:2]), *scratch]
 
@@ -41,61 +40,50 @@ def _flatten(call: Call, shape: Shape, weights: Shape) -> Shape:
     """Return `[rows, depth]` for an input whose elements are taken in rows of the weights' depth."""
     depth = weights[1]
     if depth < 0:
-        return (element_count(shape[:-1]), shape[-1]) if len(shape) == 2 else (DYNAMIC, DYNAMIC)
+        return shape if len(shape) == 2 else (DYNAMIC, DYNAMIC)
     if shape[-1] == depth or (depth == 0 and shape[-1] < 0):
-        return (element_count(shape[:-1]), depth)
-    count = element_count(shape)
+        return (product(*shape[:-1]), depth)
+    count = product(*shape)
     if depth == 0 or (count >= 0 and count % depth):
-        raise ShapeError(
-            f"{call.described(0)} has {count} elements, which do not make rows of {depth}, the depth of the "
-            f"weights {call.described(1)}"
-        )
+        text = f"{call.text(0)} has {count} elements, which do not make rows of {depth}"
+        raise ShapeError(f"{text}, the depth of the weights {call.text(1)}")
     return (DYNAMIC if count < 0 else count // depth, depth)
 
 
-def check_bias(call: Call, index: int, channels: int) -> None:
+def _check_bias(call: Call, index: int, channels: int) -> None:
     """Refuse a bias (input `index`, which may be left out) that has not one element for each channel."""
-    bias = call.shape(index) if call.has(index) else None
-    if bias is not None and not may_be_equal(element_count(bias), channels):
-        raise ShapeError(f"the bias {call.described(index)} must have {channels} elements, one per channel")
+    if call.has(index) and not may_be_equal(product(*call.shape(index)), channels):
+        raise ShapeError(f"the bias {call.text(index)} must have {channels} elements, one per channel")
 
 
 @rule("AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D", "TFLite, pooling.cc, GenericPrepare")
 def pool(call: Call) -> Results:
     """`[b, h, w, c]` keeps batch and channels; a window slides over height and width."""
     shape = call.shape(0, rank=4)
-    windows = (call.number("filter_height"), call.number("filter_width"))
-    return [(shape[0], *_slide(call, windows, dilated=False), shape[3])]
+    height = _places(call, 1, "h", call.number("filter_height"), dilation=1)
+    width = _places(call, 2, "w", call.number("filter_width"), dilation=1)
+    return [(shape[0], height, width, shape[3])]
 
 
-def _slide(call: Call, windows: Sequence[int], *, dilated: bool = True) -> list[int]:
-    """The places of a window along the axes behind the first: height and width, or depth too."""
-    places = []
-    for axis, (name, window) in enumerate(zip("dhw"[-len(windows) :], windows, strict=True), start=1):
-        dilation = call.number(f"dilation_{name}_factor") if dilated else 1
-        places.append(_places(call, axis, window, call.number(f"stride_{name}"), dilation))
-    return places
-
-
-def _places(call: Call, axis: int, window: int, stride: int, dilation: int) -> int:
+def _places(call: Call, axis: int, name: str, window: int, dilation: int) -> int:
     """How many places a window has along an axis: all of them by `SAME`, those that lie inside by `VALID`.
 
     The window is -1 where the filter's size is dynamic. Source: TFLite, padding.h, ComputeOutSizeChecked.
     """
-    size = call.shape(0)[axis]
+    size, stride = call.shape(0)[axis], call.number(f"stride_{name}")
     if stride <= 0 or dilation <= 0 or window == 0:
-        given = (window, stride, dilation)
-        raise ShapeError(f"size, stride and dilation of the window {given} must be 1 or more each")
+        text = f"size, stride and dilation of the window {(window, stride, dilation)}"
+        raise ShapeError(f"{text} must be 1 or more each")
     padding = call.number("padding")
     if padding not in (_SAME, _VALID):
         raise ShapeError(f"its padding is {padding}: expected SAME (0) or VALID (1)")
     reach = (window - 1) * dilation + 1
     if padding == _SAME:
-        return size if stride == 1 else DYNAMIC if size < 0 else -(-size // stride)
+        return DYNAMIC if size < 0 else -(-size // stride)
     if size < 0 or window < 0:
-        return size if reach == stride == 1 else DYNAMIC
+        return DYNAMIC
     if reach > size + 2 * stride - 1:
-        raise ShapeError(f"the window of {reach} does not fit axis {axis} of {call.described(0)}")
+        raise ShapeError(f"the window of {reach} does not fit axis {axis} of {call.text(0)}")
     return max((size + stride - reach) // stride, 0)
 
 
@@ -103,14 +91,17 @@ def _check_filled(call: Call, *indices: int) -> None:
     """Refuse inputs without elements (a batch of none excepted)."""
     for index in indices:
         if 0 in call.shape(index)[1:]:
-            raise ShapeError(f"{call.described(index)} has an axis of size 0")
+            raise ShapeError(f"{call.text(index)} has an axis of size 0")
 
 
-def _convolved(call: Call, window: Sequence[int], channels: int) -> Results:
-    """The filters' window slides over the axes between batch and channels."""
+def _convolved(call: Call, windows: Sequence[int], channels: int) -> Results:
+    """The filters' window slides over the axes between batch and channels: height and width, or depth too."""
     _check_filled(call, 0, 1)
-    check_bias(call, 2, channels)
-    return [(call.shape(0)[0], *_slide(call, window), channels)]
+    _check_bias(call, 2, channels)
+    result = [call.shape(0)[0]]
+    for axis, (name, window) in enumerate(zip("dhw"[-len(windows) :], windows, strict=True), start=1):
+        result.append(_places(call, axis, name, window, call.number(f"dilation_{name}_factor")))
+    return [(*result, channels)]
 
 
 @rule("CONV_2D", "TFLite, conv.cc, Prepare")
@@ -119,10 +110,8 @@ def convolution(call: Call) -> Results:
     (*_, channels), (count, *window, depth) = call.shape(0, rank=4), call.shape(1, rank=4)
     known = channels >= 0 and depth > 0
     if known and (channels % depth or (count >= 0 and count % (channels // depth))):
-        raise ShapeError(
-            f"the {channels} channels of {call.described(0)} do not fall into groups for the filters "
-            f"{call.described(1)}"
-        )
+        text = f"the {channels} channels of {call.text(0)} do not fall into groups for the filters"
+        raise ShapeError(f"{text} {call.text(1)}")
     return _convolved(call, window, count)
 
 
@@ -131,9 +120,8 @@ def depthwise_convolution(call: Call) -> Results:
     """`[b, h, w, i]` with filters `[1, fh, fw, i*m]` gives `[b, h', w', i*m]`."""
     (*_, channels), (one, *window, results) = call.shape(0, rank=4), call.shape(1, rank=4)
     if one not in (1, DYNAMIC) or (channels > 0 and results > 0 and results % channels):
-        raise ShapeError(
-            f"the filters {call.described(1)} must be one, with a multiple of the channels of {call.label(0)}"
-        )
+        text = f"the filters {call.text(1)} must be one, with a multiple of the channels of"
+        raise ShapeError(f"{text} {call.label(0)}")
     return _convolved(call, window, results)
 
 
@@ -148,7 +136,7 @@ def convolution_3d(call: Call) -> Results:
 def _check_channels(call: Call, channels: int, depth: int, index: int) -> None:
     if not may_be_equal(channels, depth):
         raise ShapeError(
-            f"the channels of {call.described(index)} differ from those of the filters {call.described(1)}"
+            f"the channels of {call.text(index)} differ from those of the filters {call.text(1)}"
         )
 
 
@@ -160,5 +148,5 @@ def transposed_convolution(call: Call) -> Results:
         raise ShapeError(f"{call.label(0)} spells out {shape_text(result)}: expected rank 4")
     _check_filled(call, 1, 2)
     _check_channels(call, shape[3], filters[3], 2)
-    check_bias(call, 3, filters[0])
+    _check_bias(call, 3, filters[0])
     return [result]
