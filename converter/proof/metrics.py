@@ -102,35 +102,37 @@ def measure(
     """
     assert a.shape == b.shape, "shapes are compared before elements are"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
-    real_a, real_b = _reals(quantized_a), _reals(quantized_b)
-    found, powers = Difference(0), [0.0] * 4
+    real_a, real_b = (
+        info.reals if info else lambda values: values.astype(np.float64)
+        for info in (quantized_a, quantized_b)
+    )
+    difference, powers = Difference(0), np.zeros(4)
     for begin in range(0, max(one.size, 1), _PIECE):
         piece = slice(begin, begin + _PIECE)
         part, more = _in_reals(real_a(one[piece]), real_b(other[piece]), begin, atol, rtol)
         part = replace(part, **_in_bits(one[piece], other[piece]))
-        found = merge(found, part) if begin else part
-        powers = [power + own for power, own in zip(powers, more, strict=True)]
-    place = found.worst and tuple(int(i) for i in np.unravel_index(found.worst[0], a.shape))
-    of_a, of_b, of_both, noise = powers
-    found = replace(found, worst=place, snr_db=_snr(of_a, noise), cosine=_cosine(of_a, of_b, of_both, noise))
+        difference = merge(difference, part) if begin else part
+        powers += more
+    figures: dict[str, Any] = {}
+    if difference.worst is not None:
+        figures["worst"] = tuple(int(index) for index in np.unravel_index(difference.worst[0], a.shape))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
-        found = replace(found, steps=None)
+        figures["steps"] = None
     if logits and a.size and a.ndim and a.shape[-1] > 1:
-        rows = one.reshape(-1, a.shape[-1]), other.reshape(-1, a.shape[-1])
-        kl, top1, top5 = _rows_agreement(*rows, real_a, real_b)
-        found = replace(found, kl=kl, top1=top1, top5=top5)
-    return found
-
-
-def _reals(info: TensorInfo | None) -> _Real:
-    return info.reals if info else lambda values: values.astype(np.float64)
+        rows = (array.reshape(-1, a.shape[-1]) for array in (one, other))
+        figures["kl"], figures["top1"], figures["top5"] = _rows_agreement(*rows, real_a, real_b)
+    return replace(difference, snr_db=_snr(*powers.tolist()), cosine=_cosine(*powers.tolist()), **figures)
 
 
 def merge(one: Difference, other: Difference) -> Difference:
     """The worse of two comparisons of the same output, figure by figure; counts add up."""
-    worse = other if other.max_abs > one.max_abs else one
+
+    def both(name: str, choose: Callable[[Any, Any], Any]) -> Any:
+        figures = getattr(one, name), getattr(other, name)
+        return None if None in figures else choose(*figures)
+
     return replace(
-        worse,
+        other if other.max_abs > one.max_abs else one,
         elements=one.elements + other.elements,
         finite=one.finite + other.finite,
         differing=one.differing + other.differing,
@@ -138,28 +140,18 @@ def merge(one: Difference, other: Difference) -> Difference:
         largest=max(one.largest, other.largest),
         snr_db=float(np.minimum(one.snr_db, other.snr_db)),
         cosine=float(np.minimum(one.cosine, other.cosine)),
-        **{name: _of_both(choose, one, other, name) for name, choose in _MERGED.items()},
+        steps=both("steps", max),
+        ulps=both("ulps", _added),
+        kl=both("kl", max),
+        top1=both("top1", min),
+        top5=both("top5", min),
     )
-
-
-def _of_both(choose: Callable[[Any, Any], Any], one: Difference, other: Difference, name: str) -> Any:
-    figures = getattr(one, name), getattr(other, name)
-    return None if None in figures else choose(*figures)
 
 
 def _added(
     one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, int], ...]:
     return tuple((name, count + more) for (name, count), (_, more) in zip(one, other, strict=True))
-
-
-_MERGED: dict[str, Callable[[Any, Any], Any]] = {
-    "steps": max,
-    "kl": max,
-    "top1": min,
-    "top5": min,
-    "ulps": _added,
-}
 
 
 def are_logits(info: TensorInfo) -> bool:
@@ -177,16 +169,16 @@ def _in_bits(a: NDArray[Any], b: NDArray[Any]) -> dict[str, Any]:
         return {"differing": a.size}
     other = (a.view(np.uint8) != b.view(np.uint8)).reshape(-1, a.itemsize).any(axis=1)
     differ = other & ~(np.isnan(a) & np.isnan(b)) if other.any() else other
-    found: dict[str, Any] = {"differing": int(np.count_nonzero(differ))}
+    figures: dict[str, Any] = {"differing": int(np.count_nonzero(differ))}
     if a.dtype.kind in "iu":
-        found["steps"] = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
+        figures["steps"] = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
     if a.dtype in _WITH_ULPS:
         places = np.zeros(a.size, np.int64)
         places[differ] = np.searchsorted(_ULP_LIMITS, np.abs(_ordered(a[differ]) - _ordered(b[differ])))
         places[differ & (np.isnan(a) | np.isnan(b))] = len(_ULP_LIMITS) + 1
         counts = np.bincount(places, minlength=len(_ULP_NAMES)).tolist()
-        found["ulps"] = tuple(zip(_ULP_NAMES, counts, strict=True))
-    return found
+        figures["ulps"] = tuple(zip(_ULP_NAMES, counts, strict=True))
+    return figures
 
 
 def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
@@ -204,26 +196,28 @@ def _in_reals(
     `worst` counts from `begin`, in row-major order.
     """
     finite = np.abs(a[np.isfinite(a)])
-    found = Difference(a.size, finite.size, largest=float(finite.max(initial=0.0)))
+    difference = Difference(a.size, finite.size, largest=float(finite.max(initial=0.0)))
     with np.errstate(invalid="ignore", over="ignore"):
         if finite.size == a.size and np.array_equal(a, b):
             # The usual case; the rest would find no difference, in ten times the time.
             power = float(a @ a)
-            return found, (power, power, power, 0.0)
+            return difference, (power, power, power, 0.0)
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         gap = np.where(same, 0.0, np.abs(a - b))
         gap[np.isnan(gap)] = math.inf
         close = (gap <= atol + rtol * np.abs(a)) & np.isfinite(gap)
         powers = float(a @ a), float(b @ b), float(a @ b), float(gap @ gap)
-    found = replace(found, outside=int(np.count_nonzero(~same & ~close)))
+    difference = replace(difference, outside=int(np.count_nonzero(~same & ~close)))
     place = int(gap.argmax())
     if gap[place] > 0:
         values = float(a[place]), float(b[place])
-        found = replace(found, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values)
-    return found, powers
+        difference = replace(
+            difference, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values
+        )
+    return difference, powers
 
 
-def _snr(power: float, noise: float) -> float:
+def _snr(power: float, _other: float, _both: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     ratio = power / noise
@@ -251,10 +245,10 @@ def _rows_agreement(
     for begin in range(0, rows, step):
         one, other = real_a(a[begin : begin + step]), real_b(b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
-        log_one, log_other = _log_softmax(one[finite]), _log_softmax(other[finite])
+        log_one, log_other = (_log_softmax(values[finite]) for values in (one, other))
         divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
         first += float(np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)))
-        best_one, best_other = _best(one, top), _best(other, top)
+        best_one, best_other = (np.argpartition(v, width - top, axis=1)[:, -top:] for v in (one, other))
         five += float((best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).any(axis=2).sum()) / top
     return max(divergence / rows, 0.0), first / rows, five / rows
 
@@ -262,7 +256,3 @@ def _rows_agreement(
 def _log_softmax(rows: Floats) -> Floats:
     shifted = rows - rows.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
-
-
-def _best(rows: Floats, count: int) -> NDArray[np.intp]:
-    return np.argpartition(rows, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count :]
