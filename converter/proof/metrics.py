@@ -119,7 +119,7 @@ def measure(
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
         figures["steps"] = None
     if logits and a.size and a.ndim and a.shape[-1] > 1:
-        rows = (array.reshape(-1, a.shape[-1]) for array in (one, other))
+        rows = one.reshape(-1, a.shape[-1]), other.reshape(-1, a.shape[-1])
         figures["kl"], figures["top1"], figures["top5"] = _rows_agreement(*rows, real_a, real_b)
     return replace(difference, snr_db=_snr(*powers.tolist()), cosine=_cosine(*powers.tolist()), **figures)
 

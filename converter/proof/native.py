@@ -120,7 +120,7 @@ def _open(model: ModelContent, kernels: Kernels) -> Any:
 def _callable(interpreter: Any, signature: str | None) -> Callable[[Arrays], Arrays]:
     keys = list(interpreter.get_signature_list())
     if not keys:
-        return _Positional(interpreter)
+        return _by_position(interpreter)
     if signature is None and len(keys) == 1:
         signature = keys[0]
     if signature not in keys:
@@ -129,51 +129,48 @@ def _callable(interpreter: Any, signature: str | None) -> Callable[[Arrays], Arr
     return lambda values: dict(runner(**values))
 
 
-class _Positional:
+def _by_position(interpreter: Any) -> Callable[[Arrays], Arrays]:
     """Calls subgraph 0 by the names that `describe` gives to its inputs."""
+    main = _main(interpreter)
+    details = interpreter.get_input_details()
+    places = {info.name: detail["index"] for info, detail in zip(main.inputs, details, strict=True)}
 
-    def __init__(self, interpreter: Any) -> None:
-        self.interpreter = interpreter
-        self.signature = _main(interpreter)
-
-    def __call__(self, values: Arrays) -> Arrays:
-        wanted = {info.name for info in self.signature.inputs}
-        if wanted != set(values):
-            raise DeclinedError(f"inputs {sorted(values)} given, {sorted(wanted)} expected")
-        places = [detail["index"] for detail in self.interpreter.get_input_details()]
-        for place, info in zip(places, self.signature.inputs, strict=True):
+    def call(values: Arrays) -> Arrays:
+        if set(places) != set(values):
+            raise DeclinedError(f"inputs {sorted(values)} given, {sorted(places)} expected")
+        for info in main.inputs:
             if values[info.name].shape != info.shape:
-                self.interpreter.resize_tensor_input(place, values[info.name].shape)
-        self.interpreter.allocate_tensors()
-        for place, info in zip(places, self.signature.inputs, strict=True):
-            self.interpreter.set_tensor(place, values[info.name])
-        self.interpreter.invoke()
-        results = self.interpreter.get_output_details()
-        return {
-            info.name: self.interpreter.get_tensor(detail["index"])
-            for info, detail in zip(self.signature.outputs, results, strict=True)
-        }
+                interpreter.resize_tensor_input(places[info.name], values[info.name].shape)
+        interpreter.allocate_tensors()
+        for name, place in places.items():
+            interpreter.set_tensor(place, values[name])
+        interpreter.invoke()
+        results = zip(main.outputs, interpreter.get_output_details(), strict=True)
+        return {info.name: interpreter.get_tensor(detail["index"]) for info, detail in results}
+
+    return call
 
 
 def _main(interpreter: Any) -> SignatureInfo:
-    inputs = _unique([(detail["name"], detail) for detail in interpreter.get_input_details()])
-    outputs = _unique([(detail["name"], detail) for detail in interpreter.get_output_details()])
-    return SignatureInfo(MAIN, inputs, outputs, positional=True)
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    return SignatureInfo(MAIN, _numbered(inputs), _numbered(outputs), positional=True)
 
 
-def _unique(named: Sequence[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
-    """Names as they are, or numbered where two tensors share one."""
-    names = [name for name, _ in named]
+def _numbered(details: Sequence[Any]) -> tuple[TensorInfo, ...]:
+    """Tensors under their own names, or numbered where two share one."""
+    names = [detail["name"] for detail in details]
     return tuple(
         _tensor(name if name and names.count(name) == 1 else f"{name}#{place}", detail)
-        for place, (name, detail) in enumerate(named)
+        for place, (name, detail) in enumerate(zip(names, details, strict=True))
     )
 
 
 def _signature(interpreter: Any, key: str) -> SignatureInfo:
     runner = interpreter.get_signature_runner(key)
-    inputs = tuple(_tensor(name, detail) for name, detail in sorted(runner.get_input_details().items()))
-    outputs = tuple(_tensor(name, detail) for name, detail in sorted(runner.get_output_details().items()))
+    inputs, outputs = (
+        tuple(_tensor(name, detail) for name, detail in sorted(details.items()))
+        for details in (runner.get_input_details(), runner.get_output_details())
+    )
     return SignatureInfo(key, inputs, outputs)
 
 
@@ -203,7 +200,7 @@ def _run(header: Header, arrays: Arrays) -> _Answer:
     results: Arrays = {}
     for number, listed in enumerate(header["plans"]):
         plans = [from_plain(inputs.InputPlan, fields) for fields in listed or ()]
-        given = {made.info.name: inputs.array_of(made) for made in plans} or arrays
+        given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
         outputs = session.run(header["signature"], given)
         results.update({f"{number}/{name}": array for name, array in outputs.items()})
     return {}, results
@@ -222,8 +219,8 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
             return [list(session.run(None, given).values()) for given in inputs]
 
     first, second = described
-    found = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)
-    return {"proof": asdict(found)}, {}
+    outcome = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)
+    return {"proof": asdict(outcome)}, {}
 
 
 def _generate(header: Header, _: Arrays) -> _Answer:

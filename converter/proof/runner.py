@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import numpy as np
 
@@ -104,7 +104,7 @@ class Worker:
         `signature` may be None if the model has only one, or none (then `describe` names the inputs of subgraph 0).
         """
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
-        return self._run(model, signature, [None], arrays, kernels)[0]
+        return self.run_plans(model, signature, [()], kernels, arrays)[0]
 
     def run_plans(
         self,
@@ -112,9 +112,21 @@ class Worker:
         signature: str | None,
         plans: Sequence[Sequence[InputPlan]],
         kernels: Kernels = "xnnpack",
+        arrays: Arrays | None = None,
     ) -> list[Arrays]:
-        """The same for inputs that the worker makes itself, a sequence of plans for each run of the loaded model."""
-        return self._run(model, signature, [list(map(asdict, run)) for run in plans], {}, kernels)
+        """The same for inputs that the worker makes itself, a sequence of plans for each run of the loaded model.
+
+        A run without plans is on the `arrays`.
+        """
+        where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
+        listed = [list(map(asdict, run)) for run in plans]
+        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": listed}
+        _, results = self._ask(header, where, {"main": model}, arrays)
+        runs: list[Arrays] = [{} for _ in plans]
+        for key, array in results.items():
+            number, _, name = key.partition("/")
+            runs[int(number)][name] = array
+        return runs
 
     def generate(
         self, models: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
@@ -154,8 +166,7 @@ class Worker:
 
         Raises:
             RuntimeRefused: the reason starts with `before:` or `after:`.
-            RuntimeCrashed: the runtime's process ended.
-            RuntimeTimedOut: it took longer than the time limit.
+            RuntimeCrashed, RuntimeTimedOut: as every request.
         """
         arrays = {}
         for version, model in zip(VERSIONS, (before, after), strict=True):
@@ -163,26 +174,8 @@ class Worker:
             arrays[version] = np.frombuffer(model, np.uint8)
         header = {"operation": "prove", "request": asdict(request or ProofRequest())}
         reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
-        found: Outcome = from_plain(Outcome, reply["proof"])
-        return replace(found, seconds=reply["seconds"])
-
-    def _run(
-        self,
-        model: Runnable,
-        signature: str | None,
-        plans: Sequence[list[dict[str, Any]] | None],
-        arrays: Arrays,
-        kernels: Kernels,
-    ) -> list[Arrays]:
-        """The outputs of each run, on these plans, or where there are none on the arrays."""
-        where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
-        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
-        _, results = self._ask(header, where, {"main": model}, arrays)
-        runs: list[Arrays] = [{} for _ in plans]
-        for key, array in results.items():
-            number, _, name = key.partition("/")
-            runs[int(number)][name] = array
-        return runs
+        outcome: Outcome = from_plain(Outcome, reply["proof"])
+        return replace(outcome, seconds=reply["seconds"])
 
     def _ask(
         self,
@@ -193,16 +186,17 @@ class Worker:
         seconds: float | None = None,
     ) -> tuple[Header, Arrays]:
         """One request, of models that the worker reads from files, and its answer; `where` begins every message."""
+        arrays = arrays or {}
         with ExitStack() as stack:
             files = {name: stack.enter_context(_as_file(model)) for name, model in models.items()}
-            given = arrays or {}
             size = sum(path.stat().st_size for path in files.values())
-            size += sum(array.nbytes for array in given.values())
+            size += sum(array.nbytes for array in arrays.values())
             memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
-            limits = {"memory_limit": memory, "time_limit": self.time_limit if seconds is None else seconds}
-            paths = {name: str(path) for name, path in files.items()}
+            header["models"] = {name: str(path) for name, path in files.items()}
+            header["memory_limit"] = memory
+            header["time_limit"] = self.time_limit if seconds is None else seconds
             with self._lock:
-                reply, results = self._exchange({**header, **limits, "models": paths}, given, where)
+                reply, results = self._exchange(header, arrays, where)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         return reply, results
