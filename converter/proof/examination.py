@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 from edge_opt.ir import Model, to_bytes
@@ -78,10 +78,12 @@ class Question:
     def others(self) -> Iterator[Question]:
         """The same with other inputs, should these not tell right from wrong: all of each range, then its ends."""
         yield self
-        whole = tuple(hint and replace(hint, spread=1.0) for hint in self.request.hints)
-        if whole != self.request.hints:
-            yield replace(self, request=replace(self.request, hints=whole))
-        yield replace(self, request=replace(self.request, hints=whole, kind="large"))
+        whole = replace(
+            self.request, hints=tuple(hint and replace(hint, spread=1.0) for hint in self.request.hints)
+        )
+        if whole != self.request:
+            yield replace(self, request=whole)
+        yield replace(self, request=replace(whole, kind="large"))
 
     def without_extremes(self) -> Question:
         """The same on realistic inputs alone."""
@@ -147,19 +149,22 @@ class Examiner:
 
     def _run(self, question: Question) -> Proof:
         try:
-            if not self._settings.samples(question):
-                return self._where_possible(question)
-            return self._at_size(question)
+            return (
+                self._at_size(question)
+                if self._settings.samples(question)
+                else self._where_possible(question)
+            )
         except ModelFormatError as error:
-            return failed(question.demand, f"the region alone is no model that may be run: {error}")
+            reason = f"the region alone is no model that may be run: {error}"
         except RuntimeTimedOut as error:
             return undecided(question.demand, f"there was no time to prove it: {error}")
         except RuntimeRefused as error:
-            if error.reason.startswith("before:"):
-                return failed(question.demand, f"the runtime cannot run the region alone: {error.reason}")
-            return failed(question.demand, f"the runtime refuses the new region: {error.reason}")
+            alone = error.reason.startswith("before:")
+            what = "cannot run the region alone" if alone else "refuses the new region"
+            reason = f"the runtime {what}: {error.reason}"
         except RuntimeFailed as error:
-            return failed(question.demand, f"the proof could not be run: {error}")
+            reason = f"the proof could not be run: {error}"
+        return failed(question.demand, reason)
 
     def _at_size(self, question: Question) -> Proof:
         """On rows first, which is quick; then in full, unless the structure was proved in full already.
@@ -212,23 +217,17 @@ class Examiner:
         raise refusal
 
     def _ask(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
-        try:
-            return self._ask_once(question, kernels)
-        except RuntimeCrashed:
-            # A worker that somebody killed between two requests says nothing about a region; a second time, it does.
-            return self._ask_once(question, kernels)
-
-    def _ask_once(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
-        region = question.region
-        operations = region.cost * len(kernels) * (1 + len(question.request.extremes))
+        region, request = question.region, question.request
+        operations = region.cost * len(kernels) * (1 + len(request.extremes))
         limit = self._settings.limit(kernels, operations)
+        request = replace(request, kernels=kernels, seed=self._settings.seed)
+        prove = partial(self._worker.prove, *region.files, request, seconds=limit, where=region.name)
         try:
-            outcome = self._worker.prove(
-                *region.files,
-                replace(question.request, kernels=kernels, seed=self._settings.seed),
-                seconds=limit,
-                where=region.name,
-            )
+            try:
+                outcome = prove()
+            except RuntimeCrashed:
+                # A worker killed by somebody between two requests says nothing of a region; a second time, it does.
+                outcome = prove()
         except RuntimeTimedOut as error:
             raise RuntimeTimedOut(
                 f"region {region.name} took longer than {limit:.3g} s; --proof-seconds {2 * limit:.0f} gives each "
@@ -236,10 +235,6 @@ class Examiner:
             ) from error
         if operations > _MEASURED:
             self._settings.speeds[kernels] = operations / outcome.seconds
-        return judge(
-            outcome,
-            question.demand,
-            tuple(Ran(name, region.rows, region.length) for name in kernels),
-            clipped=bool(question.request.limits),
-            must_compare=question.must_compare,
-        )
+        ran = tuple(Ran(name, region.rows, region.length) for name in kernels)
+        clipped = bool(request.limits)
+        return judge(outcome, question.demand, ran, clipped=clipped, must_compare=question.must_compare)

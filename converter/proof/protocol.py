@@ -46,10 +46,9 @@ def frame(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[memory
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
             raise FrameError(f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on")
-        flat = np.ascontiguousarray(array)
         listed.append([name, array.dtype.str, list(array.shape)])
-        if flat.size:
-            pieces.append(flat.reshape(-1).view(np.uint8).data)
+        if array.size:
+            pieces.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     encoded = json.dumps({**header, "arrays": listed}).encode()
     return [memoryview(_PREFIX.pack(_MAGIC, len(encoded)) + encoded), *pieces]
 
