@@ -55,45 +55,33 @@ def extreme(
 
 
 def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
-    unchanged = {
-        "masks": side != "added",
-        "high": side == "added",
-        "low": side == "added",
-        "tiny": side == "left",
-    }
-    if unchanged.get(kind, kind != f"nan {side}"):
-        return array
     values = array.astype(np.float64)
     draw = noise.octets(seed, array.size).reshape(array.shape) % 16
-    if kind == "masks":
-        values = np.array(_MASKS)[draw % len(_MASKS)]
-        rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
-        for place, row in enumerate(rows[_CLOSED_ROW - 1 :: _CLOSED_ROW]):
-            row[:] = _MASKS[-1 - place % 4]
-    elif kind in {"high", "low"} and side == "other":
-        values = values * _LARGE_VALUE
-    elif kind in {"high", "low"}:
-        values = np.abs(values) * (-_LARGE if (kind, side) == ("low", "left") else _LARGE)
-    elif kind == "tiny":
-        values = _tiny(values, side, draw, _TINY.get(array.dtype.name, 2.0**-110))
-    else:
-        values = np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], values)
+    match kind, side:
+        case "masks", "added":
+            values = np.array(_MASKS)[draw % len(_MASKS)]
+            rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
+            for place, row in enumerate(rows[_CLOSED_ROW - 1 :: _CLOSED_ROW]):
+                row[:] = _MASKS[-1 - place % 4]
+        case "high" | "low", "other":
+            values *= _LARGE_VALUE
+        case "high" | "low", "left" | "right":
+            values = np.abs(values) * (-_LARGE if (kind, side) == ("low", "left") else _LARGE)
+        case "tiny", "added":
+            values = np.select([draw < 4, draw < 8], [0.0, -0.0], values)
+        case "tiny", "other":
+            tiny = values * _TINY.get(array.dtype.name, 2.0**-110)
+            values = np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, values * 2.0**-140], tiny)
+        case "tiny", "right":
+            # Every other key is 0, along whichever of the last two axes keys lie, and so are its logits.
+            for place in np.indices(array.shape, sparse=True)[-2:]:
+                values = np.where(place % 2 == 1, 0.0, values)
+        case _ if kind == f"nan {side}":
+            values = np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], values)
+        case _:
+            return array
     with np.errstate(over="ignore"):
         return values.astype(array.dtype)
-
-
-def _tiny(
-    values: NDArray[np.float64], side: Side, draw: NDArray[np.uint8], factor: float
-) -> NDArray[np.float64]:
-    if side == "added":
-        return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), values)
-    if side == "other":
-        return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, values * 2.0**-140], values * factor)
-    # Every other key is 0, along whichever of the last two axes keys lie, and so are its logits.
-    for axis in range(max(values.ndim - 2, 0), values.ndim):
-        odd = np.arange(values.shape[axis]) % 2 == 1
-        values = np.where(odd.reshape(-1, *[1] * (values.ndim - 1 - axis)), 0.0, values)
-    return values
 
 
 def _codes(
@@ -101,36 +89,31 @@ def _codes(
 ) -> NDArray[np.generic]:
     limits = np.iinfo(array.dtype.name)
     draw = noise.octets(seed, array.size).reshape(array.shape) % 8
-    if kind in {"high", "low"}:
-        if side in {"left", "right"}:
+    match kind, side:
+        case "high" | "low", "left" | "right":
             end = limits.min if (kind, side) == ("low", "left") else limits.max
-            sizes = (8 + draw) / 15 * _sizes(array.shape, kind, side)
-            codes = zero_point + np.rint((end - zero_point) * sizes)
-        else:
+            factors = (8 + draw) / 15 * _sizes(array.shape, kind, side)
+            codes = zero_point + np.rint((end - zero_point) * factors)
+        case "high" | "low", _:
             codes = np.select([draw < 2, (draw < 4) & (side == "other")], [limits.min, limits.max], array)
-    elif kind in {"masks", "tiny"}:
-        # A mask near one end of its type; queries, and most values, at the other one.
-        least = (kind == "masks") is (side == "added")
-        near = draw // 2 if side == "added" else np.uint8(0)
-        codes = np.asarray(
-            limits.min + near.astype(np.int64) if least else limits.max - near.astype(np.int64)
-        )
-        if side == "right":
-            codes = array
-        elif side == "other":
-            codes = np.where(_upper_half(array.shape), codes, array)
-    else:
-        codes = array
-    return np.broadcast_to(np.clip(codes, limits.min, limits.max).astype(array.dtype), array.shape)
+        case "masks" | "tiny", "added" | "left" | "other":
+            # A mask near one end of its type; queries, and half of the values, at the other one.
+            near = (draw // 2 if side == "added" else 0 * draw).astype(np.int64)
+            least = (kind == "masks") is (side == "added")
+            codes = limits.min + near if least else limits.max - near
+            if side == "other":
+                codes = np.where(_upper_half(array.shape), codes, array)
+        case _:
+            return array
+    return np.clip(codes, limits.min, limits.max).astype(array.dtype)
 
 
 def _upper_half(shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Where the place along one of the last two axes, of which one is the keys', is in its upper half."""
-    upper = [2 * place >= size for place, size in zip(np.indices(shape, sparse=True), shape, strict=True)]
-    found = np.zeros(shape, np.bool_)
-    for half in upper[-2:]:
-        found |= half
-    return found
+    upper = np.zeros(shape, np.bool_)
+    for place, size in list(zip(np.indices(shape, sparse=True), shape, strict=True))[-2:]:
+        upper |= 2 * place >= size
+    return upper
 
 
 def _sizes(shape: tuple[int, ...], kind: str, side: Side) -> NDArray[np.float64]:
@@ -138,9 +121,9 @@ def _sizes(shape: tuple[int, ...], kind: str, side: Side) -> NDArray[np.float64]
 
     Keys may lie along either of the last two axes. Low logits show only where no other one is much higher.
     """
-    places = np.indices(shape, sparse=True)
     if side == "left":
         rows = np.arange(math.prod(shape[:-1])).reshape((*shape[:-1], 1)[-len(shape) :])
         return np.broadcast_to(0.7 ** (rows % 7), shape)
     period = 64 if kind == "high" else 8
-    return np.broadcast_to(0.93 ** sum(place % period for place in places[-2:]), shape)
+    places = np.indices(shape, sparse=True)[-2:]
+    return np.broadcast_to(0.93 ** sum(place % period for place in places), shape)
