@@ -105,7 +105,7 @@ def _codes(
                 codes = np.where(_upper_half(array.shape), codes, array)
         case _:
             return array
-    return np.clip(codes, limits.min, limits.max).astype(array.dtype)
+    return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
 
 
 def _upper_half(shape: tuple[int, ...]) -> NDArray[np.bool_]:
