@@ -4,6 +4,7 @@ import math
 
 import pytest
 from attention_checks import only_block
+from pass_runs import refusal
 from text_parser import parse
 
 from edge_opt.attention.block import Block, find_blocks
@@ -222,4 +223,4 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None
     ],
 )
 def test_what_cannot_be_cut_into_rows_says_why(lead: str, tail: str, count: int, reason: str) -> None:
-    assert str(row_tiles(segments(lead, tail), count)) == reason
+    assert refusal(row_tiles, segments(lead, tail), count) == reason

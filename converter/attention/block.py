@@ -5,6 +5,7 @@ the head label to the logits products.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from edge_opt.attention.found import Block, Match, NotABlock
 from edge_opt.attention.labelling import OperandFactors
@@ -23,7 +24,7 @@ from edge_opt.attention.surroundings import (
     weighing_sum,
 )
 from edge_opt.ir import Operator, Subgraph
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.shapes.trust import doubted
 
 __all__ = ["Block", "Match", "NotABlock", "find_blocks"]
@@ -72,22 +73,24 @@ class _Finder:
     def match(self, softmax: Operator) -> Match:
         """What a SOFTMAX belongs to."""
         if softmax not in self._known:
-            self._known[softmax] = self._match(softmax)
+            try:
+                self._known[softmax] = self._match(softmax)
+            except RefusedError as refused:
+                self._known[softmax] = NotABlock(softmax, refused.refusal)
         return self._known[softmax]
 
     def weights_without_softmax(self, softmaxes: list[Operator]) -> Iterator[Operator]:
         """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
         known: set[Operator] = set()
         for softmax in softmaxes:
-            products = value_products(softmax)
-            known.update(
-                () if isinstance(products, Refusal) else products, products_above(producers(softmax))[0]
-            )
+            with suppress(RefusedError):
+                known.update(value_products(softmax))
+            known.update(products_above(producers(softmax))[0])
         for product in self._subgraph.operators:
             if product in known or not multiplies_activations(product):
                 continue
-            made = [last_computation(product.input(index)) for index in (0, 1)]
-            for weights in (operator for operator in made if operator is not None):
+            makers = [last_computation(product.input(index)) for index in (0, 1)]
+            for weights in (operator for operator in makers if operator is not None):
                 linear = is_product(weights)
                 scores = [weights] if linear else products_above(producers(weights))[0]
                 several = all(map(holds_several, scores)) and not any(map(is_residual, scores))
@@ -98,43 +101,41 @@ class _Finder:
 
     def _match(self, softmax: Operator) -> Match:
         if is_product(softmax):
-            reason = "linear attention: nothing lies between this product and the next"
-            return NotABlock(softmax, Refusal(reason, softmax))
+            raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
         if softmax.doubt:
-            return NotABlock(softmax, Refusal("the recorded shapes do not fit", softmax))
-        products = value_products(softmax)
-        if isinstance(products, Refusal):
-            opaque = products.operator is not None and is_opaque(products.operator)
-            summed = weighing_sum(softmax)
-            if summed is not None:
-                text = "the probabilities weigh values by MUL and a sum, which is not split"
-                return NotABlock(softmax, Refusal(text, summed))
-            if not opaque and between_products(softmax):
-                products = Refusal(
-                    "the probabilities are not followed through this operator", products.operator
-                )
-                return NotABlock(softmax, products)
-            return NotABlock(softmax, products, is_attention=opaque)
+            raise RefusedError("the recorded shapes do not fit", softmax)
+        try:
+            products = value_products(softmax)
+        except RefusedError as refused:
+            return _without_values(softmax, refused.refusal)
         if not all(weighing.head_size for weighing in products.values()):
-            return NotABlock(softmax, Refusal("an empty tensor", next(iter(products))))
+            raise RefusedError("an empty tensor", next(iter(products)))
         logits, ends = products_above(producers(softmax))
         if not logits:
             return _without_scores(softmax, ends)
         around = (softmax, *products, *logits)
         if any(tensor.is_dynamic for operator in around for tensor in operator.outputs):
-            return NotABlock(softmax, Refusal("a dimension is known only at run time", softmax))
-        matcher = Matcher(self._subgraph, softmax, products, logits, self._operands, self.match)
-        return matcher.match()
+            raise RefusedError("a dimension is known only at run time", softmax)
+        return Matcher(self._subgraph, softmax, products, logits, self._operands, self.match).match()
+
+
+def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
+    """A SOFTMAX behind which no value product is seen; it is attention all the same if its rows weigh something."""
+    opaque = reason.operator is not None and is_opaque(reason.operator)
+    summed = weighing_sum(softmax)
+    if summed is not None:
+        raise RefusedError("the probabilities weigh values by MUL and a sum, which is not split", summed)
+    if not opaque and between_products(softmax):
+        raise RefusedError("the probabilities are not followed through this operator", reason.operator)
+    return NotABlock(softmax, reason, is_attention=opaque)
 
 
 def _without_scores(softmax: Operator, ends: list[Operator]) -> NotABlock:
     """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
     blocker = ends[0] if ends else None
-    learned = all(end.name in _LINEAR for end in ends)
-    if learned and not between_products(softmax):
+    if all(end.name in _LINEAR for end in ends) and not between_products(softmax):
         reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
         return NotABlock(softmax, reason, is_attention=False)
-    text = "no product of queries and keys is found above this SOFTMAX"
-    if blocker is not None:
-        text = "the scores are not followed through this operator"
-    return NotABlock(softmax, Refusal(text, blocker))
+    if blocker is None:
+        raise RefusedError("no product of queries and keys is found above this SOFTMAX")
+    raise RefusedError("the scores are not followed through this operator", blocker)

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
-from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighings
+from edge_opt.attention.labelling import DEEPEST, OperandFactors, Trace, Weighings, trace_heads
 from edge_opt.attention.rules import MOVEMENT, UNARY, is_turned
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 
 Placed: TypeAlias = tuple[tuple[tuple[Tensor, Factored], ...], int]
 """Results of the value products, or their sum, with the factors that say where heads lie; and how many heads."""
@@ -36,12 +36,10 @@ def factors_by_origin(
         factored = _placement(output.shape, rows, heads)
         if factored is None:
             continue
-        labelling = Labelling(values, operands)
-        labelling.core(output, factored)
-        found = labelling.logits
-        everywhere = found and all(fx.piece_count(own) == heads for own in found.values())
-        sequence = any(not factor.stride for factor in factored[rows])
-        if everywhere and _told(labelling, operands, heads, merged=not sequence):
+        logits = trace_heads([(output, factored)], values, operands).logits
+        everywhere = logits and all(fx.piece_count(own) == heads for own in logits.values())
+        has_sequence = any(not factor.stride for factor in factored[rows])
+        if everywhere and _come_from_heads(logits, operands, heads, merged=not has_sequence):
             return factored
     return None
 
@@ -102,44 +100,45 @@ def _placement(shape: Shape, rows: int, heads: int) -> Factored | None:
     return tuple(axes)
 
 
-def _told(labelling: Labelling, operands: OperandFactors, heads: int, *, merged: bool) -> bool:
-    """True where the label comes from heads beside the head size.
+def _come_from_heads(
+    logits: Mapping[Operator, Factored], operands: OperandFactors, heads: int, *, merged: bool
+) -> bool:
+    """True where the label of a query or key comes from heads beside the head size.
 
     `merged`: in one axis with it, nothing less will do. Without a sequence, `[1, N, H]` may be `[1, T, H]` as well.
     """
-    for product, factored in labelling.logits.items():
+    for product, factored in logits.items():
         size = _contracted(product)
-        for index, own in operands.known(product, factored).items():
-            tensor, labelled = product.input(index), _with_size(product, index, own, size)
-            for source in _rising(tensor):
-                if source is not tensor:
-                    operator, above = tensor.producer, operands.of(tensor, labelled)
-                    if operator is None or not isinstance(above, dict):
-                        break
-                    tensor, labelled = source, above[operator.inputs.index(source)]
-                if _beside(labelled, size, heads, merged=merged):
+        for index, by_head in operands.known(product, factored).items():
+            for own, by_size in _labelled_twice(product, index, by_head, operands):
+                if own[-1][-2:] == (Factor(heads, 1), Factor(size)) and by_size[-1][-1] == Factor(size, 1):
+                    return True
+                apart = own[-2:] == ((Factor(heads, 1),), (Factor(size),)) and by_size[-1] == (
+                    Factor(size, 1),
+                )
+                if apart and len(own) > 2 and not merged:
                     return True
     return False
 
 
-def _with_size(product: Operator, index: int, own: Factored, size: int) -> Factored:
-    """The factors of an operand, with the head size labelled too: as the innermost digit of `head * H + h`."""
-    turned = is_turned(product, index)
-    contracted = len(own) - (1 if turned == (index == 1) else 2)
-    return tuple(
-        (Factor(size, 1),)
-        if axis == contracted
-        else tuple(Factor(factor.size, factor.stride * size) for factor in factors)
-        for axis, factors in enumerate(own)
-    )
-
-
-def _beside(factored: Factored, size: int, heads: int, *, merged: bool) -> bool:
-    last = factored[-1]
-    if last and last[-1] == Factor(heads * size, 1):
-        return True
-    apart = len(factored) > 2 and last == (Factor(size, 1),) and factored[-2] == (Factor(heads, size),)
-    return apart and not merged
+def _labelled_twice(
+    product: Operator, index: int, by_head: Factored, operands: OperandFactors
+) -> Iterator[tuple[Factored, Factored]]:
+    """Factors of an operand and of all that it is a rearrangement of: with the heads labelled, and the head size."""
+    tensor = product.input(index)
+    rank = len(by_head)
+    contracted = rank - (1 if is_turned(product, index) == (index == 1) else 2)
+    plain = fx.plain(tensor.shape)
+    by_size = (*plain[:contracted], (Factor(tensor.shape[contracted], 1),), *plain[contracted + 1 :])
+    for source in _rising(tensor):
+        if source is not tensor:
+            above = [operands.of(tensor, own) for own in (by_head, by_size)]
+            read = [own for own in above if isinstance(own, dict)]
+            if tensor.producer is None or len(read) < len(above):
+                return
+            place = tensor.producer.inputs.index(source)
+            tensor, by_head, by_size = source, read[0][place], read[1][place]
+        yield by_head, by_size
 
 
 # By the products alone
@@ -147,38 +146,40 @@ def _beside(factored: Factored, size: int, heads: int, *, merged: bool) -> bool:
 
 def placed_by_products(
     outputs: Sequence[Tensor], values: Weighings, operands: OperandFactors
-) -> Placed | Refusal | None:
-    """How the heads lie in the products' batch axes; None where these are of size 1, or are the batch."""
+) -> Placed | None:
+    """How the heads lie in the products' batch axes; None where these are of size 1, or are the batch.
+
+    Raises:
+        RefusedError: the heads do not reach the logits.
+    """
     rank = max(len(output.shape) for output in outputs)
     chosen: list[int] = []
     for axis in range(-rank, -2):
-        alone = _placed(outputs, [axis], values, operands)
-        if alone is None:
-            continue
-        if isinstance(alone, Refusal):
+        try:
+            alone = _placed(outputs, [axis], values, operands)
+        except RefusedError:
             if axis == -rank and rank > 3:
                 continue
-            return alone
-        if not _is_batch(alone[0], operands):
+            raise
+        if alone is not None and not _is_batch(alone[0], operands):
             chosen.append(axis)
     placed = _placed(outputs, chosen, values, operands)
-    return placed if placed is None or isinstance(placed, Refusal) else placed[1]
+    return None if placed is None else placed[1]
 
 
 def _placed(
     outputs: Sequence[Tensor], axes: Sequence[int], values: Weighings, operands: OperandFactors
-) -> tuple[Labelling, Placed] | Refusal | None:
+) -> tuple[Trace, Placed] | None:
     """With the heads in these axes."""
     sizes = {axis: max(_size(output, axis) for output in outputs) for axis in axes}
     heads = math.prod(sizes.values())
     if heads == 1:
         return None
     strides = {axis: math.prod(sizes[inner] for inner in axes if inner > axis) for axis in axes}
-    labelling = Labelling(values, operands)
     placed = tuple((output, _labelled(output, strides)) for output in outputs)
-    missed = next((output for output, factored in placed if not labelling.core(output, factored)), None)
-    end = (missed or outputs[0]).producer
-    return labelling.refusal(heads, end, core=missed is None) or (labelling, (placed, heads))
+    trace = trace_heads(placed, values, operands)
+    trace.check(heads, (trace.lost or outputs[0]).producer)
+    return trace, (placed, heads)
 
 
 def _size(output: Tensor, axis: int) -> int:
@@ -194,21 +195,21 @@ def _labelled(output: Tensor, strides: Mapping[int, int]) -> Factored:
     return tuple(axes)
 
 
-def _is_batch(labelling: Labelling, operands: OperandFactors) -> bool:
+def _is_batch(trace: Trace, operands: OperandFactors) -> bool:
     """True where the label is the outermost axis of all that is computed above; weights alone have no batch."""
-    computed = [own for tensor, own in _edges(labelling, operands) if not tensor.is_constant]
+    computed = [own for tensor, own in _edges(trace, operands) if not tensor.is_constant]
     return bool(computed) and all(bool(own[0]) and own[0][0].stride > 0 for own in computed)
 
 
-def _edges(labelling: Labelling, operands: OperandFactors) -> Iterator[tuple[Tensor, Factored]]:
+def _edges(trace: Trace, operands: OperandFactors) -> Iterator[tuple[Tensor, Factored]]:
     """Where the label of queries, keys and values comes from: as far up as it can be followed."""
     starts = [
         (product.input(index), labelled)
-        for product, own in (*labelling.products.items(), *labelling.logits.items())
+        for product, own in (*trace.products.items(), *trace.logits.items())
         for index, labelled in operands.known(product, own).items()
-        if not labelling.is_core(product.input(index))
+        if product.input(index).producer not in trace.core
     ]
     walk = operands.upwards(starts, lambda tensor, own: not tensor.is_constant and fx.piece_count(own) > 1)
-    for tensor, own, ends in islice(walk, DEEPEST * len(labelling.logits)):
+    for tensor, own, ends in islice(walk, DEEPEST * len(trace.logits)):
         if ends and fx.piece_count(own) > 1:
             yield tensor, own

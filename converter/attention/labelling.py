@@ -1,6 +1,7 @@
 """Carries the head label backwards through a graph, operator by operator, and remembers what it met."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
@@ -118,73 +119,70 @@ def output_index(tensor: Tensor) -> int:
     return next(i for i, output in enumerate(tensor.producer.outputs) if output is tensor)
 
 
-class Labelling:
-    """Carries the head label from the merged heads back to the logits products, along the operators' rules."""
+@dataclass(slots=True)
+class Trace:
+    """Where the head label leads from the merged heads: up to the products of queries and keys.
 
-    def __init__(self, values: Weighings, operands: OperandFactors) -> None:
-        self._values = values
-        self._operands = operands
-        self._memo: dict[tuple[int, Factored], bool] = {}
-        self.products: dict[Operator, Factored] = {}
-        self.logits: dict[Operator, Factored] = {}
-        self.core_operators: dict[Operator, None] = {}
-        self.first_refusal: Refusal | None = None
+    `products` are those of the values and `logits` those of queries and keys, with the factors of their results. `core`
+    are the operators from the latter on, in the order in which they are reached from there. `lost` is a tensor with
+    merged heads that leads to no logits, `refusal` the first reason why the label was not followed further.
+    """
 
-    def is_core(self, tensor: Tensor) -> bool:
-        """True for tensors that depend on the logits products."""
-        return tensor.producer in self.core_operators
+    products: dict[Operator, Factored] = field(default_factory=dict)
+    logits: dict[Operator, Factored] = field(default_factory=dict)
+    core: dict[Operator, None] = field(default_factory=dict)
+    lost: Tensor | None = None
+    refusal: Refusal | None = None
 
-    def reach_products(self, tensor: Tensor, factored: Factored) -> dict[Operator, Factored]:
-        """Factors of the value products' results, those that can be reached; nothing is kept of the walk."""
-        found: dict[Operator, Factored] = {}
-        walk = self._operands.upwards(
-            [(tensor, factored)],
-            lambda tensor, own: tensor.producer not in self._values and fx.piece_count(own) > 1,
-        )
-        for current, labelled, _ in walk:
-            if current.producer in self._values:
-                found[current.producer] = labelled
-        return found
+    def check(self, heads: int, end: Operator | None) -> None:
+        """Whether that many heads, which are merged at the `end`, reach the logits.
 
-    def core(self, tensor: Tensor, factored: Factored, depth: int = 0, *, behind_values: bool = True) -> bool:
-        """True where the tensor depends on a logits product through labelled tensors; collects what is between."""
-        operator = tensor.producer
-        if operator is None or depth > DEEPEST or fx.is_shared(factored):
-            return False
-        key = (id(tensor), factored)
-        if key not in self._memo:
-            self._memo[key] = False
-            operands = self._operands.of(tensor, factored)
-            if isinstance(operands, Refusal):
-                self.first_refusal = self.first_refusal or operands
-            elif operands and self._core_operands(operator, factored, operands, depth, behind=behind_values):
-                self._memo[key] = True
-                self.core_operators[operator] = None
-        return self._memo[key]
-
-    def refusal(self, heads: int, end: Operator | None, *, core: bool) -> Refusal | None:
-        """Why that many heads at the `end` do not all reach the logits; `core`: whether its tensors depend on these."""
-        if not core or not self.logits:
-            return self.first_refusal or Refusal("no product of queries and keys carries the heads", end)
+        Raises:
+            RefusedError: not all do.
+        """
+        if self.lost is not None or not self.logits:
+            raise RefusedError(self.refusal or "no product of queries and keys carries the heads", end)
         for product, factored in self.logits.items():
             count = fx.piece_count(factored)
             if count != heads:
-                return Refusal("not every head reaches the logits", product, None, str(heads), str(count))
-        return None
+                raise RefusedError("not every head reaches the logits", product, None, str(heads), str(count))
 
-    def _core_operands(
-        self, operator: Operator, factored: Factored, operands: Operands, depth: int, *, behind: bool
-    ) -> bool:
-        if operator in self._values:
-            self.products[operator] = factored
-            place = self._values[operator].operand
-            return self.core(operator.input(place), operands[place], depth, behind_values=False)
-        if is_product(operator) and not behind and fx.piece_count(factored) > 1:
-            self.logits[operator] = factored
-            return True
-        # All are followed: each may lead to logits.
-        results = [
-            self.core(operator.input(index), labelled, depth + 1, behind_values=behind)
-            for index, labelled in operands.items()
-        ]
-        return any(results)
+
+def trace_heads(
+    merged: Sequence[tuple[Tensor, Factored]], values: Weighings, operands: OperandFactors
+) -> Trace:
+    """Follow the label from tensors where heads are merged, behind the value products, to the logits products."""
+    trace = Trace()
+    readers: dict[Operator, list[Operator]] = {}
+    seen: set[tuple[Tensor, Factored]] = set()
+    pending = [(tensor, factored, 0, True) for tensor, factored in reversed(merged)]
+    while pending:
+        tensor, factored, depth, is_behind_values = pending.pop()
+        operator = tensor.producer
+        if operator is None or depth > DEEPEST or fx.is_shared(factored) or (tensor, factored) in seen:
+            continue
+        seen.add((tensor, factored))
+        above = operands.of(tensor, factored)
+        if not isinstance(above, dict):
+            trace.refusal = trace.refusal or above
+            continue
+        if operator in values:
+            trace.products[operator] = factored
+            place = values[operator].operand
+            above, is_behind_values = {place: above[place]}, False
+        elif is_product(operator) and not is_behind_values and fx.piece_count(factored) > 1:
+            trace.logits[operator] = factored
+            continue
+        for index, own in reversed(above.items()):
+            source = operator.input(index)
+            pending.append((source, own, depth + 1, is_behind_values))
+            if source.producer is not None:
+                readers.setdefault(source.producer, []).append(operator)
+    reached = list(trace.logits)
+    while reached:
+        operator = reached.pop()
+        if operator not in trace.core:
+            trace.core[operator] = None
+            reached += readers.get(operator, ())
+    trace.lost = next((tensor for tensor, _ in merged if tensor.producer not in trace.core), None)
+    return trace

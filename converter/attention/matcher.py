@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.found import Block, Match, NotABlock
+from edge_opt.attention.found import Block, Match
 from edge_opt.attention.head_axes import factors_by_origin, placed_by_products
-from edge_opt.attention.labelling import DEEPEST, Labelling, OperandFactors, Weighing, Weighings
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, REPEATING, UNARY, is_product
+from edge_opt.attention.labelling import OperandFactors, Trace, Weighing, Weighings, trace_heads
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
 from edge_opt.attention.surroundings import (
     JOINING,
     MASKING,
@@ -21,12 +21,13 @@ from edge_opt.attention.surroundings import (
     walked,
 )
 from edge_opt.ir import Operator, Subgraph, Tensor
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.call import constants_of
 
 _SUMS = frozenset({"SUM", "MEAN"})
+_SMALL = 1 << 16
 
-_Told: TypeAlias = tuple[Tensor, Factored]
+_Merged: TypeAlias = tuple[Tensor, Factored]
 """A tensor behind the value products, and how the heads lie in it."""
 
 
@@ -47,105 +48,86 @@ class Matcher:
     def __post_init__(self) -> None:
         self._first, self._weighing = next(iter(self.products.items()))
         self._head_size = self._weighing.head_size
-        self._labelling = Labelling(self.products, self.operands)
         self._tail, self._ends = tail_of(self.products)
 
-    def match(self) -> Match:
-        """What the SOFTMAX belongs to."""
-        found = self._by_size() or self._by_origin()
-        return self._by_products() if found is None else self._told(*found)
+    def match(self) -> Block:
+        """What the SOFTMAX belongs to.
 
-    def _told(self, output: Tensor, factored: Factored) -> Match:
-        """The block, by a tensor of its tail of which it is known how the heads lie in it."""
-        return self._block([self._before_escapes(output, factored)], fx.piece_count(factored))
+        Raises:
+            RefusedError: its heads cannot be told, or not be followed.
+        """
+        merged = self._by_size() or self._by_origin()
+        if merged is None:
+            summed = self._tail[:1]
+            alike = summed and summed[0].shape[:-2] == self._first.outputs[0].shape[:-2]
+            outputs = summed if alike else [product.outputs[0] for product in self.products]
+            placed = placed_by_products(outputs, self.products, self.operands)
+            if placed is not None:
+                return self._block(*placed)
+            merged = self._by_weights() or self._by_mask()
+        if merged is None:
+            return self._single_head()
+        return self._block([self._before_escapes(*merged)], fx.piece_count(merged[1]))
 
-    def _by_size(self) -> _Told | None:
-        """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
-        if {own.head_size for own in self.products.values()} != {self._head_size} or self._head_size == 1:
-            return None
-        return self._merged() or self._side_by_side() or self._next_query()
-
-    def _by_products(self) -> Match:
-        """By the batch axes of the products, where nothing else tells."""
-        summed = self._tail[:1]
-        alike = summed and summed[0].shape[:-2] == self._first.outputs[0].shape[:-2]
-        outputs = summed if alike else [product.outputs[0] for product in self.products]
-        placed = placed_by_products(outputs, self.products, self.operands)
-        if placed is None:
-            found = self._by_weights() or self._by_mask()
-            return self._without_heads() if found is None else self._told(*found)
-        if isinstance(placed, Refusal):
-            return NotABlock(self.softmax, placed)
-        return self._block(*placed)
-
-    def _block(self, outputs: Sequence[_Told], heads: int) -> Match:
-        core = all(self._labelling.core(output, factored) for output, factored in outputs)
-        logits = self._labelling.logits
-        reason = self._labelling.refusal(heads, self.softmax, core=core)
-        if reason is None and any(product not in logits for product in self.before):
-            reason = self._labelling.first_refusal
-        if reason is not None:
-            return NotABlock(self.softmax, reason)
-        product, labelled = next(iter(self._labelling.products.items()))
+    def _block(self, outputs: Sequence[_Merged], heads: int) -> Block:
+        trace = trace_heads(outputs, self.products, self.operands)
+        trace.check(heads, self.softmax)
+        if trace.refusal is not None and any(product not in trace.logits for product in self.before):
+            raise RefusedError(trace.refusal)
+        product, labelled = next(iter(trace.products.items()))
+        length = _plain(labelled[self.products[product].rows])
+        rows = {own: length * math.prod(map(_plain, own[:-2])) for own in trace.logits.values()}
         *others, (output, factored) = self._in_execution_order(outputs)
         return Block(
             softmax=self.softmax,
             output=output,
             factored=factored,
             pieces=heads,
-            kv_heads=max(self._kv_heads(*pair) for pair in self._labelling.products.items()),
+            kv_heads=max(self._kv_heads(value, own, heads) for value, own in trace.products.items()),
             head_size=self.products[product].head_size,
-            query_length=_plain(labelled[self.products[product].rows]),
-            key_lengths=tuple(
-                _plain(f for axis in own for f in axis) // self._rows(own, product, labelled)
-                for own in logits.values()
-            ),
-            mask=self._mask(),
+            query_length=length,
+            key_lengths=tuple(math.prod(map(_plain, own)) // rows[own] for own in trace.logits.values()),
+            mask=_mask(trace),
             products=self.products,
-            logits=dict(logits),
-            core=frozenset(self._labelling.core_operators),
+            logits=trace.logits,
+            core=frozenset(trace.core),
             operands=self.operands,
             heads_are_rows=any(
-                axis and fx.only_labels(axis) for labelled in logits.values() for axis in labelled[-2:]
+                axis and fx.only_labels(axis) for own in trace.logits.values() for axis in own[-2:]
             ),
             others=tuple(others),
         )
 
-    def _in_execution_order(self, outputs: Sequence[_Told]) -> list[_Told]:
-        left = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
-        ordered: list[_Told] = []
-        operator: Operator | None = self.softmax
-        while len(left) > 1 and operator is not None:
-            if operator in left:
-                ordered.append(left.pop(operator))
-            operator = self.subgraph.after(operator)
-        return [*ordered, *left.values()]
+    def _in_execution_order(self, outputs: Sequence[_Merged]) -> list[_Merged]:
+        if len(outputs) == 1:
+            return list(outputs)
+        places = {operator: place for place, operator in enumerate(self.subgraph.operators)}
+        return sorted(outputs, key=lambda each: places[each[0].producer])
+
+    def _by_size(self) -> _Merged | None:
+        """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
+        if {own.head_size for own in self.products.values()} != {self._head_size} or self._head_size == 1:
+            return None
+        return self._merged() or self._side_by_side() or self._next_query()
 
     # No heads beside the head size
 
-    def _without_heads(self) -> Match:
-        """One head, as far as anybody can tell: or several that never come to stand beside the head size."""
+    def _single_head(self) -> Block:
+        """One head, as far as anybody can tell; refused where several never come to stand beside the head size."""
         for tensor in self._tail:
             distrusted = tensor.producer and self.operands.distrusted(tensor.producer)
             if distrusted:
-                return NotABlock(self.softmax, distrusted)
+                raise RefusedError(distrusted)
         shape = self._first.outputs[0].shape
         for end in self._ends:
             if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
-                return NotABlock(
-                    self.softmax, Refusal("heads are summed before they stand side by side", end)
-                )
+                raise RefusedError("heads are summed before they stand side by side", end)
         joined = bool(self._ends) and all(end.name in JOINING for end in self._ends)
         if math.prod(shape[1:-2]) > 1 and not joined:
             last = self._ends[0] if self._ends else self._first
-            reason = Refusal(
-                "heads never stand beside the head size",
-                last,
-                None,
-                f"[.., N*{self._head_size}] or [.., N, {self._head_size}]",
-                self._tail[-1].shape if self._tail else shape,
-            )
-            return NotABlock(self.softmax, reason)
+            expected = f"[.., N*{self._head_size}] or [.., N, {self._head_size}]"
+            actual = self._tail[-1].shape if self._tail else shape
+            raise RefusedError("heads never stand beside the head size", last, None, expected, actual)
         rows = shape[self._weighing.rows]
         lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self.before)
         output = self._tail[0] if self._tail else self._first.outputs[0]
@@ -163,7 +145,7 @@ class Matcher:
 
     # Where the heads are
 
-    def _merged(self) -> _Told | None:
+    def _merged(self) -> _Merged | None:
         """Heads beside the head size, in the axis that the output projection contracts: `[.., N*H]`."""
         size = self._head_size
         for tensor in self._tail:
@@ -185,7 +167,7 @@ class Matcher:
         sequence is the outer digit of the label.
         """
         length = 1
-        for product, own in self._labelling.reach_products(tensor, factored).items():
+        for product, own in self._reach_products(tensor, factored).items():
             rows = own[self.products[product].rows]
             before = [factor.stride for axis in own[:-2] for factor in axis if factor.stride]
             outside: list[int] = []
@@ -196,30 +178,26 @@ class Matcher:
             length = max(length, math.prod(outside))
         return length
 
-    def _side_by_side(self) -> _Told | None:
+    def _side_by_side(self) -> _Merged | None:
         """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
 
         The nearest tensor that has them all: `[.., K, G, H]` on the way to it has only some.
         """
-        found: _Told | None = None
+        most, best = 1, None
         for tensor in self._tail:
             shape = tensor.shape
-            if (
-                len(shape) < 3
-                or shape[-1] != self._head_size
-                or shape[-2] <= (fx.piece_count(found[1]) if found else 1)
-            ):
+            if len(shape) < 3 or shape[-1] != self._head_size or shape[-2] <= most:
                 continue
             front = fx.plain(shape[:-1])
             if not self._ends_in_head_size(tensor, (*front, (Factor(shape[-1], 1),))):
                 continue
             factored = (*front[:-1], (Factor(shape[-2], 1),), (Factor(shape[-1]),))
-            reached = self._labelling.reach_products(tensor, factored).items()
+            reached = self._reach_products(tensor, factored).items()
             if reached and all(_heads_apart(own, self.products[product]) for product, own in reached):
-                found = tensor, factored
-        return found
+                most, best = shape[-2], (tensor, factored)
+        return best
 
-    def _next_query(self) -> _Told | None:
+    def _next_query(self) -> _Merged | None:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
         for end in self._ends:
             softmax = softmax_behind(end) if is_product(end) else None
@@ -232,7 +210,7 @@ class Matcher:
                     return tensor, factored
         return None
 
-    def _by_weights(self) -> _Told | None:
+    def _by_weights(self) -> _Merged | None:
         """As a product with constants has them, one matrix a head: values leave a latent by `[N,T,C] x [N,C,H]`."""
         for end in self._ends:
             for index in (0, 1) if end.name == "BATCH_MATMUL" else ():
@@ -245,14 +223,14 @@ class Matcher:
                     continue
                 around = fx.plain(tensor.shape)
                 factored = (*around[:first], *labelled, *around[-2:])
-                reached = self._labelling.reach_products(tensor, factored)
+                reached = self._reach_products(tensor, factored)
                 # No label may lie on the axis of the head size.
                 apart = not any(fx.tells_heads(own[self.products[p].columns]) for p, own in reached.items())
                 if len(reached) == len(self.products) and apart:
                     return tensor, factored
         return None
 
-    def _by_mask(self) -> _Told | None:
+    def _by_mask(self) -> _Merged | None:
         """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
         product, shape, place = self._first, self._first.outputs[0].shape, self._weighing.rows
         if len(self.products) > 1 or math.prod(shape[:-2]) > 1:
@@ -263,7 +241,7 @@ class Matcher:
 
         for operator in walked(producers(self.softmax), above):
             count = len(operator.inputs)
-            if _only_repeats(operator) and operator.name == "CONCATENATION" and count > 1:
+            if _only_repeats(operator):
                 axis = int(operator.option("axis"))
                 if operator.outputs[0].shape[axis] == shape[place] and axis % len(shape) == len(shape) - 2:
                     axes = list(fx.plain(shape))
@@ -271,7 +249,7 @@ class Matcher:
                     return product.outputs[0], tuple(axes)
         return None
 
-    def _by_origin(self) -> _Told | None:
+    def _by_origin(self) -> _Merged | None:
         """As the queries have them, where nothing that follows tells: the label goes forward instead of back."""
         if not self._tail:
             return None
@@ -281,7 +259,7 @@ class Matcher:
 
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""
-        traced = self._labelling.reach_products(tensor, marked)
+        traced = self._reach_products(tensor, marked)
         columns = (Factor(self._head_size, 1),)
         return all(
             (own := traced.get(product)) is not None
@@ -290,7 +268,7 @@ class Matcher:
             for product, weighing in self.products.items()
         )
 
-    def _before_escapes(self, output: Tensor, factored: Factored) -> _Told:
+    def _before_escapes(self, output: Tensor, factored: Factored) -> _Merged:
         """The block may end earlier: where somebody else reads a tensor of the tail too, it ends there.
 
         Else the operators up to that tensor would stay, beside those of the single heads.
@@ -304,30 +282,36 @@ class Matcher:
                 best = tensor, labelled
         return best
 
-    # What there is to tell
+    def _reach_products(self, tensor: Tensor, factored: Factored) -> dict[Operator, Factored]:
+        """Factors of the value products' results, those that can be reached from a tensor behind them."""
+        walk = self.operands.upwards(
+            [(tensor, factored)],
+            lambda tensor, own: tensor.producer not in self.products and fx.piece_count(own) > 1,
+        )
+        return {current.producer: own for current, own, _ in walk if current.producer in self.products}
 
-    def _kv_heads(self, product: Operator, labelled: Factored) -> int:
-        """K: how many different keys and values the heads have, before any repeats them."""
+    def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
+        """K: how many different keys or values the heads have, before anything repeats them for several heads."""
         side = 1 - self.products[product].operand
-        tensor, factored = product.input(side), self.operands.known(product, labelled)[side]
-        count = fx.piece_count(factored)
-        for _ in range(DEEPEST):
-            operator, above = tensor.producer, self.operands.of(tensor, factored)
-            if operator is None or not isinstance(above, dict) or not _only_repeats(operator):
-                break
-            tensor, factored = operator.input(0), above[0]
-            count = min(count, fx.piece_count(factored))
-        return count
+        start = product.input(side), self.operands.known(product, factored)[side]
+        walk = self.operands.upwards([start], lambda _, own: fx.piece_count(own) > 1)
+        sources = [own for tensor, own, ends in walk if ends and not _is_one_number(tensor)]
+        return len({tuple(fx.piece_key(own, head) for own in sources) for head in range(heads)})
 
-    def _rows(self, logits: Factored, product: Operator, labelled: Factored) -> int:
-        """B*T of a logits product: its elements without heads and keys."""
-        length = _plain(labelled[self.products[product].rows])
-        return length * math.prod(_plain(axis) for axis in logits[:-2])
 
-    def _mask(self) -> Tensor | None:
-        masking = (operator for operator in self._labelling.core_operators if operator.name in MASKING)
-        read = (tensor for operator in masking for tensor in operator.inputs if tensor is not None)
-        return next((t for t in read if t.elements > 1 and not self._labelling.is_core(t)), None)
+def _mask(trace: Trace) -> Tensor | None:
+    """What is added to the logits, or selects from them."""
+    masking = (operator for operator in trace.core if operator.name in MASKING)
+    read = (tensor for operator in masking for tensor in operator.inputs if tensor is not None)
+    return next((t for t in read if t.elements > 1 and t.producer not in trace.core), None)
+
+
+def _is_one_number(tensor: Tensor) -> bool:
+    """True for a constant that has the same number everywhere: some exporters repeat by multiplying with ones."""
+    if not tensor.has_numbers or not 0 < tensor.elements <= _SMALL:
+        return False
+    values = tensor.array()
+    return bool((values == values.flat[0]).all())
 
 
 def _plain(factors: Iterable[Factor]) -> int:
@@ -346,8 +330,8 @@ def _heads_apart(product: Factored, weighing: Weighing) -> bool:
 
 
 def _only_repeats(operator: Operator) -> bool:
-    same = len({id(tensor) for tensor in operator.inputs}) == 1
-    return operator.name in UNARY | MOVEMENT | REPEATING or (operator.name == "CONCATENATION" and same)
+    """True for a CONCATENATION of one tensor several times."""
+    return operator.name == "CONCATENATION" and len({*operator.inputs}) == 1 < len(operator.inputs)
 
 
 def _axes(reduction: Operator) -> list[int]:

@@ -23,7 +23,7 @@ from edge_opt.attention.rules import (
 )
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import moved_from
 
 JOINING = operators_that(Effect.JOINING)
@@ -168,8 +168,12 @@ def is_opaque(operator: Operator) -> bool:
     return operator.name in OPAQUE or bool(operator.doubt)
 
 
-def value_products(softmax: Operator) -> Weighings | Refusal:
-    """The products of the probabilities with the values."""
+def value_products(softmax: Operator) -> Weighings:
+    """The products of the probabilities with the values.
+
+    Raises:
+        RefusedError: there is none; it names the operator that the probabilities are not followed through.
+    """
     found: Weighings = {}
     blocked: Operator | None = None
     seen: set[int] = set()
@@ -184,7 +188,7 @@ def value_products(softmax: Operator) -> Weighings | Refusal:
                 operand = 0 if operator.inputs[0] is tensor else 1
                 shape = operator.outputs[0].shape
                 if len(shape) < 2:
-                    return Refusal("a value product must be a matrix", operator)
+                    raise RefusedError("a value product must be a matrix", operator)
                 found[operator] = Weighing(operand, shape[-1 - operand])
             elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
                 frontier.extend(operator.outputs)
@@ -193,8 +197,8 @@ def value_products(softmax: Operator) -> Weighings | Refusal:
     if found:
         return found
     if blocked is not None and is_opaque(blocked):
-        return Refusal("the probabilities go into an operator that nothing is known of", blocked)
-    return Refusal("no value product behind this SOFTMAX: not attention", blocked)
+        raise RefusedError("the probabilities go into an operator that nothing is known of", blocked)
+    raise RefusedError("no value product behind this SOFTMAX: not attention", blocked)
 
 
 def weighing_sum(softmax: Operator) -> Operator | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.found import Block
-from edge_opt.attention.labelling import Labelling
+from edge_opt.attention.labelling import trace_heads
 from edge_opt.ir.refusal import RefusedError
 
 
@@ -46,17 +46,15 @@ def _with_rows(block: Block, count: int) -> Iterator[Factored]:
 
 def _labelled(block: Block, factored: Factored, count: int) -> Block:
     """The block with other factors, where every piece of them reaches the logits as rows of its own."""
-    labelling = Labelling(block.products, block.operands)
-    if not labelling.core(block.output, factored) or not labelling.logits:
-        raise RefusedError(
-            labelling.first_refusal or "no logits product leads to this SOFTMAX", block.softmax
-        )
-    for product, labelled in labelling.products.items():
+    trace = trace_heads([(block.output, factored)], block.products, block.operands)
+    if trace.lost is not None or not trace.logits:
+        raise RefusedError(trace.refusal or "no logits product leads to this SOFTMAX", block.softmax)
+    for product, labelled in trace.products.items():
         rows = labelled[block.products[product].rows]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             raise RefusedError("what is cut are no rows of the value product", product)
     pieces = block.heads * count
-    for product, labelled in labelling.logits.items():
+    for product, labelled in trace.logits.items():
         if fx.piece_count(labelled) != pieces:
             raise RefusedError("not every row reaches the logits", product)
     return replace(
@@ -64,8 +62,8 @@ def _labelled(block: Block, factored: Factored, count: int) -> Block:
         factored=factored,
         pieces=pieces,
         query_length=block.query_length // count,
-        logits=dict(labelling.logits),
-        core=frozenset(labelling.core_operators),
+        logits=trace.logits,
+        core=frozenset(trace.core),
         heads_are_rows=False,
         tiles=count,
     )
