@@ -127,13 +127,20 @@ def test_heads_of_a_result_that_is_flattened_to_one_axis() -> None:
         f"BROADCAST_TO(%few, int32{{1, 2, {S}, {H}}})",
         "GATHER(%few, int32{0, 0}) {axis: 1}",
         "CONCATENATION(%few, %few) {axis: 1}",
+        "MUL(%few, float32[1,2,1,1]{splat 1})",
+        "CONCATENATION(%new, %old) {axis: 2}",
     ],
 )
 def test_keys_and_values_that_are_repeated_for_the_heads_are_counted_before(repeat: str) -> None:
     merge = f"{MERGES['1,2', False]}\n %r: float32[1,{T},{2 * H}] = RESHAPE(%t, int32{{1, {T}, {2 * H}}})\n return %r"
     text = attention("1,2", turned=False).replace("MERGE", merge)
     text = text.replace(f"%v: float32[1,2,{S},{H}])", f"%few: float32[1,1,{S},{H}])")
-    text = text.replace("      %l:", f"      %v: float32[1,2,{S},{H}] = {repeat}\n      %l:")
+    parts = f"""%first: float32[1,1,2,{H}], %rest: float32[1,1,{S - 2},{H}] =
+        SPLIT_V(%few, int32{{2, {S - 2}}}, int32(2)) {{num_splits: 2}}
+      %new: float32[1,2,2,{H}] = TILE(%first, int32{{1, 2, 1, 1}})
+      %old: float32[1,2,{S - 2},{H}] = CONCATENATION(%rest, %rest) {{axis: 1}}"""
+    made = parts if "%new" in repeat else ""
+    text = text.replace("      %l:", f"      {made}\n      %v: float32[1,2,{S},{H}] = {repeat}\n      %l:")
     match = only_block(parse(text).subgraphs[0])
     assert (match.heads, match.kv_heads) == (2, 1)
 

@@ -36,10 +36,12 @@ def factors_by_origin(
         factored = _placement(output.shape, rows, heads)
         if factored is None:
             continue
-        logits = trace_heads([(output, factored)], values, operands).logits
-        everywhere = logits and all(fx.piece_count(own) == heads for own in logits.values())
+        labelled = trace_heads([(output, factored)], values, operands).logits
+        labelled_everywhere = bool(labelled) and all(
+            fx.piece_count(own) == heads for own in labelled.values()
+        )
         has_sequence = any(not factor.stride for factor in factored[rows])
-        if everywhere and _come_from_heads(logits, operands, heads, merged=not has_sequence):
+        if labelled_everywhere and _come_from_heads(labelled, operands, heads, merged=not has_sequence):
             return factored
     return None
 

@@ -99,10 +99,8 @@ class Matcher:
         )
 
     def _in_execution_order(self, outputs: Sequence[_Merged]) -> list[_Merged]:
-        if len(outputs) == 1:
-            return list(outputs)
-        places = {operator: place for place, operator in enumerate(self.subgraph.operators)}
-        return sorted(outputs, key=lambda each: places[each[0].producer])
+        made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
+        return [made_by[operator] for operator in self.subgraph.operators if operator in made_by]
 
     def _by_size(self) -> _Merged | None:
         """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
