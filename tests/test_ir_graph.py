@@ -43,12 +43,8 @@ def check(graph: Subgraph, *tensors: Tensor) -> None:
         assert set(read.consumers) == set(readers)
     for before, after in zip(operators, [*operators, None][1:], strict=True):
         assert graph.after(before) is after
-    backwards = []
-    operator = graph._last
-    while operator is not None:
-        backwards.append(operator)
-        operator = operator._previous
-    assert backwards[::-1] == operators
+    for before, after in zip([None, *operators], operators, strict=False):
+        assert graph.before(after) is before
 
 
 def chain(count: int) -> tuple[Subgraph, list[Operator]]:

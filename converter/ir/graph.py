@@ -166,21 +166,19 @@ class OperatorCode:
         return f"OperatorCode({self.name}, version {self.version}{custom})"
 
 
-class Operator:
-    """One step of a subgraph. Inputs may be None where an optional one is left out."""
+class _Link:
+    """A place in a subgraph's circular list of operators, in which the subgraph itself is between last and first."""
 
-    __slots__ = (
-        "_inputs",
-        "_next",
-        "_outputs",
-        "_previous",
-        "code",
-        "doubt",
-        "intermediates",
-        "options",
-        "subgraph",
-        "table",
-    )
+    def __init__(self) -> None:
+        self.previous_link: _Link = self
+        self.next_link: _Link = self
+
+
+class Operator(_Link):
+    """One step of a subgraph. Inputs may be None where an optional one is left out.
+
+    `outputs` are not to be changed, `inputs` by `Subgraph.set_input` only.
+    """
 
     def __init__(
         self,
@@ -191,17 +189,16 @@ class Operator:
         table: Table | None = None,
         intermediates: Sequence[Tensor] = (),
     ) -> None:
+        super().__init__()
         self.code = code
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
         self.intermediates = tuple(intermediates)
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
         self.options = options
         self.table = table
         self.doubt = ""
         """Why its recorded shapes are not to be believed; then nothing that goes by names knows the operator."""
         self.subgraph: Subgraph | None = None
-        self._previous: Operator | None = None
-        self._next: Operator | None = None
 
     @property
     def name(self) -> str:
@@ -209,24 +206,14 @@ class Operator:
         return f"{self.code.name} ({self.doubt})" if self.doubt else self.code.name
 
     @property
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """What it reads; change it with `Subgraph.set_input`."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Tensor, ...]:
-        """What it defines."""
-        return self._outputs
-
-    @property
     def output(self) -> Tensor:
         """The only output, of operators that have one."""
-        assert len(self._outputs) == 1
-        return self._outputs[0]
+        assert len(self.outputs) == 1
+        return self.outputs[0]
 
     def input(self, index: int) -> Tensor:
         """Input `index`, which the operator's definition requires to be there."""
-        tensor = self._inputs[index]
+        tensor = self.inputs[index]
         assert tensor is not None
         return tensor
 
@@ -239,22 +226,22 @@ class Operator:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         """The same step on copies of its tensors, in no subgraph; what it says of itself is not copied but shared."""
-        made = self.on(lambda tensor: deepcopy(tensor, memo))
-        made.code, made.options = deepcopy(self.code, memo), deepcopy(self.options, memo)
-        return made
+        copy = self.on(lambda tensor: deepcopy(tensor, memo))
+        copy.code, copy.options = deepcopy(self.code, memo), deepcopy(self.options, memo)
+        return copy
 
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
         """The operator once more, in no subgraph, on what `tensor` gives for each of its own."""
-        inputs = [None if t is None else tensor(t) for t in self._inputs]
-        outputs, intermediates = map(tensor, self._outputs), map(tensor, self.intermediates)
-        made = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
-        made.doubt = self.doubt
-        return made
+        inputs = [None if t is None else tensor(t) for t in self.inputs]
+        outputs, intermediates = map(tensor, self.outputs), map(tensor, self.intermediates)
+        copy = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
+        copy.doubt = self.doubt
+        return copy
 
     def __repr__(self) -> str:
         inputs, outputs = (
             ", ".join("-" if t is None else f"{t.dtype.name}{list(t.shape)}" for t in tensors)
-            for tensors in (self._inputs, self._outputs)
+            for tensors in (self.inputs, self.outputs)
         )
         return f"Operator({self.name}({inputs}) -> {outputs})"
 
@@ -265,20 +252,18 @@ class Operators(Sequence[Operator]):
     Iterating is safe while the operator just visited is removed, or others are inserted before it.
     """
 
-    __slots__ = ("_subgraph",)
-
     def __init__(self, subgraph: Subgraph) -> None:
         self._subgraph = subgraph
 
     def __len__(self) -> int:
-        return self._subgraph._count  # noqa: SLF001
+        return len(self._subgraph)
 
     def __iter__(self) -> Iterator[Operator]:
-        operator = self._subgraph._first  # noqa: SLF001
-        while operator is not None:
-            following = operator._next  # noqa: SLF001
-            yield operator
-            operator = following
+        link = self._subgraph.next_link
+        while isinstance(link, Operator):
+            following = link.next_link
+            yield link
+            link = following
 
     @overload
     def __getitem__(self, index: int) -> Operator: ...
@@ -293,20 +278,18 @@ class Operators(Sequence[Operator]):
         return f"[{len(self)} operators of {self._subgraph.name!r}]"
 
 
-class Subgraph:
+class Subgraph(_Link):
     """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it."""
 
     def __init__(self, name: str = "", table: Table | None = None) -> None:
+        super().__init__()
         self.name = name
         self.table = table
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        self._first: Operator | None = None
-        self._last: Operator | None = None
         self._count = 0
         self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
-        self._given: tuple[list[Tensor], set[int]] = ([], set())
         self._named: dict[int, Tensor] = {}
         self.is_checked = False
         """Operators whose recorded shapes do not fit have a `doubt`."""
@@ -316,14 +299,14 @@ class Subgraph:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subgraph:
         """A graph of its own; constants keep their bytes where they are."""
-        made = memo[id(self)] = Subgraph(self.name, self.table)
+        copy = memo[id(self)] = Subgraph(self.name, self.table)
         for tensor in self.tensors:
-            made.add_tensor(deepcopy(tensor, memo))
+            copy.add_tensor(deepcopy(tensor, memo))
         for operator in self.operators:
-            made.append(deepcopy(operator, memo))
-        made.inputs, made.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
-        made.name_outputs(deepcopy(tensor, memo) for tensor in self._named.values())
-        return made
+            copy.append(deepcopy(operator, memo))
+        copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
+        copy.name_outputs(deepcopy(tensor, memo) for tensor in self._named.values())
+        return copy
 
     def __repr__(self) -> str:
         return f"Subgraph({self.name!r}, {self._count} operators)"
@@ -338,12 +321,7 @@ class Subgraph:
 
     def is_output(self, tensor: Tensor) -> bool:
         """True where the subgraph gives the tensor to its caller: as an output, or by a signature that names it."""
-        known, ids = self._given
-        # Lists of the same objects compare by identity alone: far less work than looking for the tensor.
-        if known != self.outputs:
-            ids = {id(output) for output in self.outputs}
-            self._given = (list(self.outputs), ids)
-        return id(tensor) in ids or id(tensor) in self._named
+        return tensor in self.outputs or id(tensor) in self._named
 
     def name_outputs(self, tensors: Iterable[Tensor]) -> None:
         """A signature gives these to its caller; they need not be among `outputs`."""
@@ -373,16 +351,10 @@ class Subgraph:
         """Add an operator in front of `anchor` (at the end for None); its tensors learn of it."""
         assert operator.subgraph is None
         assert anchor is None or anchor.subgraph is self
-        previous = self._last if anchor is None else anchor._previous  # noqa: SLF001
-        operator._previous, operator._next = previous, anchor  # noqa: SLF001
-        if previous is None:
-            self._first = operator
-        else:
-            previous._next = operator  # noqa: SLF001
-        if anchor is None:
-            self._last = operator
-        else:
-            anchor._previous = operator  # noqa: SLF001
+        following = self if anchor is None else anchor
+        previous = following.previous_link
+        operator.previous_link, operator.next_link = previous, following
+        previous.next_link = following.previous_link = operator
         operator.subgraph = self
         self._count += 1
         for tensor in operator.inputs:
@@ -395,26 +367,19 @@ class Subgraph:
     def after(self, operator: Operator) -> Operator | None:
         """The operator that runs next; None after the last."""
         assert operator.subgraph is self
-        return operator._next  # noqa: SLF001
+        return operator.next_link if isinstance(operator.next_link, Operator) else None
 
     def before(self, operator: Operator) -> Operator | None:
         """The operator that runs right before; None before the first."""
         assert operator.subgraph is self
-        return operator._previous  # noqa: SLF001
+        return operator.previous_link if isinstance(operator.previous_link, Operator) else None
 
     def remove(self, operator: Operator) -> None:
         """Take an operator out; its outputs are then defined by nobody."""
         assert operator.subgraph is self
-        previous, following = operator._previous, operator._next  # noqa: SLF001
-        if previous is None:
-            self._first = following
-        else:
-            previous._next = following  # noqa: SLF001
-        if following is None:
-            self._last = previous
-        else:
-            following._previous = previous  # noqa: SLF001
-        operator.subgraph = operator._previous = operator._next = None  # noqa: SLF001
+        previous, following = operator.previous_link, operator.next_link
+        previous.next_link, following.previous_link = following, previous
+        operator.subgraph, operator.previous_link, operator.next_link = None, operator, operator
         self._count -= 1
         for tensor in operator.inputs:
             _count_use(tensor, operator, -1)
@@ -424,10 +389,8 @@ class Subgraph:
     def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
         """Let an operator of this subgraph read another tensor."""
         assert operator.subgraph is self
-        _count_use(operator._inputs[index], operator, -1)  # noqa: SLF001
-        inputs = list(operator._inputs)  # noqa: SLF001
-        inputs[index] = tensor
-        operator._inputs = tuple(inputs)  # noqa: SLF001
+        _count_use(operator.inputs[index], operator, -1)
+        operator.inputs = (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :])
         _count_use(tensor, operator, 1)
 
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
@@ -460,29 +423,24 @@ def used_tensors(graph: Subgraph, operators: Iterable[Operator]) -> Iterator[Ten
 def topological(operators: Iterable[Operator]) -> list[Operator]:
     """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
     pending = list(operators)
-    producer = {id(tensor): operator for operator in pending for tensor in operator.outputs}
+    producer: dict[Tensor | None, Operator] = {t: operator for operator in pending for t in operator.outputs}
     ordered: list[Operator] = []
-    done: set[int] = set()
-    opened: set[int] = set()
+    done: set[Operator] = set()
+    opened: set[Operator] = set()
     for root in pending:
         stack = [root]
         while stack:
             operator = stack[-1]
-            missing = [
-                source
-                for tensor in operator.inputs
-                if tensor is not None
-                and (source := producer.get(id(tensor))) is not None
-                and id(source) not in done
-            ]
-            if id(operator) in done:
+            sources = (producer.get(tensor) for tensor in operator.inputs)
+            missing = [source for source in sources if source is not None and source not in done]
+            if operator in done:
                 stack.pop()
             elif missing:
-                opened.add(id(operator))
-                assert not any(id(source) in opened for source in missing), "the operators are cyclic"
+                opened.add(operator)
+                assert opened.isdisjoint(missing), "the operators are cyclic"
                 stack.extend(reversed(missing))
             else:
-                done.add(id(operator))
+                done.add(operator)
                 ordered.append(operator)
                 stack.pop()
     return ordered
