@@ -82,32 +82,32 @@ def choose(path: ModelPath | None, prompts: ModelPath | None) -> HeldOut:
     Raises:
         UsageError: a file cannot be read, or the text was calibrated on.
     """
-    known = [] if prompts is None else read_prompts(Path(prompts))
+    given = [] if prompts is None else read_prompts(Path(prompts))
     if path is not None:
-        return HeldOut(held_out(Path(path), known), note=f"Evaluated on {path}")
-    if len(known) < _FEWEST:
+        return HeldOut(held_out(Path(path), given), note=f"Evaluated on {path}")
+    if len(given) < _FEWEST:
         return HeldOut(
             note=f"Nothing was evaluated, for there are fewer than {_FEWEST} prompts to hold some out: give "
             f"--held-out FILE.jsonl"
         )
-    rest = [prompt for at, prompt in enumerate(known) if at % _SHARE]
+    rest = [prompt for at, prompt in enumerate(given) if at % _SHARE]
     texts = {text_of(prompt).strip() for prompt in rest}
-    chosen = [text_of(prompt) for prompt in known[::_SHARE]]
+    chosen = [text_of(prompt) for prompt in given[::_SHARE]]
     parts = [cut(text) for text in chosen if text.strip() not in texts]
     scored = [part for part in parts if part]
     note = (
-        f"Held out of the calibration, to evaluate with: {len(chosen)} of {len(known)} prompts, every fifth"
+        f"Held out of the calibration, to evaluate with: {len(chosen)} of {len(given)} prompts, every fifth"
     )
     return HeldOut(scored, rest if scored else None, note)
 
 
 def held_out(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
     """The prompts of a file, each cut in two; UsageError where one is too short, or was calibrated on."""
-    known = {text_of(prompt).strip() for prompt in calibrated}
+    seen = {text_of(prompt).strip() for prompt in calibrated}
     parts = []
     for number, prompt in enumerate(read_prompts(path), 1):
         where, text = f"held-out prompts {path}, prompt {number}", text_of(prompt)
-        if text.strip() in known:
+        if text.strip() in seen:
             raise UsageError(
                 f"{where} is among those to calibrate with, so it shows nothing: take it out of one of the files"
             )

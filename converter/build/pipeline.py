@@ -90,17 +90,17 @@ _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 def check_versions() -> dict[str, str]:
     """The versions of everything that a result depends on; UsageError where one is missing or not known here."""
     try:
-        found = {package: version(package) for package in _PACKAGES}
+        versions = {package: version(package) for package in _PACKAGES}
     except PackageNotFoundError as error:
         raise UsageError(f"the build needs {error.name}: {_INSTALL}") from None
     if find_spec(_MODULE) is None:
         raise UsageError(f"the build needs {_MODULE}: {_INSTALL}")
-    if not found["litert-torch"].startswith(f"{SUPPORTED}."):
+    if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
         raise UsageError(
-            f"litert-torch is {found['litert-torch']}, and its pipeline for NPUs, which is experimental, is known here "
-            f"as of {SUPPORTED}: {_INSTALL}"
+            f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is known "
+            f"here as of {SUPPORTED}: {_INSTALL}"
         )
-    return found
+    return versions
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
@@ -119,10 +119,10 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     }
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
     taken = (name for stage in _STAGES.values() for name in _parameters(stages, stage))
-    known = sorted({*defaults, *vendor, *taken})
+    names = sorted({*defaults, *vendor, *taken})
     settings: dict[str, Any] = {}
-    for told, where in ((job.options["file"], "--config"), (job.options["settings"], "--set")):
-        settings |= _checked(told, where, known, defaults)
+    for given, where in ((job.options["file"], "--config"), (job.options["settings"], "--set")):
+        settings |= _checked(given, where, names, defaults)
     fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"]}
     merged = {**_DEFAULTS, **vendor, **settings, **fixed, "model_id": job.inputs["model"]}
     merged.pop("default_soc", None)
@@ -143,14 +143,14 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
-    """Settles the length of the rings in `config`, and tells of the caches."""
-    told = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
-    layers = SlidingLayers.of(told.get_text_config().to_dict())
-    asked, prefill = getattr(config, SETTING, None), config.prefill_lengths
-    if asked is not None and type(asked) is not int:
-        raise UsageError(f"{SETTING}: {json.dumps(asked)} is no int, as 512 is")
+    """Settles the length of the rings in `config`, and describes the caches."""
+    described = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
+    layers = SlidingLayers.of(described.get_text_config().to_dict())
+    chosen, prefill = getattr(config, SETTING, None), config.prefill_lengths
+    if chosen is not None and type(chosen) is not int:
+        raise UsageError(f"{SETTING}: {json.dumps(chosen)} is no int, as 512 is")
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-    ring = ring_of(layers, prefill, shortest, asked, whole=whole)
+    ring = ring_of(layers, prefill, shortest, chosen, whole=whole)
     setattr(config, SETTING, ring)
     return {"window": layers.window or None, "ring": ring, "notes": notes(layers, ring, prefill)}
 
@@ -178,11 +178,11 @@ def _write_window(path: Path, window: int) -> None:
             f"checkpoint's {window} positions: {_INSTALL}"
         )
     content = bundle.content(index)
-    told = metadata.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
-    told.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
-    made = path.with_name(f"{path.stem}_window{path.suffix}")
-    bundle.write({index: told.SerializeToString(deterministic=True)}, made)
-    made.replace(path)
+    values = metadata.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
+    values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
+    written = path.with_name(f"{path.stem}_window{path.suffix}")
+    bundle.write({index: values.SerializeToString(deterministic=True)}, written)
+    written.replace(path)
 
 
 def own_recipe(config: Any, folder: Path) -> dict[str, str]:
@@ -239,8 +239,9 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Our own stage, and the reports of its conversion."""
     given = {**job.options, "exported": job.inputs.get("exported")}
     done = npu_optimize(_config(job), job.inputs["model"], job.model, **given, progress=progress)
-    told = {name: job.options[name] for name in ("target", "sections")}
-    report = conversion_report(done.conversion, **told)
+    report = conversion_report(
+        done.conversion, target=job.options["target"], sections=job.options["sections"]
+    )
     for suffix in FORMATS:
         write_report(report, job.model.with_name(f"{REPORT}{suffix}"))
     return done.to_dict()
@@ -286,8 +287,9 @@ def _planned(job: Job, tokenizer: Any, config: Any, lengths: Sequence[int]) -> P
 
 def _check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
     """Whether calibration ran every entry point: what `plan` knows nothing of, it may not."""
-    found = json.loads(next(ranges.glob(f"*{MAIN_SECTION}*.json")).read_text(encoding="utf-8"))["model_qsvs"]
-    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in found)]
+    file = next(ranges.glob(f"*{MAIN_SECTION}*.json"))
+    tensors = json.loads(file.read_text(encoding="utf-8"))["model_qsvs"]
+    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
     if idle:
         raise UsageError(
             f"litert-torch's calibration does not run {', '.join(idle)}, so the ranges there are not known: export "
@@ -309,14 +311,14 @@ def widen_sums(model: Path, ranges: Path) -> None:
         if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
     }
     for file in ranges.glob("*.json"):
-        told = json.loads(file.read_text(encoding="utf-8"))
-        by_tensor = told.get("model_qsvs", {})
-        for found in (by_tensor[name] for name in sums & by_tensor.keys()):
-            ends = np.array([found["min"], found["max"]], np.float64)
+        content = json.loads(file.read_text(encoding="utf-8"))
+        by_tensor = content.get("model_qsvs", {})
+        for range_ in (by_tensor[name] for name in sums & by_tensor.keys()):
+            ends = np.array([range_["min"], range_["max"]], np.float64)
             reach = np.abs(ends).max()
             if reach > 0 and power_of_two(reach / _LARGEST_CODE):
-                found["min"], found["max"] = (1.01 * ends).tolist()
-        file.write_text(json.dumps(told), encoding="utf-8")
+                range_["min"], range_["max"] = (1.01 * ends).tolist()
+        file.write_text(json.dumps(content), encoding="utf-8")
 
 
 class _WeightsThatFit(logging.Handler):
@@ -376,26 +378,26 @@ def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
 
 
 def _checked(
-    told: Mapping[str, Any], where: str, known: Sequence[str], defaults: Mapping[str, Any]
+    given: Mapping[str, Any], where: str, names: Sequence[str], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings that exist, with values of their types; a file may hold ours too, for the pipeline writes them all."""
-    ours = {name for name in told if name in _OURS or name.endswith(_FILES)}
+    ours = {name for name in given if name in _OURS or name.endswith(_FILES)}
     if ours and where != "--config":
         name = min(ours)
         raise UsageError(
             f"{where} {name} is not to be set: it follows from {_OURS.get(name, 'the work folder')}"
         )
-    taken = {name: value for name, value in told.items() if name not in ours}
-    for name, value in taken.items():
-        if name not in known:
-            raise unknown(f"{where}: setting", name, known)
+    settings = {name: value for name, value in given.items() if name not in ours}
+    for name, value in settings.items():
+        if name not in names:
+            raise unknown(f"{where}: setting", name, names)
         default = defaults.get(name, value)
         kinds = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
             raise UsageError(
                 f"{where} {name}: {json.dumps(value)} is no {type(default).__name__}, as {json.dumps(default)} is"
             )
-    return taken
+    return settings
 
 
 def _check_model_type(name: str) -> None:
@@ -403,9 +405,9 @@ def _check_model_type(name: str) -> None:
     if not name:
         return
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    known = {name for kind in _MODEL_CLASSES for name in getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", ())}
-    if name not in known:
+    types = {name for kind in _MODEL_CLASSES for name in getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", ())}
+    if name not in types:
         raise UsageError(
             f"transformers {version('transformers')}, which the exporter uses, has no language model of the type "
-            f"'{name}', which config.json names; {did_you_mean(name, sorted(known))}"
+            f"'{name}', which config.json names; {did_you_mean(name, sorted(types))}"
         )

@@ -79,13 +79,12 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
     """
     counted = [(prompt, count(prompt)) for prompt in prompts]
     kept = [(prompt, tokens) for prompt, tokens in counted if _fits(tokens, lengths, cache)]
-    found = Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept])
+    planned = Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept])
     if len(kept) < len(counted):
         left = many(len(counted) - len(kept), "prompt")
-        found.notes.append(f"Left out: {left} of more tokens than fit into a cache of {cache}")
-    own = max(found.tokens, default=0)
-    made = []
-    for least, most in _missing(found.tokens, lengths, cache, room):
+        planned.notes.append(f"Left out: {left} of more tokens than fit into a cache of {cache}")
+    longest, joined = max(planned.tokens, default=0), []
+    for least, most in _missing(planned.tokens, lengths, cache, room):
         text = _joined(counted, count, most)
         tokens = count(text)
         if tokens < least:
@@ -94,15 +93,15 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
                 f"{', '.join(map(str, lengths))}: {tokens} tokens in all, {least - tokens} are missing; give more or "
                 f"longer prompts, or a shorter cache=..."
             )
-        found.prompts.append(text)
-        found.tokens.append(tokens)
-        made.append(str(tokens))
-    if made:
-        found.notes.append(
-            f"Joined from your prompts, of which the longest has {own} tokens: {many(len(made), 'prompt')} of "
-            f"{' and '.join(made)} tokens, so that a prefill runs on a filled cache"
+        planned.prompts.append(text)
+        planned.tokens.append(tokens)
+        joined.append(str(tokens))
+    if joined:
+        planned.notes.append(
+            f"Joined from your prompts, of which the longest has {longest} tokens: {many(len(joined), 'prompt')} of "
+            f"{' and '.join(joined)} tokens, so that a prefill runs on a filled cache"
         )
-    return found
+    return planned
 
 
 def _missing(
@@ -172,10 +171,10 @@ def _texts(prompt: Any) -> list[Any]:
     """What is not empty is a text that litert-torch's calibration finds."""
     if not isinstance(prompt, dict):
         return [isinstance(prompt, str) and prompt]
-    found = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
+    texts = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
     messages = prompt.get("messages")
-    if found or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
-        return found[:1]
+    if texts or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
+        return texts[:1]
     return [entry.get("content") for entry in messages if entry.get("role") == "user"]
 
 

@@ -48,10 +48,10 @@ VENDORS = (
 
 def find_chip(name: str) -> tuple[Vendor, str]:
     """Whose the chip is, and how LiteRT spells it; UsageError where there is no such chip."""
-    known = {chip.lower(): (vendor, chip) for vendor in VENDORS for chip in vendor.chips}
-    if name.strip().lower() not in known:
-        raise unknown("chip", name.strip(), [chip for _, chip in known.values()])
-    return known[name.strip().lower()]
+    chips = {chip.lower(): (vendor, chip) for vendor in VENDORS for chip in vendor.chips}
+    if name.strip().lower() not in chips:
+        raise unknown("chip", name.strip(), [chip for _, chip in chips.values()])
+    return chips[name.strip().lower()]
 
 
 def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | None:
@@ -74,8 +74,8 @@ def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | 
         )
     if sdk is None:
         return None
-    for found in Path(sdk).rglob(vendor.library):
-        return found.resolve().parent
+    for library in Path(sdk).rglob(vendor.library):
+        return library.resolve().parent
     raise CompilerMissingError(f"{sdk} holds no {vendor.library}: give the folder of {vendor.title}'s SDK")
 
 

@@ -127,9 +127,9 @@ class WorkFolder:
         """The result of an earlier run, where it was made from the same; None where it is to be made."""
         folder = self.path / stage
         with suppress(OSError, ValueError, TypeError):
-            found = Kept(folder, **json.loads((folder / _TOLD).read_text(encoding="utf-8")))
-            if found.key == key and digest_of(_files(folder), folder) == found.digest:
-                return found
+            kept = Kept(folder, **json.loads((folder / _TOLD).read_text(encoding="utf-8")))
+            if kept.key == key and digest_of(_files(folder), folder) == kept.digest:
+                return kept
         return None
 
     def begin(self, stage: str) -> Path:
@@ -195,15 +195,15 @@ def key_of(value: object) -> str:
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
     """One digest of the names below `root` and the contents of files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            found.update(f"{path.relative_to(root)}\0{os.fstat(file.fileno()).st_size}\0".encode())
+            digest.update(f"{path.relative_to(root)}\0{os.fstat(file.fileno()).st_size}\0".encode())
             while chunk := file.read(_CHUNK):
-                found.update(chunk)
-    return found.hexdigest()
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path for path in found if path.name != _TOLD and path.stem != REPORT)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in files if path.name != _TOLD and path.stem != REPORT)

@@ -32,15 +32,15 @@ class Layers:
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
     """The entry point with the largest attention, or the named one, and its blocks; UsageError without any."""
-    found = {name: _blocks(graph) for name, graph in model.entry_points()}
-    if signature is not None and signature not in found:
-        raise unknown("signature", signature, found)
-    wanted = [signature] if signature is not None else list(found)
-    chosen = max(wanted, key=lambda name: max(map(logits_bytes, found[name]), default=0))
-    if not found[chosen]:
-        place = f"signature '{signature}'" if signature is not None else "the model"
+    blocks = {name: _blocks(graph) for name, graph in model.entry_points()}
+    if signature is not None and signature not in blocks:
+        raise unknown("signature", signature, blocks)
+    candidates = list(blocks) if signature is None else [signature]
+    chosen = max(candidates, key=lambda name: max(map(logits_bytes, blocks[name]), default=0))
+    if not blocks[chosen]:
+        place = "the model" if signature is None else f"signature '{signature}'"
         raise UsageError(f"{place} holds no multi-head attention to tune for: see `edge-opt explain`")
-    return chosen, found[chosen]
+    return chosen, blocks[chosen]
 
 
 def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None = None) -> Layers:
@@ -49,44 +49,42 @@ def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None
     Of the entry point with the largest attention, or of the one that is named; from the middle of it, since the first
     and the last layers may miss something. None takes the entry point whole. UsageError as of `largest_attention`.
     """
-    chosen, found = largest_attention(model, signature)
+    name, attention = largest_attention(model, signature)
     if blocks is None:
-        return Layers(chosen, cut_entry_point(model, chosen), found[0], None)
-    graph = dict(model.entry_points())[chosen]
-    sizes = [logits_bytes(block) for block in found]
+        return Layers(name, cut_entry_point(model, name), attention[0], None)
+    sizes = [logits_bytes(block) for block in attention]
     largest = [place for place, size in enumerate(sizes) if size == max(sizes)]
-    first = min(largest[len(largest) // 2], max(len(found) - blocks, 0))
-    part = found[first : first + blocks]
-    known = backward_slice([found[first - 1].output])[0] if first else set()
+    first = min(largest[len(largest) // 2], max(len(attention) - blocks, 0))
+    part = attention[first : first + blocks]
+    before = backward_slice([attention[first - 1].output])[0] if first else set()
     ends = [part[-1].output, *_projections(part[-1].output)]
-    return Layers(
-        chosen, _cut(model, graph, chosen, backward_slice(ends)[0] - known, ends), part[0], len(part)
-    )
+    inside = backward_slice(ends)[0] - before
+    return Layers(name, _cut(model, name, inside, ends), part[0], len(part))
 
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
     """One entry point; with names of tensors `ends`, only what these need. Names of its inputs and outputs stay."""
     graph = dict(model.entry_points())[signature]
     if not ends:
-        return _cut(model, graph, signature, set(graph.operators), ())
-    made = {tensor.name: tensor for operator in graph.operators for tensor in operator.outputs}
-    missing = [name for name in ends if name not in made]
+        return _cut(model, signature, set(graph.operators), ())
+    tensors = {tensor.name: tensor for operator in graph.operators for tensor in operator.outputs}
+    missing = [name for name in ends if name not in tensors]
     if missing:
         raise UsageError(
             f"signature '{signature}' has no tensor '{missing[0]}', where the other model's layers end"
         )
-    tensors = [made[name] for name in ends]
-    return _cut(model, graph, signature, backward_slice(tensors)[0], tensors)
+    chosen = [tensors[name] for name in ends]
+    return _cut(model, signature, backward_slice(chosen)[0], chosen)
 
 
 def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
     """Names of the tensors where the first layers end: what the projections behind their last attention make."""
     graph = dict(model.entry_points())[signature]
-    found = [match for match in find_blocks(graph) if not isinstance(match, NotABlock)]
-    if not found:
+    blocks = [match for match in find_blocks(graph) if not isinstance(match, NotABlock)]
+    if not blocks:
         raise UsageError(f"signature '{signature}' holds no attention: there are no layers to count")
     # The heads of one layer that was split share the tensor that joins them.
-    outputs = list(dict.fromkeys(_joined(match.output) for match in found))
+    outputs = list(dict.fromkeys(_joined(block.output) for block in blocks))
     last = outputs[min(layers, len(outputs)) - 1]
     return tuple(tensor.name for tensor in _projections(last) or [last])
 
@@ -105,8 +103,9 @@ def _joined(output: Tensor) -> Tensor:
     return output
 
 
-def _cut(model: Model, graph: Subgraph, name: str, inside: set[Operator], ends: Sequence[Tensor]) -> Model:
-    """The operators `inside`; the graph's own outputs among theirs go out, and the `ends`."""
+def _cut(model: Model, name: str, inside: set[Operator], ends: Sequence[Tensor]) -> Model:
+    """The operators `inside` of an entry point; the graph's own outputs among theirs go out, and the `ends`."""
+    graph = dict(model.entry_points())[name]
     operators = [operator for operator in graph.operators if operator in inside]
     inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]
     ending = {id(tensor) for tensor in ends}
@@ -117,16 +116,15 @@ def _cut(model: Model, graph: Subgraph, name: str, inside: set[Operator], ends: 
         if graph.is_output(tensor) or id(tensor) in ending
     ]
     cut = cut_out(model, operators, inputs, outputs)
-    layer = cut.subgraphs[0]
-    unnamed = Signature(name, graph, {}, {})
-    known = next((entry for entry in model.signatures if entry.subgraph is graph), unnamed)
-    given, taken = _names(known.inputs, inputs, "input"), _names(known.outputs, outputs, "output")
-    sides = (dict(zip(given, layer.inputs, strict=True)), dict(zip(taken, layer.outputs, strict=True)))
-    cut.signatures.append(Signature(name, layer, *sides))
+    part, unnamed = cut.subgraphs[0], Signature(name, graph, {}, {})
+    whole = next((entry for entry in model.signatures if entry.subgraph is graph), unnamed)
+    given, taken = _names(whole.inputs, inputs, "input"), _names(whole.outputs, outputs, "output")
+    sides = (dict(zip(given, part.inputs, strict=True)), dict(zip(taken, part.outputs, strict=True)))
+    cut.signatures.append(Signature(name, part, *sides))
     return cut
 
 
-def _names(known: dict[str, Tensor], tensors: Sequence[Tensor], kind: str) -> list[str]:
+def _names(keys: dict[str, Tensor], tensors: Sequence[Tensor], kind: str) -> list[str]:
     """A signature's own names, where it has one, else numbers."""
-    names = {id(tensor): name for name, tensor in known.items()}
+    names = {id(tensor): key for key, tensor in keys.items()}
     return [names.get(id(tensor), f"{kind}_{place}") for place, tensor in enumerate(tensors)]
