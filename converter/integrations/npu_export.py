@@ -36,7 +36,7 @@ from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.targets import Target, load_target
 
-Kept = Literal["converted", "exported"]
+Version = Literal["converted", "exported"]
 _Compiler = Callable[..., Profile]
 
 TARGETS = {
@@ -71,7 +71,7 @@ class Gain(Record):
     signature: str
     before: SpillFigures | None
     after: SpillFigures | None
-    kept: Kept
+    kept: Version
     why: str
 
     @property
@@ -233,7 +233,7 @@ def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Ite
     for name in [name for name in names if name.startswith(main)] or names:
         bare = name.removeprefix(main)
         old, new = before.figures.get(bare), after.figures.get(bare)
-        kept: Kept = "converted"
+        kept: Version = "converted"
         if name not in rewritten:
             kept, why = "exported", "nothing was rewritten in it"
         elif old is not None and new is not None:
@@ -247,7 +247,7 @@ def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Ite
         yield Gain(name, old, new, kept, why)
 
 
-def better(before: SpillFigures, after: SpillFigures) -> tuple[Kept, str]:
+def better(before: SpillFigures, after: SpillFigures) -> tuple[Version, str]:
     """The better of the two by `SpillFigures.ranking`, as exported where nothing is gained; and why."""
     timed = before.time is not None and after.time is not None
     old, new = before.ranking(timed=timed), after.ranking(timed=timed)
