@@ -4,9 +4,7 @@ from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the tab
     arranging,
     control_flow,
     numeric,
-    reshaping,
     slicing,
-    stablehlo,
     windows,
 )
 from edge_opt.shapes.broadcast import broadcast, verify_broadcast

@@ -1,6 +1,7 @@
 """What a rule sees of the operator it is asked about: shapes, options and known values; it knows no rule."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
@@ -39,8 +40,9 @@ Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
 """Derives the outputs of a subgraph from what is known of its inputs; None where it cannot."""
 
 
+@dataclass(slots=True)
 class Call:
-    """One operator with the shapes of its inputs.
+    """One operator with the shapes of its inputs, and what gives their values.
 
     `enter` derives a subgraph's outputs; `assigned` gives the shape assigned to the variable behind input i.
 
@@ -48,30 +50,22 @@ class Call:
     rule without a result, and `ShapeError` where the input is not what is asked for.
     """
 
-    __slots__ = ("_constant", "_options", "assigned", "enter", "name", "op", "shapes")
+    op: Operator
+    shapes: Sequence[Shape | None]
+    constant: Constant
+    enter: Enter = lambda *_: None
+    assigned: Callable[[int], Shape | None] = lambda _: None
 
-    def __init__(
-        self,
-        op: Operator,
-        shapes: Sequence[Shape | None],
-        constant: Constant,
-        enter: Enter = lambda *_: None,
-        assigned: Callable[[int], Shape | None] = lambda _: None,
-    ) -> None:
-        self.op = op
-        self.name = op.name
-        self.shapes = shapes
-        self.enter = enter
-        self.assigned = assigned
-        self._constant = constant
-        self._options = op.options or default_options(op.name)
+    @property
+    def name(self) -> str:
+        """The operator's name."""
+        return self.op.name
 
     def option(self, name: str, default: Any = None) -> Any:
         """Return an option's value, the schema's default where it is left out; `default` for an absent vector."""
-        if self._options is None:
-            return default
+        options = self.op.options or default_options(self.name)
         try:
-            value = self._options.get(name)
+            value = None if options is None else options.get(name)
         except KeyError:
             raise ShapeError(f"its options are those of another operator: they have no {name}") from None
         return default if value is None else value
@@ -143,7 +137,7 @@ class Call:
 
     def value(self, index: int) -> Array | None:
         """Return what is known of the value of input `index`: all of it, or some elements, or None."""
-        return self._constant(index) if self.has(index) else None
+        return self.constant(index) if self.has(index) else None
 
     def is_known(self, index: int) -> bool:
         """Whether every element of input `index` is known."""

@@ -1,9 +1,10 @@
 """What a derivation gives: the shapes, and where the file says another thing. It derives nothing."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from edge_opt.ir import Tensor
+from edge_opt.output.record import Record
 from edge_opt.shapes.dimension import Shape, shape_text
 
 Stated: TypeAlias = Shape | str | None
@@ -11,7 +12,7 @@ Stated: TypeAlias = Shape | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Disagreement:
+class Disagreement(Record):
     """One tensor of which the file says another thing than its operator gives.
 
     `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `recorded` and `derived` are shapes, or
@@ -35,12 +36,6 @@ class Disagreement:
         )
         comparison = "is recorded as {}, derived as {}".format(*texts)
         return f"{where}: tensor '{self.tensor}' {comparison}: {self.reason}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The disagreement as JSON has it; a dynamic dimension is -1."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,3 +196,35 @@ def embedding_lookup(call: Call) -> Results:
     """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
     lookup, table = call.shape(0, rank=1), call.shape(1, least=2)
     return [(lookup[0], *table[1:])]
+
+
+@rule("STABLEHLO_GATHER", "StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape")
+def stablehlo_gather(call: Call) -> Results:
+    """The indices' axes, less the vector axis, with the slice's axes at `offset_dims`."""
+    shape, indices = call.all_shapes()
+    sizes = call.listed("slice_sizes", len(shape))
+    collapsed, offsets = call.listed("collapsed_slice_dims"), call.listed("offset_dims")
+    window = [size for axis, size in enumerate(sizes) if axis not in collapsed]
+    if len(window) != len(offsets):
+        text = f"its slice {sizes} less {collapsed} has {len(window)} axes"
+        raise ShapeError(f"{text}: expected those of {offsets}")
+    if any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
+        raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.text(0)}")
+    vector = call.number("index_vector_dim")
+    if not 0 <= vector <= len(indices):
+        raise ShapeError(f"its index_vector_dim {vector} lies outside {call.text(1)}")
+    batch = [dim for axis, dim in enumerate(indices) if axis != vector]
+    rank = len(batch) + len(window)
+    if any(not 0 <= axis < rank for axis in offsets) or len(set(offsets)) != len(offsets):
+        raise ShapeError(f"its offset_dims {offsets} must name axes of the result, of rank {rank}")
+    slices, places = iter(window), iter(batch)
+    return [tuple(next(slices) if axis in offsets else next(places) for axis in range(rank))]
+
+
+@rule("STABLEHLO_SCATTER", "StableHLO specification, scatter; TFLite, stablehlo_scatter.cc, Prepare")
+def stablehlo_scatter(call: Call) -> Results:
+    """The results have the shapes of the operands: the first inputs, before the indices and the updates."""
+    count = len(call.op.outputs)
+    if len(call.shapes) != 2 * count + 1:
+        raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count + 1} for {count} outputs")
+    return list(call.shapes[:count])

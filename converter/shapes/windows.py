@@ -150,3 +150,40 @@ def transposed_convolution(call: Call) -> Results:
     _check_channels(call, shape[3], filters[3], 2)
     _check_bias(call, 3, filters[0])
     return [result]
+
+
+def _slide(size: int, window: int, stride: int, base: int, dilation: int, low: int, high: int) -> int:
+    """The number of places of a window: `floor((padded - reach) / stride) + 1`, 0 where it does not fit."""
+    if min(stride, base, dilation) < 1:
+        raise ShapeError(f"stride {stride} and dilations {base} and {dilation} must be 1 or more")
+    if size < 0:
+        return DYNAMIC
+    padded = low + (0 if size == 0 else (size - 1) * base + 1) + high
+    reach = (window - 1) * dilation + 1
+    return 0 if reach > padded else (padded - reach) // stride + 1
+
+
+@rule(
+    "STABLEHLO_REDUCE_WINDOW",
+    "StableHLO specification, reduce_window; TFLite, stablehlo_reduce_window.cc, StablehloData::Setup",
+)
+def reduce_window(call: Call) -> Results:
+    """A window slides over every axis, dilated and padded by the options."""
+    count = len(call.op.outputs)
+    if len(call.shapes) != 2 * count:
+        raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count}, two for each output")
+    return [_reduced(call, call.shape(index, least=1, most=6)) for index in range(count)]
+
+
+def _reduced(call: Call, shape: Shape) -> Shape:
+    rank = len(shape)
+    windows = call.listed("window_dimensions", rank)
+    padding = call.listed("padding") or [0] * (2 * rank)
+    strides, base, dilations = (
+        call.listed(name) or [1] * rank for name in ("window_strides", "base_dilations", "window_dilations")
+    )
+    if len(padding) != 2 * rank or any(len(values) != rank for values in (strides, base, dilations)):
+        raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.text(0)}")
+    if min(windows) < 1:
+        raise ShapeError(f"its window_dimensions {windows} must be 1 or more each")
+    return tuple(map(_slide, shape, windows, strides, base, dilations, padding[::2], padding[1::2]))
