@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from edge_opt.attention.form import FORM_NAMES
 from edge_opt.ir import Constants, Model, load, to_bytes
-from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import PASSES, Context, SiteReport, run_pass
 from edge_opt.proof.native import Session
 from edge_opt.proof.regions import RegionProver
@@ -60,7 +60,7 @@ def drawn(count: int, number: int) -> list[Case]:
 
 def convert(model: Model, target: Target, prover: RegionProver) -> list[SiteReport]:
     """All passes on every signature of the model, with their proofs."""
-    usage, reports = Usage.of(model), []
+    usage, reports = parts_in_use(model), []
     for key, graph in model.entry_points():
         context = Context(model, graph, key, target, Constants(model), prover)
         for chosen in PASSES.values():

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edge_opt.attention.block import Block, find_blocks
 from edge_opt.ir import Constants, Model, Subgraph
-from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
@@ -22,7 +22,7 @@ def convert(
 
     The reports are those of the last pass.
     """
-    usage = Usage.of(model)
+    usage = parts_in_use(model)
     reports: list[SiteReport] = []
     target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
     for key, graph in model.entry_points():

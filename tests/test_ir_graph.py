@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from text_parser import parse
 
 from edge_opt.ir import DType, Operator, OperatorCode, Subgraph, Tensor, topological
-from edge_opt.ir.cleanup import Usage, remove_unused
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.quantization import Quantization
 from edge_opt.ir.region import reads, still_needed
 from edge_opt.schema.table import new_table
@@ -275,7 +275,7 @@ def test_tensors_keep_their_places_where_weights_name_their_scales_by_index() ->
     for scales, left in ((None, 3), (2, 4)):
         model = parse(text)
         (graph,) = model.subgraphs
-        usage = Usage.of(model)
+        usage = parts_in_use(model)
         dead, add = graph.operators
         if scales is not None:
             blocks = new_table("BlockwiseQuantization", scales=scales, block_size=32)

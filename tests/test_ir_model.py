@@ -28,7 +28,7 @@ from edge_opt.ir import (
     to_bytes,
     to_tables,
 )
-from edge_opt.ir.cleanup import Usage, name_apart, remove_unused
+from edge_opt.ir.cleanup import Part, name_apart, parts_in_use, remove_unused
 from edge_opt.ir.text import to_text
 from edge_opt.schema import Data, new_table, read_model
 
@@ -264,7 +264,7 @@ def test_operator_codes_that_nobody_uses_yet_are_not_written() -> None:
 # Cleanup
 
 
-def rewired() -> tuple[Model, Usage]:
+def rewired() -> tuple[Model, set[Part]]:
     """The sample with an unused tensor, buffer and operator code, and its ADD of a weight made a NEG."""
     content = unpack(sample())
     idle = np.array([9], np.uint8)
@@ -276,7 +276,7 @@ def rewired() -> tuple[Model, Usage]:
         tfl.OperatorCodeT(builtinCode=tfl.BuiltinOperator.ABS, deprecatedBuiltinCode=101)
     )
     model = load(pack(content))
-    usage = Usage.of(model)
+    usage = parts_in_use(model)
     graph = model.subgraphs[0]
     (add,) = graph.operators
     graph.remove(add)
@@ -317,7 +317,7 @@ def test_cleanup_keeps_what_only_a_signature_still_names() -> None:
     graph = model.subgraphs[0]
     weight = graph.tensors[1]
     model.signatures[1].outputs["weight"] = weight
-    usage = Usage.of(model)
+    usage = parts_in_use(model)
     (add,) = graph.operators
     graph.set_input(add, 1, graph.inputs[0])
     remove_unused(model, usage)
@@ -334,7 +334,7 @@ def test_cleanup_keeps_the_bytes_that_only_metadata_still_needs(field: str) -> N
     assert weight is not None
     model.metadata[0].buffer = weight if field == "metadata" else model.metadata[0].buffer
     model.metadata_buffers[0] = weight if field == "metadata_buffers" else model.metadata_buffers[0]
-    usage = Usage.of(model)
+    usage = parts_in_use(model)
     for graph in model.subgraphs:
         for operator in graph.operators:
             inside = [index for index, tensor in enumerate(operator.inputs) if tensor is graph.tensors[1]]
@@ -358,7 +358,7 @@ def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
 
 def test_cleanup_of_a_model_that_nobody_changed_changes_nothing() -> None:
     model = load(sample())
-    remove_unused(model, Usage.of(model))
+    remove_unused(model, parts_in_use(model))
     assert values(to_tables(model)) == values(read_model(sample()).root)
 
 

@@ -6,7 +6,7 @@ It rewrites no attention and proves nothing: the comparison of whole models does
 from collections.abc import Iterator, Mapping, Sequence
 
 from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor
-from edge_opt.ir.cleanup import Usage, called, remove_unused
+from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
 from edge_opt.output.errors import UsageError
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.data import Data
@@ -30,8 +30,8 @@ def fix_shapes(model: Model, given: Mapping[Tensor, Shape]) -> None:
             raise UsageError(f"the given shapes do not go together: {found}")
     roots = [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
     reached = called(model, roots)
-    usage = Usage.of(model)
-    for graph in (graph for graph in model.subgraphs if id(graph) in reached):
+    usage = parts_in_use(model)
+    for graph in (graph for graph in model.subgraphs if graph in reached):
         for tensor in graph.tensors:
             shape = report.shapes.get(tensor)
             if shape is not None and not tensor.is_constant:

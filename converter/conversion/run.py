@@ -42,7 +42,7 @@ from edge_opt.conversion.result import (
     check_soundness,
 )
 from edge_opt.ir import Constants, Model, Subgraph
-from edge_opt.ir.cleanup import Usage, keep_signature, name_apart, raise_runtime_version, remove_unused
+from edge_opt.ir.cleanup import keep_signature, name_apart, parts_in_use, raise_runtime_version, remove_unused
 from edge_opt.ir.compiled import check_not_compiled
 from edge_opt.ir.layout import fill_old_codes, take_weights_inside
 from edge_opt.ir.model import restored_on_failure
@@ -234,7 +234,7 @@ class _Conversion:
         entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in signatures]
         # A subgraph of several signatures is rewritten once, under the first one's name.
         owners = {id(graph): name for name, graph in reversed(entries)}
-        usage = Usage.of(model)
+        usage = parts_in_use(model)
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         before = {name: (len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()}
         # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from edge_opt.ir.extract import renumbered
 from edge_opt.ir.graph import Buffer, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import runtime_version
-from edge_opt.ir.references import subgraph_indices
+from edge_opt.ir.region import called_by
 from edge_opt.output.errors import UsageError
 from edge_opt.schema.data import Data
 
@@ -23,62 +22,43 @@ _VERSION: Final = 1
 _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")  # of 64 bits at most
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tensors, buffers and subgraphs (by identity) that somebody refers to."""
-
-    tensors: frozenset[int]
-    buffers: frozenset[int]
-    subgraphs: frozenset[int]
-
-    @classmethod
-    def of(cls, model: Model) -> Usage:
-        """What the model uses as it stands."""
-        tensors = {id(t) for graph in model.subgraphs for t in used_tensors(graph, graph.operators)}
-        for signature in model.signatures:
-            tensors.update(id(t) for t in (*signature.inputs.values(), *signature.outputs.values()))
-        buffers = {id(t.buffer) for subgraph in model.subgraphs for t in subgraph.tensors if id(t) in tensors}
-        buffers.update(id(entry.buffer) for entry in model.metadata)
-        buffers.update(id(buffer) for buffer in model.metadata_buffers)
-        return cls(frozenset(tensors), frozenset(buffers), frozenset(called(model)))
+Part = Tensor | Buffer | Subgraph
 
 
-def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[int]:
-    """Subgraphs (by identity) that can be reached from the given ones, by default the entry points."""
-    pending = [*roots] or [subgraph for _, subgraph in model.entry_points()] + model.subgraphs[:1]
-    found: set[int] = set()
-    while pending:
-        subgraph = pending.pop()
-        if id(subgraph) not in found:
-            found.add(id(subgraph))
-            for operator in subgraph.operators:
-                pending.extend(model.subgraphs[index] for index in subgraph_indices(operator.options))
-    return found
+def parts_in_use(model: Model) -> set[Part]:
+    """What somebody refers to."""
+    parts: set[Part] = {*called(model)}
+    for graph in model.subgraphs:
+        parts.update(used_tensors(graph, graph.operators))
+    for signature in model.signatures:
+        parts.update((*signature.inputs.values(), *signature.outputs.values()))
+    listed = [tensor for graph in model.subgraphs for tensor in graph.tensors if tensor in parts]
+    parts.update(tensor.buffer for tensor in listed if tensor.buffer is not None)
+    return parts.union(model.metadata_buffers, (entry.buffer for entry in model.metadata))
 
 
-def remove_unused(model: Model, before: Usage) -> None:
-    """Drop what was used `before` and is not any more, and operator codes that nobody uses.
+def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
+    """The given subgraphs, by default the entry points, and those that can be reached from them."""
+    graphs = {*roots} or {*model.subgraphs[:1], *(graph for _, graph in model.entry_points())}
+    return graphs.union(called_by((op for graph in graphs for op in graph.operators), model.subgraphs))
+
+
+def remove_unused(model: Model, before: Collection[Part]) -> None:
+    """Drop what was in use `before` and is not any more, and operator codes that nobody uses.
 
     Some readers refuse a model that merely lists an operator they don't know. Buffer 0 stays: it is the empty one.
     """
     needed = called(model)
-    _drop_others(model, [g for g in model.subgraphs if id(g) in needed or id(g) not in before.subgraphs])
-    now = Usage.of(model)
-    for subgraph in model.subgraphs:
-        if any(tensor.is_blockwise for tensor in subgraph.tensors):
-            continue  # scales are named by their places, which have to stay what they are
-        subgraph.tensors = [
-            tensor
-            for tensor in subgraph.tensors
-            if id(tensor) in now.tensors or id(tensor) not in before.tensors
-        ]
-    held = {id(tensor.buffer) for subgraph in model.subgraphs for tensor in subgraph.tensors}
-    held |= now.buffers
-    model.buffers[1:] = [
-        buffer for buffer in model.buffers[1:] if id(buffer) in held or id(buffer) not in before.buffers
-    ]
-    codes = {id(operator.code) for subgraph in model.subgraphs for operator in subgraph.operators}
-    model.operator_codes = [code for code in model.operator_codes if id(code) in codes]
+    _drop_others(model, [graph for graph in model.subgraphs if graph in needed or graph not in before])
+    now = parts_in_use(model)
+    for graph in model.subgraphs:
+        # The scales of blockwise weights are named by their places, which have to stay what they are.
+        if not any(tensor.is_blockwise for tensor in graph.tensors):
+            graph.tensors = [tensor for tensor in graph.tensors if tensor in now or tensor not in before]
+    held = now.union(tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer)
+    model.buffers[1:] = [buffer for buffer in model.buffers[1:] if buffer in held or buffer not in before]
+    codes = {operator.code for graph in model.subgraphs for operator in graph.operators}
+    model.operator_codes = [code for code in model.operator_codes if code in codes]
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
@@ -86,7 +66,7 @@ def remove_uncalled(model: Model, listed: int) -> None:
     if len(model.subgraphs) == listed:
         return
     needed = called(model, model.subgraphs[:listed])
-    _drop_others(model, [g for i, g in enumerate(model.subgraphs) if i < listed or id(g) in needed])
+    _drop_others(model, [graph for graph in model.subgraphs if graph in needed])
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:
@@ -94,17 +74,14 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
 
     ai-edge-quantizer tells tensors apart by name alone, in all subgraphs together, and refuses a model where it cannot.
     """
-    known = {id(tensor) for tensor in old}
+    kept = set(old)
     taken = {tensor.name for tensor in old}
-    for subgraph in model.subgraphs:
-        for tensor in subgraph.tensors:
-            if id(tensor) in known:
-                continue
-            name, count = tensor.name, 1
-            while tensor.name in taken:
-                count += 1
-                tensor.name = f"{name}_{count}"
-            taken.add(tensor.name)
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor not in kept):
+        name, count = tensor.name, 1
+        while tensor.name in taken:
+            count += 1
+            tensor.name = f"{name}_{count}"
+        taken.add(tensor.name)
 
 
 def keep_signature(model: Model, key: str) -> None:
@@ -114,13 +91,11 @@ def keep_signature(model: Model, key: str) -> None:
         KeyError: there is no such signature.
         UsageError: the model orders operators of its subgraphs in a form that is not known.
     """
-    chosen = next((signature for signature in model.signatures if signature.key == key), None)
-    if chosen is None:
-        raise KeyError(key)
-    usage = Usage.of(model)
+    chosen = model.signatures[key]
+    before = parts_in_use(model)
     _renumber(model, [chosen.subgraph, *(g for g in model.subgraphs if g is not chosen.subgraph)])
     model.signatures[:] = [chosen]
-    remove_unused(model, usage)
+    remove_unused(model, before)
 
 
 def _drop_others(model: Model, kept: list[Subgraph]) -> None:
@@ -130,8 +105,8 @@ def _drop_others(model: Model, kept: list[Subgraph]) -> None:
 
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
     """Keep these subgraphs alone, in this order; operators that call them are told their new places."""
-    index = {id(graph): place for place, graph in enumerate(model.subgraphs)}
-    places = {index[id(graph)]: place for place, graph in enumerate(kept)}
+    index = {graph: place for place, graph in enumerate(model.subgraphs)}
+    places = {index[graph]: place for place, graph in enumerate(kept)}
     for entry in model.metadata:
         if entry.name == CONTROL_EDGES:
             content = b"" if entry.buffer.data is None else bytes(entry.buffer.data.view())
@@ -139,8 +114,7 @@ def _renumber(model: Model, kept: list[Subgraph]) -> None:
     model.subgraphs[:] = kept
     for graph in kept:
         for operator in graph.operators:
-            if operator.options is not None and subgraph_indices(operator.options):
-                operator.options = renumbered(operator.options, places)
+            operator.options = renumbered(operator.options, places)
 
 
 def raise_runtime_version(model: Model) -> None:
@@ -148,8 +122,9 @@ def raise_runtime_version(model: Model) -> None:
 
     The bytes get a buffer of their own, as long as the old one (16 bytes in what TFLite's converters write).
     """
-    added = {id(code) for code in model.new_codes.values()}
-    used = {op.code for graph in model.subgraphs for op in graph.operators if id(op.code) in added}
+    used = {op.code for graph in model.subgraphs for op in graph.operators}.intersection(
+        model.new_codes.values()
+    )
     needed = max((_numbers(runtime_version(code.name, code.version)) for code in used), default=())
     for entry in model.metadata:
         if entry.name != _RUNTIME or entry.buffer.data is None:

@@ -37,8 +37,7 @@ def cut_out(
             new.table = _custom(operator)
             for index in subgraph_indices(operator.options):
                 bring(index)
-            if operator.options is not None and subgraph_indices(operator.options):
-                new.options = renumbered(operator.options, moved)
+            new.options = renumbered(operator.options, moved)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
     def bring(index: int) -> None:
@@ -88,8 +87,10 @@ def repeated(operator: Operator, known: dict[int, Tensor], name: Callable[[Tenso
     return operator.on(local)
 
 
-def renumbered(options: Table, places: Mapping[int, int]) -> Table:
-    """Options that name subgraphs, told of their new places."""
+def renumbered(options: Table | None, places: Mapping[int, int]) -> Table | None:
+    """An operator's options, with the new places of the subgraphs that they name."""
+    if options is None or not subgraph_indices(options):
+        return options
     table = options.copy()
     for field in SUBGRAPH_FIELDS[options.name]:
         value = options.fields.get(field)

@@ -119,11 +119,18 @@ def _only_computes(operator: Operator) -> bool:
 
 def with_called(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> Iterator[Operator]:
     """The operators, and those of all subgraphs that they call; each subgraph once, however often it is called."""
-    pending, seen = list(operators), set[int]()
+    operators = list(operators)
+    yield from operators
+    for graph in called_by(operators, subgraphs):
+        yield from graph.operators
+
+
+def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
+    """Those of the model's `subgraphs` that operators call, and that are called there in turn."""
+    pending, called = list(operators), dict[int, Subgraph]()
     while pending:
-        operator = pending.pop()
-        yield operator
-        for index in subgraph_indices(operator.options):
-            if index not in seen:
-                seen.add(index)
+        for index in subgraph_indices(pending.pop().options):
+            if index not in called:
+                called[index] = subgraphs[index]
                 pending.extend(subgraphs[index].operators)
+    return list(called.values())

@@ -40,7 +40,7 @@ def attention_uncalled(model: Model) -> Iterator[SiteReport]:
     """Attention in subgraphs that neither a signature nor an operator reaches, as sites that were skipped."""
     reached = called(model)
     for place, graph in enumerate(model.subgraphs):
-        if id(graph) in reached:
+        if graph in reached:
             continue
         matches = (match for match in find_blocks(graph) if isinstance(match, Block) or match.is_attention)
         for index, match in enumerate(matches):
