@@ -18,7 +18,7 @@ double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator w
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,61 +38,52 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def to_text(model: Model) -> str:
     """The model as text."""
     lines: list[str] = []
-    names = [_Names(subgraph, _named(model, subgraph)) for subgraph in model.subgraphs]
-    for signature in model.signatures:
-        index = next(i for i, graph in enumerate(model.subgraphs) if graph is signature.subgraph)
-        inputs = ", ".join(f"{_word(n)}={names[index].of(t)}" for n, t in signature.inputs.items())
-        outputs = ", ".join(f"{_word(n)}={names[index].of(t)}" for n, t in signature.outputs.items())
-        lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
-    for subgraph, named in zip(model.subgraphs, names, strict=True):
-        lines.extend(_subgraph_lines(subgraph, named))
-    return "\n".join(lines) + "\n"
+    bodies: list[str] = []
+    for index, subgraph in enumerate(model.subgraphs):
+        signatures = [signature for signature in model.signatures if signature.subgraph is subgraph]
+        names = _names(subgraph, [t for s in signatures for t in (*s.inputs.values(), *s.outputs.values())])
+        for signature in signatures:
+            inputs = ", ".join(f"{_word(name)}={names[tensor]}" for name, tensor in signature.inputs.items())
+            outputs = ", ".join(
+                f"{_word(name)}={names[tensor]}" for name, tensor in signature.outputs.items()
+            )
+            lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
+        bodies.extend(_subgraph_lines(subgraph, names))
+    return "\n".join([*lines, *bodies]) + "\n"
 
 
 def subgraph_text(subgraph: Subgraph) -> str:
     """One subgraph as text."""
-    return "\n".join(_subgraph_lines(subgraph, _Names(subgraph))) + "\n"
+    return "\n".join(_subgraph_lines(subgraph, _names(subgraph))) + "\n"
 
 
 def _word(name: str) -> str:
     return name if _PLAIN_WORD.match(name) else json.dumps(name)
 
 
-def _named(model: Model, subgraph: Subgraph) -> list[Tensor]:
-    """Tensors that signatures name."""
-    own = [signature for signature in model.signatures if signature.subgraph is subgraph]
-    return [tensor for s in own for tensor in (*s.inputs.values(), *s.outputs.values())]
-
-
-class _Names:
+def _names(subgraph: Subgraph, others: Sequence[Tensor] = ()) -> dict[Tensor, str]:
     """Printed names of a subgraph's tensors: as they are where that is unambiguous."""
-
-    def __init__(self, subgraph: Subgraph, others: Sequence[Tensor] = ()) -> None:
-        self._names: dict[int, str] = {}
-        self.tensors = list(dict.fromkeys([*used_tensors(subgraph, subgraph.operators), *others]))
-        taken: set[str] = set()
-        for tensor in self.tensors:
-            name, count = tensor.name, 1
-            while name in taken:
-                count += 1
-                name = f"{tensor.name}~{count}"
-            taken.add(name)
-            self._names[id(tensor)] = f"%{name}" if _PLAIN_NAME.match(name) else f"%{json.dumps(name)}"
-
-    def of(self, tensor: Tensor) -> str:
-        return self._names[id(tensor)]
+    names: dict[Tensor, str] = {}
+    taken: set[str] = set()
+    for tensor in dict.fromkeys([*used_tensors(subgraph, subgraph.operators), *others]):
+        name, count = tensor.name, 1
+        while name in taken:
+            count += 1
+            name = f"{tensor.name}~{count}"
+        taken.add(name)
+        names[tensor] = f"%{name}" if _PLAIN_NAME.match(name) else f"%{json.dumps(name)}"
+    return names
 
 
-def _subgraph_lines(subgraph: Subgraph, names: _Names) -> Iterator[str]:
-    inputs = ", ".join(f"{names.of(t)}: {_type(t)}" for t in subgraph.inputs)
+def _subgraph_lines(subgraph: Subgraph, names: Mapping[Tensor, str]) -> Iterator[str]:
+    inputs = ", ".join(f"{names[tensor]}: {_type(tensor)}" for tensor in subgraph.inputs)
     yield f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"
-    given = {id(tensor) for tensor in subgraph.inputs}
-    for tensor in names.tensors:
-        if id(tensor) not in given and tensor.producer is None and not tensor.is_constant:
-            yield f"  {'variable' if tensor.is_variable else 'unset'} {names.of(tensor)}: {_type(tensor)}"
+    for tensor, name in names.items():
+        if tensor not in subgraph.inputs and tensor.producer is None and not tensor.is_constant:
+            yield f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}"
     for operator in subgraph.operators:
-        yield "  " + operator_text(operator, names.of)
-    yield f"  return {', '.join(names.of(t) for t in subgraph.outputs)}"
+        yield "  " + operator_text(operator, names.__getitem__)
+    yield f"  return {', '.join(names[tensor] for tensor in subgraph.outputs)}"
     yield "}"
 
 
@@ -108,21 +99,17 @@ def operator_text(operator: Operator, name: Any = None) -> str:
     arguments = ", ".join(argument(t) for t in operator.inputs)
     outputs = ", ".join(f"{named(t)}: {_type(t)}" for t in operator.outputs)
     outputs += " = " if outputs else ""
-    code = (
-        f"CUSTOM {_string(operator.code.custom_code or '')} " if operator.name == "CUSTOM" else operator.name
-    )
+    code = operator.name
+    if code == "CUSTOM":
+        code = f"CUSTOM {_string(operator.code.custom_code or '')} "
     return f"{outputs}{code}({arguments}){_options(operator.options)}"
 
 
 def _type(tensor: Tensor) -> str:
-    sizes = tensor.shape
+    sizes = list(map(str, tensor.shape))
     if tensor.shape_signature is not None and len(tensor.shape_signature) == len(sizes):
-        shape = ",".join(
-            "?" if s == -1 else str(n) for s, n in zip(tensor.shape_signature, sizes, strict=True)
-        )
-    else:
-        shape = ",".join(map(str, sizes))
-    return f"{tensor.dtype.name.lower()}[{shape}]{_quantization(tensor.quantization)}"
+        sizes = ["?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)]
+    return f"{tensor.dtype.name.lower()}[{','.join(sizes)}]{_quantization(tensor.quantization)}"
 
 
 def _quantization(parameters: Quantization | None) -> str:
@@ -145,15 +132,14 @@ def _number(value: Any) -> str:
 
 
 def _constant(tensor: Tensor) -> str:
-    dtype = tensor.dtype.name.lower()
-    suffix = _quantization(tensor.quantization)
-    shape = "" if len(tensor.shape) <= 1 else f"[{','.join(map(str, tensor.shape))}]"
+    dtype, suffix = tensor.dtype.name.lower(), _quantization(tensor.quantization)
+    shape = f"[{','.join(map(str, tensor.shape))}]"
     if not tensor.has_numbers or tensor.elements > _MOST_PRINTED:
-        return f"{dtype}[{','.join(map(str, tensor.shape))}]{_splat(tensor)}{suffix}"
+        return f"{dtype}{shape}{_splat(tensor)}{suffix}"
     values = [_number(value) for value in tensor.array().ravel()]
     if not tensor.shape:
         return f"{dtype}({values[0]}){suffix}"
-    return f"{dtype}{shape}{{{', '.join(values)}}}{suffix}"
+    return f"{dtype}{shape if len(tensor.shape) > 1 else ''}{{{', '.join(values)}}}{suffix}"
 
 
 def _splat(tensor: Tensor) -> str:
@@ -176,12 +162,10 @@ def _options(table: Table | None) -> str:
 
 
 def _option(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"[{', '.join(_number(v) for v in value)}]"
+    if isinstance(value, np.ndarray | list):
+        return f"[{', '.join(map(_option, value))}]"
     if isinstance(value, Table):
         return f"<{value.spec.name}>"
-    if isinstance(value, list):
-        return f"[{', '.join(_option(v) for v in value)}]"
     return _string(value) if isinstance(value, str) else _number(value)
 
 
