@@ -11,7 +11,7 @@ from typing import Any
 from bundles import GENERIC, bundle, model_part
 from text_parser import parse
 
-from edge_opt.build import BuildResult, Carried, Job, build
+from edge_opt.build import BuildResult, Job, StageAnswer, build
 from edge_opt.build.processes import Processes
 from edge_opt.ir import to_bytes
 
@@ -77,12 +77,12 @@ class Stages(Processes):
 
     def carry_out(
         self, job: Job, log: Path, scratch: Path, progress: Callable[[str, int, int], None]
-    ) -> Carried:
+    ) -> StageAnswer:
         """One function."""
         assert scratch.is_dir()
         if job.stage == "score":
             self.jobs[Path(job.inputs["model"]).parent.name] = job
-            return Carried(scored(job), 6 << 20)
+            return StageAnswer(scored(job), 6 << 20)
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")
         self.ran.append(job.stage)
@@ -91,7 +91,7 @@ class Stages(Processes):
         told = getattr(self, job.stage)(job)
         if job.stage in self.instead:
             self.instead[job.stage](job)
-        return Carried(told, 5 << 20)
+        return StageAnswer(told, 5 << 20)
 
     def configure(self, job: Job) -> dict[str, Any]:
         """Settings as the pipeline's: what each stage takes."""

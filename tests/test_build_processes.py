@@ -23,7 +23,7 @@ from pretend_stages import Place, Stages, write
 from terminal_signals import gone
 
 from edge_opt import build as package
-from edge_opt.build import Carried, Job, StageFailedError, pipeline, processes, stage
+from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, processes, stage
 from edge_opt.build.processes import Processes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.output.errors import OutputError, UsageError
@@ -131,7 +131,9 @@ def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> No
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
-def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Carried, list[tuple[int, ...]]]:
+def child(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: str
+) -> tuple[StageAnswer, list[tuple[int, ...]]]:
     """Carry out a stage of that code."""
     put_in_place(place, monkeypatch, code)
     monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.05)
@@ -158,7 +160,7 @@ def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
     assert (3, 7) in steps
     assert done.peak_bytes is not None
     assert done.peak_bytes > 200 << 20
-    assert done.told == {"tmp": str(place.folder / "scratch" / "tmp")}
+    assert done.values == {"tmp": str(place.folder / "scratch" / "tmp")}
     assert str(place.sdk) in (place.folder / "log").read_text()
 
 

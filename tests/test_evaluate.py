@@ -15,7 +15,7 @@ from text_parser import parse
 
 from edge_opt.build import evaluating
 from edge_opt.build.processes import Processes
-from edge_opt.build.work import Carried, Job, StageFailedError
+from edge_opt.build.work import Job, StageAnswer, StageFailedError
 from edge_opt.evaluation import scoring
 from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
 from edge_opt.evaluation.scoring import Checkpoint, Runtime
@@ -46,7 +46,7 @@ class Runtimes(Processes):
     def check_runtimes(self, *, checkpoint: bool) -> None:
         """All is there."""
 
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Any) -> Carried:
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Any) -> StageAnswer:
         """One model."""
         self.jobs.append(job)
         progress(job.stage, 1, 2)
@@ -54,7 +54,7 @@ class Runtimes(Processes):
         found = self.instead(job, [said(text, chance=chance, wrong=wrong) for text in TEXTS])
         judged = job.options.get("judged", {})
         agreed = {name: sum(one[1] == 1 for every in said for one in every) for name, said in judged.items()}
-        return Carried({"said": [asdict(one) for one in found], "agreed": agreed})
+        return StageAnswer({"said": [asdict(one) for one in found], "agreed": agreed})
 
 
 class Place:
@@ -297,7 +297,7 @@ def test_what_is_not_installed_is_said_before_anything_runs(
 
 
 def test_a_model_that_does_not_run_is_named_with_what_the_runtime_said(place: Place) -> None:
-    def fail(self: object, job: Job, log: Path, scratch: Path, progress: object) -> Carried:
+    def fail(self: object, job: Job, log: Path, scratch: Path, progress: object) -> StageAnswer:
         log.write_text("noise\nE0000 00:00:1.5  22 engine.cc:1004] Failed to run prefill: no room\nmore\n")
         raise StageFailedError("RuntimeError: failed")
 

@@ -4,13 +4,13 @@ It drives tools that others wrote and rewrites nothing itself; what it knows of 
 """
 
 from edge_opt.build.building import BuildResult, StageReport, build
-from edge_opt.build.work import BuildCheckError, Carried, Job, StageFailedError
+from edge_opt.build.work import BuildCheckError, Job, StageAnswer, StageFailedError
 
 __all__ = [
     "BuildCheckError",
     "BuildResult",
-    "Carried",
     "Job",
+    "StageAnswer",
     "StageFailedError",
     "StageReport",
     "build",

@@ -18,10 +18,10 @@ from edge_opt.build.work import (
     MODEL,
     REPORT,
     BuildCheckError,
-    Carried,
     Input,
     Job,
     Kept,
+    StageAnswer,
     StageFailedError,
     WorkFolder,
     digest_of,
@@ -46,7 +46,7 @@ from edge_opt.soundness import sentences
 from edge_opt.targets import load_target, target_names
 
 StagePath = str | os.PathLike[str]
-CarryOut = Callable[[Job, Path, Path, Progress], Carried]
+CarryOut = Callable[[Job, Path, Path, Progress], StageAnswer]
 
 _SUFFIX = Path(MODEL).suffix
 _OURS = ("configure", "calibrate", "optimize", "evaluate")
@@ -58,7 +58,7 @@ class StageReport:
     """One stage: how long it took, the memory of its largest process and its result's size, both in bytes.
 
     `made_now`: False where the result is of an earlier run, and so are seconds and memory. `notes` are what it did
-    beside what it was told, in sentences.
+    beside its task, in sentences.
     """
 
     name: str
@@ -193,7 +193,7 @@ def build(
             bundles = _quantized(run, given, origin, options, _rest(kept, text, prompts))
             optimized = run.stage("optimize", [*run.compiler, choices, facts.to_dict()], order, **bundles)
             converted = optimized.bundle
-            result.optimized, result.converted = optimized.told, str(converted.path)
+            result.optimized, result.converted = optimized.values, str(converted.path)
             result.next = next_steps(vendor, chip, libraries, result.converted, None)
             for path in report:
                 written = optimized.folder / f"{REPORT}{Path(path).suffix.lower()}"
@@ -315,7 +315,7 @@ class _Stages:
                 raise kind(f"stage '{name}': {cause}; its log is {log}") from error
         else:
             kept = earlier
-        notes = list(kept.told.get("notes", ()))
+        notes = list(kept.values.get("notes", ()))
         report = StageReport(name, kept.seconds, kept.peak_bytes, kept.size, earlier is None, str(log), notes)
         self.result.stages.append(report)
         if self.on_stage is not None:
@@ -349,7 +349,7 @@ def _quantized(
     if prompts is not None:
         text["prompts"] = Input(Path(prompts), digest_of([Path(prompts)], Path(prompts).parent))
     depends, source = [str(given.path.resolve()), options], Input(given.path, configured)
-    answer = run.stage("configure", depends, options, model=source, **text).told
+    answer = run.stage("configure", depends, options, model=source, **text).values
     run.config, run.result.settings, run.result.caches = (
         answer[name] for name in ("config", "settings", "caches")
     )
@@ -362,7 +362,7 @@ def _quantized(
         calibrated = run.stage("calibrate", settings["calibrate"], None, model=model, **text)
         ranges = Input(calibrated.folder, calibrated.digest)
         quantized = run.stage("quantize", settings["quantize"], model=model, ranges=ranges)
-        run.result.sections_put_back = list(quantized.told["put_back"])
+        run.result.sections_put_back = list(quantized.values["put_back"])
         bundles = {"exported": model, "model": quantized.bundle}
     _check_ranges(bundles["model"].path)
     return bundles
@@ -391,15 +391,15 @@ def _evaluation(
     if not text.parts:
         return {"models": [], "note": text.note}
 
-    def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
+    def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
         paths = {name: Path(path) for name, path in job.inputs.items()}
         evaluation, peak = compare(
             run.tools, paths, text, log, scratch, lambda _, *step: progress(job.stage, *step)
         )
-        return Carried(evaluation.to_dict(), peak)
+        return StageAnswer(evaluation.to_dict(), peak)
 
     kept = run.stage("evaluate", [text.parts, text.rest is not None, runtimes], None, carry_out, **models)
-    return {**kept.told, "note": text.note}
+    return {**kept.values, "note": text.note}
 
 
 def _deliver(run: _Stages, converted: Input, output: Path, *, overwrite: bool) -> None:

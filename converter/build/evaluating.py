@@ -194,9 +194,9 @@ def compare(
             complaints = _COMPLAINT.findall(log.read_text(encoding="utf-8", errors="replace"))
             complaint = f" ({complaints[-1]})" if complaints else ""
             raise StageFailedError(f"{Path(name).name} did not run: {error}{complaint}") from error
-        said[name] = [Said(**one) for one in done.told["said"]]
+        said[name] = [Said(**one) for one in done.values["said"]]
         check_same(said[name], first or said[name])
-        agreed, peak = done.told["agreed"], max(peak, done.peak_bytes or 0)
+        agreed, peak = done.values["agreed"], max(peak, done.peak_bytes or 0)
     skipped = sum(not one.scored for one in said[reference])
     scores = [score(name, said[name], agreed.get(name)) for name in models]
     return Evaluation(scores, len(text.parts) - skipped, skipped), peak

@@ -362,7 +362,7 @@ def _parameters(stages: Any, name: str) -> list[str]:
 
 
 def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
-    """Of the configuration, what each stage takes; the input is told apart, by its content.
+    """Of the configuration, what each stage takes; the input is left out, for its digest counts.
 
     The exporter can calibrate and quantize by itself, and takes settings for that, which have no effect here. Its
     recipe for the weights is not that of `npu_quantize`, which leaves it out.

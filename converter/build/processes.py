@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_opt import processes
 from edge_opt.build.pipeline import check_versions
-from edge_opt.build.work import Carried, Job, StageFailedError
+from edge_opt.build.work import Job, StageAnswer, StageFailedError
 from edge_opt.evaluation.scoring import check_runtimes
 from edge_opt.npu.sdk import search_path
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
@@ -37,7 +37,7 @@ class Processes:
         """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
         return check_runtimes(checkpoint=checkpoint)
 
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> Carried:
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
         """Run one stage in a process; an interrupt ends it and all that it started.
 
         What its tools print goes to `log`, what they leave lying about to the folder `scratch`.
@@ -81,12 +81,12 @@ def _watch(child: subprocess.Popen[bytes], log: Path, stage: str, progress: Prog
                 progress(stage, *map(int, steps[-1]))
 
 
-def _carried(status: int, outcome: Path, scratch: Path) -> Carried:
+def _carried(status: int, outcome: Path, scratch: Path) -> StageAnswer:
     answer: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         answer = json.loads(outcome.read_text(encoding="utf-8"))
-    if "told" in answer:
-        return Carried(answer["told"], answer["peak_bytes"])
+    if "values" in answer:
+        return StageAnswer(answer["values"], answer["peak_bytes"])
     if shutil.disk_usage(scratch).free < _ALMOST_FULL:
         raise OutputError("the disk is full")
     if "error" in answer:

@@ -34,14 +34,14 @@ def main() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     answer["peak_bytes"] = unit * max(resource.getrusage(one).ru_maxrss for one in who)
     outcome.write_text(json.dumps(answer, default=str), encoding="utf-8")
-    return 0 if "told" in answer else 1
+    return 0 if "values" in answer else 1
 
 
 def _answer(job: Job) -> dict[str, Any]:
     try:
         if job.stage == "score":
-            return {"told": score(job.inputs["model"], partial(_progress, job.stage), **job.options)}
-        return {"told": STAGES[job.stage](job, _progress)}
+            return {"values": score(job.inputs["model"], partial(_progress, job.stage), **job.options)}
+        return {"values": STAGES[job.stage](job, _progress)}
     except EdgeOptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a stage is told and answers, and the work folder: each result with a digest of what it was made from.
+"""What a stage gets and answers, and the work folder: each result with a digest of what it was made from.
 
 All are plain values: another process carries a stage out. A result gets its folder when it is complete, and is taken
 again only where its content is still what was written.
@@ -57,10 +57,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """A stage that was carried out: the memory of its largest process in bytes, and what it says."""
+class StageAnswer:
+    """A stage that was carried out: what it answers, and the memory of its largest process in bytes."""
 
-    told: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
 
 
@@ -90,7 +90,7 @@ class Kept:
     size: int
     seconds: float
     peak_bytes: int | None
-    told: dict[str, Any]
+    values: dict[str, Any]
 
     @property
     def bundle(self) -> Input:
@@ -140,13 +140,13 @@ class WorkFolder:
             folder.mkdir()
         return partial
 
-    def keep(self, stage: str, key: str, seconds: float, done: Carried) -> Kept:
+    def keep(self, stage: str, key: str, seconds: float, done: StageAnswer) -> Kept:
         """Give what was made its name; what an earlier run left there goes."""
         partial, folder = self.path / f"{stage}{_PARTIAL}", self.path / stage
         files = _files(partial)
         size = sum(file.stat().st_size for file in files)
         kept = Kept(
-            folder, key, digest_of(files, partial), size, round(seconds, 3), done.peak_bytes, done.told
+            folder, key, digest_of(files, partial), size, round(seconds, 3), done.peak_bytes, done.values
         )
         values = {name: value for name, value in asdict(kept).items() if name != "folder"}
         (partial / _TOLD).write_text(json.dumps(values, indent=1), encoding="utf-8")

@@ -3,11 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from edge_opt.output.errors import UsageError
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 
 Part = tuple[str, str]
 """A prompt in two parts: what is read, and what is scored."""
@@ -50,7 +49,7 @@ class ModelScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Record):
     """The reference, then the bundles in the order in which they were given.
 
     `prompts` is how many were scored, `skipped` how many were longer than the cache.
@@ -64,10 +63,6 @@ class Evaluation:
         """Whether every bundle's perplexity is at most `limit` times the reference's; a model of NaN is not."""
         reference, *bundles = (model.perplexity for model in self.models)
         return all(perplexity <= limit * reference for perplexity in bundles)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of `edge-opt evaluate --json`."""
-        return strict(asdict(self))
 
 
 def cut(text: str) -> Part | None:

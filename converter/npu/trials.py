@@ -5,13 +5,12 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from edge_opt.attention.block import Block
 from edge_opt.attention.form import FORMS
@@ -183,18 +182,12 @@ def outcomes(
         if place not in trials
     }
     done(len(trials), None)
-    for future in _finished(waiting):
+    for future in as_completed(waiting):
         place = waiting[future]
         trials[place] = future.result()
         remember(keys[place], trials[place])
         done(len(trials), trials[place])
     return [replace(trials[place], choice=plan.choice) for place, plan in enumerate(plans)]
-
-
-def _finished(waiting: Iterable[Future[Any]]) -> Iterable[Future[Any]]:
-    """As they end. An executor of a cluster may hand out futures of its own, which only it can wait for."""
-    futures = list(waiting)
-    return as_completed(futures) if all(isinstance(future, Future) for future in futures) else futures
 
 
 def remembered(key: str) -> Trial | None:
