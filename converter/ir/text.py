@@ -38,18 +38,18 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def to_text(model: Model) -> str:
     """The model as text."""
     lines: list[str] = []
-    bodies: list[str] = []
-    for index, subgraph in enumerate(model.subgraphs):
-        signatures = [signature for signature in model.signatures if signature.subgraph is subgraph]
-        names = _names(subgraph, [t for s in signatures for t in (*s.inputs.values(), *s.outputs.values())])
-        for signature in signatures:
-            inputs = ", ".join(f"{_word(name)}={names[tensor]}" for name, tensor in signature.inputs.items())
-            outputs = ", ".join(
-                f"{_word(name)}={names[tensor]}" for name, tensor in signature.outputs.items()
-            )
-            lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
-        bodies.extend(_subgraph_lines(subgraph, names))
-    return "\n".join([*lines, *bodies]) + "\n"
+    named: dict[Subgraph, list[Tensor]] = {subgraph: [] for subgraph in model.subgraphs}
+    for signature in model.signatures:
+        named[signature.subgraph] += [*signature.inputs.values(), *signature.outputs.values()]
+    names = {subgraph: _names(subgraph, others) for subgraph, others in named.items()}
+    for signature in model.signatures:
+        index, of = model.subgraphs.index(signature.subgraph), names[signature.subgraph]
+        inputs = ", ".join(f"{_word(name)}={of[tensor]}" for name, tensor in signature.inputs.items())
+        outputs = ", ".join(f"{_word(name)}={of[tensor]}" for name, tensor in signature.outputs.items())
+        lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
+    for subgraph in model.subgraphs:
+        lines.extend(_subgraph_lines(subgraph, names[subgraph]))
+    return "\n".join(lines) + "\n"
 
 
 def subgraph_text(subgraph: Subgraph) -> str:
