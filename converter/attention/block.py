@@ -102,7 +102,7 @@ class _Finder:
     def _match(self, softmax: Operator) -> Match:
         if is_product(softmax):
             raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
-        if softmax.doubt:
+        if softmax.shape_error:
             raise RefusedError("the recorded shapes do not fit", softmax)
         try:
             products = value_products(softmax)

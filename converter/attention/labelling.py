@@ -67,7 +67,7 @@ class OperandFactors:
 
     def distrusted(self, operator: Operator) -> Refusal | None:
         """Why the recorded shapes of an operator tell nothing; None where they do."""
-        if operator.doubt:
+        if operator.shape_error:
             return Refusal("the recorded shapes do not fit", operator)
         if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
             return Refusal("a dimension is known only at run time", operator, operator.outputs[0])

@@ -165,7 +165,7 @@ def softmax_behind(product: Operator) -> Operator | None:
 
 def is_opaque(operator: Operator) -> bool:
     """True where nobody can say what an operator makes of what it reads."""
-    return operator.name in OPAQUE or bool(operator.doubt)
+    return operator.name in OPAQUE or bool(operator.shape_error)
 
 
 def value_products(softmax: Operator) -> Weighings:

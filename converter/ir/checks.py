@@ -45,7 +45,7 @@ def check_subgraph(
     defined = {id(tensor) for tensor in graph.inputs}
     scratch: list[tuple[str, Tensor]] = []
     for position, operator in enumerate(operators):
-        name = operator.code.name  # `operator.name` says more where the recorded shapes are wrong
+        name = operator.code.name  # also where the recorded shapes are wrong
         where = f"{place}, operator {position} ({name})"
         for operand in operator.inputs:
             if operand is None or id(operand) in defined or _stands_alone(operand):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from edge_opt.schema.tables import ENUMS
 
 BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
 _OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}
+
+UNTRUSTED: Final = "UNTRUSTED"
+"""The name of an operator whose recorded shapes are wrong."""
 
 Shape = tuple[int, ...]
 
@@ -196,14 +199,19 @@ class Operator(_Link):
         self.intermediates = tuple(intermediates)
         self.options = options
         self.table = table
-        self.doubt = ""
-        """Why its recorded shapes are not to be believed; then nothing that goes by names knows the operator."""
+        self.shape_error = ""
+        """Why its recorded shapes are not what its inputs give; empty where they are, and where nobody looked."""
         self.subgraph: Subgraph | None = None
 
     @property
     def name(self) -> str:
-        """The schema's name of the operator, e.g. BATCH_MATMUL; with a doubt, that too."""
-        return f"{self.code.name} ({self.doubt})" if self.doubt else self.code.name
+        """The schema's name, e.g. BATCH_MATMUL; UNTRUSTED with a `shape_error`, so that no rule takes the operator."""
+        return UNTRUSTED if self.shape_error else self.code.name
+
+    @property
+    def title(self) -> str:
+        """The operator in a sentence: its schema's name, and what is wrong with its shapes."""
+        return f"{self.code.name} ({self.shape_error})" if self.shape_error else self.code.name
 
     @property
     def output(self) -> Tensor:
@@ -235,7 +243,7 @@ class Operator(_Link):
         inputs = [None if t is None else tensor(t) for t in self.inputs]
         outputs, intermediates = map(tensor, self.outputs), map(tensor, self.intermediates)
         copy = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
-        copy.doubt = self.doubt
+        copy.shape_error = self.shape_error
         return copy
 
     def __repr__(self) -> str:
@@ -243,7 +251,7 @@ class Operator(_Link):
             ", ".join("-" if t is None else f"{t.dtype.name}{list(t.shape)}" for t in tensors)
             for tensors in (self.inputs, self.outputs)
         )
-        return f"Operator({self.name}({inputs}) -> {outputs})"
+        return f"Operator({self.title}({inputs}) -> {outputs})"
 
 
 class Operators(Sequence[Operator]):
@@ -292,7 +300,7 @@ class Subgraph(_Link):
         self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
         self._named: dict[int, Tensor] = {}
         self.is_checked = False
-        """Operators whose recorded shapes do not fit have a `doubt`."""
+        """Operators whose recorded shapes do not fit have a `shape_error`."""
 
     def __len__(self) -> int:
         return self._count

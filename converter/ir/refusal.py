@@ -18,8 +18,8 @@ class Refusal:
     place: str = field(init=False, default="", repr=False)
 
     def __post_init__(self) -> None:
-        # Now: a doubt of the operator is part of its name, and only while the graph is looked at.
-        object.__setattr__(self, "place", "" if self.operator is None else self.operator.name)
+        # Now: a shape error of the operator is part of its title, and only while the graph is looked at.
+        object.__setattr__(self, "place", "" if self.operator is None else self.operator.title)
 
     def __str__(self) -> str:
         text = self.condition

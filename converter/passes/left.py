@@ -80,4 +80,4 @@ def _inside(operator: Operator) -> str:
     if operator.name == COMPOSITE:
         name = composite_name(operator)
         return f"inside the composite '{name}', which was not opened: --inline-composites opens all"
-    return f"inside a graph that {operator.name} calls: only what a signature runs itself is rewritten"
+    return f"inside a graph that {operator.title} calls: only what a signature runs itself is rewritten"

@@ -12,23 +12,23 @@ from edge_opt.shapes.rules import infer_operator
 
 @contextmanager
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
-    """Within the block, such operators have a `doubt`: whatever goes by names does not know them."""
+    """Within the block, such operators have a `shape_error` and the name UNTRUSTED."""
     checked = [graph for graph in graphs if not graph.is_checked]
-    doubts = [(operator, _doubt(operator)) for graph in checked for operator in graph.operators]
-    for operator, doubt in doubts:
-        operator.doubt = doubt
+    errors = [(operator, _shape_error(operator)) for graph in checked for operator in graph.operators]
+    for operator, error in errors:
+        operator.shape_error = error
     for graph in checked:
         graph.is_checked = True
     try:
         yield
     finally:
-        for operator, _ in doubts:
-            operator.doubt = ""
+        for operator, _ in errors:
+            operator.shape_error = ""
         for graph in checked:
             graph.is_checked = False
 
 
-def _doubt(operator: Operator) -> str:
+def _shape_error(operator: Operator) -> str:
     """Why the shapes of an operator tell nothing; empty where they do."""
     shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
     try:
