@@ -207,7 +207,7 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor; where it takes `every` value, with a first axis for runs."""
     info, source = planned.info, planned.source or planned.info
     if planned.every:
-        runs = math.ceil(len(planned.every) / math.prod(info.shape))
+        runs = math.ceil(len(planned.every) / info.elements)
         return np.resize(np.array(planned.every, info.dtype), (runs, *info.shape))
     if planned.kind in extremes.KINDS:
         return extreme_of(planned, array_of(replace(planned, kind="realistic")))
@@ -217,12 +217,15 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         case "mask":
             return _encode(_mask(planned), info)
         case "position":
-            return _encode(_positions(planned), info)
+            values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
+            return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
         case "token" | "index":
             first = int(planned.role == "token")  # 0 often stands for padding
             return _encode(_integers(planned, first, max(planned.limit, first + 1)), info)
         case "rotary":
-            return _hostile(_encode(_rotary(planned), info), planned)
+            cosine, sine = noise.circle(planned.stream, info.elements)
+            table = sine if "sin" in info.name.lower() else cosine
+            return _hostile(_encode(table.reshape(info.shape), info), planned)
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
         return _plain_integers(planned)
     return _hostile(_data(planned, source), planned)
@@ -279,20 +282,9 @@ def _seen(column: NDArray[np.int64], row: NDArray[np.int64], planned: InputPlan)
     return np.asarray(visible)
 
 
-def _positions(planned: InputPlan) -> NDArray[np.float32]:
-    count = planned.info.shape[-1] if planned.info.shape else 1
-    values = (planned.start + np.arange(count)).astype(np.float32)
-    return np.broadcast_to(values, planned.info.shape or (1,)).reshape(planned.info.shape)
-
-
-def _rotary(planned: InputPlan) -> NDArray[np.float32]:
-    cosine, sine = noise.circle(planned.stream, math.prod(planned.info.shape))
-    return (sine if "sin" in planned.info.name.lower() else cosine).reshape(planned.info.shape)
-
-
 def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
     """Normal values in the tensor's type; where there are more of them than different ones, each is made once."""
-    summed = noise.sums(planned.stream, math.prod(planned.info.shape))
+    summed = noise.sums(planned.stream, planned.info.elements)
     many = summed.size > noise.SUMS
     wanted = np.arange(noise.SUMS, dtype=np.uint32) if many else summed
     values = np.empty(wanted.size, planned.info.dtype)
@@ -322,8 +314,8 @@ def _plain_integers(planned: InputPlan) -> NDArray[Any]:
 
 
 def _integers(planned: InputPlan, low: int, high: int) -> NDArray[np.int64]:
-    shape = planned.info.shape
-    return noise.integers(planned.stream, math.prod(shape), low, high).reshape(shape)
+    info = planned.info
+    return noise.integers(planned.stream, info.elements, low, high).reshape(info.shape)
 
 
 def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
@@ -349,11 +341,11 @@ def _hostile(array: NDArray[Any], planned: InputPlan) -> NDArray[Any]:
     """
     if planned.kind in {"realistic", "masked_rows"} or array.size == 0:
         return array
-    if array.dtype.kind != "f":
-        if planned.kind != "large" or array.dtype.kind not in "iu":
-            return array
+    if array.dtype.kind in "iu" and planned.kind == "large":
         limits = np.iinfo(array.dtype)
         return np.where(array < np.median(array), limits.min, limits.max).astype(array.dtype)
+    if array.dtype.kind != "f":
+        return array
     if planned.kind == "large":
         return np.asarray(array * array.dtype.type(_LARGE))
     if planned.kind == "denormal":

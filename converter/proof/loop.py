@@ -53,7 +53,7 @@ class Chunk:
 
     def give(self, info: TensorInfo) -> Array:
         """What was planned for an input."""
-        return array_of(next(made for made in self.plans if made.info.name == info.name))
+        return array_of(next(one for one in self.plans if one.info.name == info.name))
 
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
@@ -97,7 +97,12 @@ class _Board:
     def carry_out(self, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
         """The calls of one step, in order; `give` makes what no call before gave."""
         for call in calls:
-            inputs = {info.name: self._input(info, give) for info in call.signature.inputs}
+            inputs = {
+                info.name: converted(*self.values[info.name], info)
+                if info.name in self.values
+                else give(info)
+                for info in call.signature.inputs
+            }
             outputs = invoke(call, inputs)
             self.values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
 
@@ -108,18 +113,13 @@ class _Board:
         for name, info in caches.items():
             if part_of(name) not in self.values:
                 continue
-            part, given = self.values.pop(part_of(name))
+            part, part_info = self.values.pop(part_of(name))
             axis = axes[name]
             array = part if axis is None else self.values[name][0].copy()
             if axis is not None:
                 places = (start + np.arange(part.shape[axis])) % array.shape[axis]
-                array[(slice(None),) * axis + (places,)] = converted(part, given, info)
+                array[(slice(None),) * axis + (places,)] = converted(part, part_info, info)
             self.values[name] = array, info
-
-    def _input(self, info: TensorInfo, give: _Give) -> Array:
-        if info.name in self.values:
-            return converted(*self.values[info.name], info)
-        return give(info)
 
 
 def is_basic(info: TensorInfo) -> bool:

@@ -68,13 +68,10 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
         for name, cache in caches_of(signature).items()
         if part_of(name) in outputs
     }
-    kinds = {_kind(name): axis for name, axis in axes.items() if axis is not None}
-    return {name: kinds.get(_kind(name)) if axis is None else axis for name, axis in axes.items()}
-
-
-def _kind(cache: str) -> str:
-    """The name of a cache without its layer's number."""
-    return re.sub(r"\d+", "", cache)
+    # A cache's name without the layer's number.
+    kinds = {name: re.sub(r"\d+", "", name) for name in axes}
+    of_kind = {kinds[name]: axis for name, axis in axes.items() if axis is not None}
+    return {name: of_kind.get(kinds[name]) if axis is None else axis for name, axis in axes.items()}
 
 
 def cache_length(signature: SignatureInfo) -> int:
@@ -92,13 +89,13 @@ def known_length(signature: SignatureInfo) -> int:
 
     What a cache and its new part differ in tells, else the mask over it.
     """
-    infos = {info.name: info for info in (*signature.inputs, *signature.outputs)}
+    parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
     caches = caches_of(signature)
-    sizes = []
-    for name, cache in caches.items():
-        part = infos.get(part_of(name))
-        axis = None if part is None else growing_axis(cache, part)
-        sizes += [] if axis is None else [cache.shape[axis]]
+    sizes = [
+        cache.shape[axis]
+        for name, cache in caches.items()
+        if part_of(name) in parts and (axis := growing_axis(cache, parts[part_of(name)])) is not None
+    ]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
     return max(sizes or masks, default=0) if caches else 0
 
@@ -113,13 +110,11 @@ def new_tokens(signature: SignatureInfo) -> int:
     return max(lengths, default=1)
 
 
-def longest_prefill(known: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
+def longest_prefill(signatures: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
     """The longest prefill signature with all caches of the reader; None where there is none."""
-    wanted = {name: info.shape for name, info in caches_of(reader).items()}
-    fitting = [
-        signature
-        for signature in known
-        if "prefill" in signature.name
-        and wanted.items() <= {name: info.shape for name, info in caches_of(signature).items()}.items()
-    ]
+
+    def shapes(signature: SignatureInfo) -> set[tuple[str, tuple[int, ...]]]:
+        return {(name, info.shape) for name, info in caches_of(signature).items()}
+
+    fitting = (one for one in signatures if "prefill" in one.name and shapes(reader) <= shapes(one))
     return max(fitting, key=new_tokens, default=None)

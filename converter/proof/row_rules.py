@@ -106,9 +106,9 @@ def _batch_matmul(operator: Operator, box: Box) -> Step:
     sides = []
     for index, (kept, turned) in enumerate(((-2, "adj_x"), (-1, "adj_y"))):
         shape = operator.input(index).shape
-        own: Box = (*_aligned(shape[:-2], box[:-2]), None, None)
+        whole: Box = (*_aligned(shape[:-2], box[:-2]), None, None)
         axis = len(shape) + (-3 - kept if operator.option(turned) else kept)
-        sides.append(_put(own, axis, box[kept]))
+        sides.append(_put(whole, axis, box[kept]))
     return Step(dict(enumerate(sides)))
 
 
@@ -138,8 +138,8 @@ def _concatenation(operator: Operator, box: Box) -> Step:
 
 def _pack(operator: Operator, box: Box) -> Step:
     axis = int(operator.option("axis")) % len(box)
-    own = (*box[:axis], *box[axis + 1 :])
-    return Step(dict.fromkeys(range(len(operator.inputs)), own), gives=[_put(box, axis, None)])
+    each = (*box[:axis], *box[axis + 1 :])
+    return Step(dict.fromkeys(range(len(operator.inputs)), each), gives=[_put(box, axis, None)])
 
 
 def _unpack(operator: Operator, box: Box) -> Step:

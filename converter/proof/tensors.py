@@ -51,13 +51,18 @@ class TensorInfo:
 
     def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """The real numbers that an array of it stands for."""
-        found = values.astype(np.float64)
-        return np.asarray((found - self.zero_point) * self.scales[0]) if self.quantized else found
+        numbers = values.astype(np.float64)
+        return np.asarray((numbers - self.zero_point) * self.scales[0]) if self.quantized else numbers
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of an array of it."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.elements * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
