@@ -29,7 +29,7 @@ STAGES = {
     ],
     "cut the regions out": [
         ("edge_opt.proof.regions", "cut_out"),
-        ("edge_opt.proof.examination", "to_bytes"),
+        ("edge_opt.proof.examination", "model_bytes"),
     ],
     "check them before they run": [("edge_opt.proof.runner", "check_model")],
     "prove: wait for the runtime": [("edge_opt.proof.runner", "Worker.prove")],

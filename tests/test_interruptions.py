@@ -134,7 +134,7 @@ def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> Non
 _PROVING = """
 from edge_opt.cli import main
 from edge_opt.proof import examination, runner
-examination.to_bytes = lambda _: proof_models.endless()
+examination.model_bytes = lambda _: proof_models.endless()
 ready = runner.ChildProcess.wait_until_ready
 def announced(process):
     ready(process)

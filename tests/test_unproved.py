@@ -76,7 +76,7 @@ def test_a_process_that_the_system_refuses_is_the_same_error(
 def test_a_crash_rolls_the_site_back_and_names_model_and_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "to_bytes", lambda _: proof_models.crashing())
+    monkeypatch.setattr(examination, "model_bytes", lambda _: proof_models.crashing())
     result = convert_decode(tmp_path / "out.tflite")
     (site, *_) = [site for site in result.sites if site.heads != 1]
     assert site.status is Status.ROLLED_BACK
@@ -89,7 +89,7 @@ def test_a_crash_rolls_the_site_back_and_names_model_and_region(
 def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "to_bytes", lambda _: proof_models.endless())
+    monkeypatch.setattr(examination, "model_bytes", lambda _: proof_models.endless())
     result = convert_decode(tmp_path / "out.tflite", proof_seconds=0.5)
     (site, *_) = [site for site in result.sites if site.heads != 1]
     assert site.status is Status.SKIPPED
@@ -117,7 +117,7 @@ def test_a_worker_killed_between_two_regions_is_started_again(
 
 
 def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "to_bytes", lambda _: b"nothing that could be read")
+    monkeypatch.setattr(examination, "model_bytes", lambda _: b"nothing that could be read")
     monkeypatch.setattr("edge_opt.proof.process.ChildProcess.exchange", pytest.fail)
     result = convert_decode(tmp_path / "out.tflite")
     assert all("no model that may be run" in site.reason for site in result.sites if site.heads != 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import cast
 
-from edge_opt.ir import Model, to_bytes
+from edge_opt.ir import Model, to_tables
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes.contract import Demand, Proof, Ran
@@ -19,6 +19,7 @@ from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.proof.tensors import Kernels
+from edge_opt.schema.writer import model_bytes
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _LEAST_SECONDS = 60.0
@@ -52,8 +53,8 @@ class Region:
 
     @cached_property
     def files(self) -> tuple[bytes, bytes]:
-        """Both versions as a worker takes them."""
-        return to_bytes(self.before), to_bytes(self.after)
+        """Both versions as a worker takes them, which reads and checks them before they go out."""
+        return model_bytes(to_tables(self.before)), model_bytes(to_tables(self.after))
 
 
 @dataclass(frozen=True, slots=True)

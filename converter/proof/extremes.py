@@ -6,7 +6,7 @@ of extreme values is one run in which some inputs are extreme, so that NaN in on
 
 import math
 from collections.abc import Collection
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,15 @@ KINDS: dict[str, str] = {
     "nan other": "NaN and infinity in the values",
 }
 """The kinds of extreme values, and how messages name them."""
+
+_SIDES = {
+    "masks": ("added",),
+    "high": ("left", "right", "other"),
+    "low": ("left", "right", "other"),
+    "tiny": ("added", "right", "other"),
+    **{kind: (kind.removeprefix("nan "),) for kind in KINDS if kind.startswith("nan ")},
+}
+"""On which sides floats of a kind differ from realistic ones."""
 
 _MASKS = (0.0, 0.0, 0.0, -0.0, -12.0, -100.0, -65472.0, -1e9, -3.4e38, -np.inf)
 _CLOSED_ROW = 4  # of so many rows of a mask one is closed everywhere, which the first one is not
@@ -55,38 +64,44 @@ def extreme(
 
 
 def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
-    values = array.astype(np.float64)
+    if side not in _SIDES[kind]:
+        return array
     draw = noise.octets(seed, array.size).reshape(array.shape) % 16
+    with np.errstate(over="ignore"):
+        values = _drawn(array, kind, side, draw)
+        return values.astype(array.dtype)
+
+
+def _drawn(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.uint8]) -> NDArray[Any]:
     match kind, side:
-        case "masks", "added":
-            values = np.array(_MASKS)[draw % len(_MASKS)]
+        case "masks", _:
+            values = np.array(_MASKS, array.dtype)[draw % len(_MASKS)]
             rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
             for place, row in enumerate(rows[_CLOSED_ROW - 1 :: _CLOSED_ROW]):
                 row[:] = _MASKS[-1 - place % 4]
+            return values
         case "high" | "low", "other":
-            values *= _LARGE_VALUE
-        case "high" | "low", "left" | "right":
-            values = np.abs(values) * (-_LARGE if (kind, side) == ("low", "left") else _LARGE)
+            return np.asarray(array * _LARGE_VALUE)
+        case "high" | "low", _:
+            return np.asarray(np.abs(array) * (-_LARGE if (kind, side) == ("low", "left") else _LARGE))
         case "tiny", "added":
-            values = np.select([draw < 4, draw < 8], [0.0, -0.0], values)
+            return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), array)
         case "tiny", "other":
-            tiny = values * _TINY.get(array.dtype.name, 2.0**-110)
-            values = np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, values * 2.0**-140], tiny)
-        case "tiny", "right":
+            tiny = array * _TINY.get(array.dtype.name, 2.0**-110)
+            return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny)
+        case "tiny", _:
             # Every other key is 0, along whichever of the last two axes keys lie, and so are its logits.
             for place in np.indices(array.shape, sparse=True)[-2:]:
-                values = np.where(place % 2 == 1, 0.0, values)
-        case _ if kind == f"nan {side}":
-            values = np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], values)
-        case _:
+                array = np.where(place % 2 == 1, 0.0, array)
             return array
-    with np.errstate(over="ignore"):
-        return values.astype(array.dtype)
+    return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
 
 
 def _codes(
     array: NDArray[np.generic], kind: str, side: Side, seed: int, zero_point: int
 ) -> NDArray[np.generic]:
+    if kind.startswith("nan") or (kind in {"masks", "tiny"} and side == "right"):
+        return array
     limits = np.iinfo(array.dtype.name)
     draw = noise.octets(seed, array.size).reshape(array.shape) % 8
     match kind, side:
@@ -96,15 +111,13 @@ def _codes(
             codes = zero_point + np.rint((end - zero_point) * factors)
         case "high" | "low", _:
             codes = np.select([draw < 2, (draw < 4) & (side == "other")], [limits.min, limits.max], array)
-        case "masks" | "tiny", "added" | "left" | "other":
+        case _:
             # A mask near one end of its type; queries, and half of the values, at the other one.
             near = (draw // 2 if side == "added" else 0 * draw).astype(np.int64)
             least = (kind == "masks") is (side == "added")
             codes = limits.min + near if least else limits.max - near
             if side == "other":
                 codes = np.where(_upper_half(array.shape), codes, array)
-        case _:
-            return array
     return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
 
 
