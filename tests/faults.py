@@ -456,6 +456,7 @@ _masks = partial(fault, graphs=("masked softmax",), pass_name="mask_to_add")
 _products = partial(fault, graphs=("converted product",), pass_name="matmul_convert")
 _integers = partial(fault, graphs=("integer mask",), pass_name="quantized_mask")
 _tiles = partial(fault, graphs=("one head",), pass_name="tile_rows")
+_joins = partial(fault, graphs=("joined logits",), pass_name="mask_before_join")
 
 _masks("masked and open exchanged")(lambda e: e.change("open/masked", "NOT_EQUAL"))
 _masks("a mask constant that hides too little")(
@@ -499,3 +500,9 @@ _tiles("blocks of rows joined in another order")(lambda e: e.swap(e.last, 0, 1))
 def _(e: Edit) -> None:
     adds = [op for op in e.new if op.name == "ADD"]
     e.read(adds[0], 1, adds[1].input(1))
+
+
+_joins("the masked parts joined in another order")(lambda e: e.swap(e.last, 0, 1))
+_joins("the mask's columns of another part")(lambda e: e.read("new/masked", 1, e.new[0].outputs[0]))
+_joins("the mask's columns begin one too early")(lambda e: e.read(e.new[1], 1, number([0, 0, 0, 5])))
+_joins("one part without its mask")(lambda e: e.read(e.last, 1, e.tensor("new")))

@@ -35,6 +35,7 @@ from edge_opt.targets import Target, load_target
 
 CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]
 TILES = Target("tiles", "", rows_per_tile=2)
+PARTS = Target("parts", "", mask_before_join=True)
 
 
 class Lying(Pass):
@@ -65,6 +66,8 @@ class Lying(Pass):
 
 
 def target_of(fault: Fault, graph: str) -> Target:
+    if fault.pass_name == "mask_before_join":
+        return PARTS
     return TILES if fault.pass_name == "tile_rows" or graph.startswith("tiled") else load_target("generic")
 
 

@@ -12,6 +12,7 @@ from edge_opt.passes.contract import (
     run_pass,
 )
 from edge_opt.passes.inline_composites import InlineComposites
+from edge_opt.passes.mask_before_join import MaskBeforeJoin
 from edge_opt.passes.mask_to_add import MaskToAdd
 from edge_opt.passes.matmul_convert import MatMulConvert
 from edge_opt.passes.mha_to_sha import MhaToSha
@@ -29,6 +30,7 @@ PASSES: dict[str, Pass] = {
         MatMulConvert(),
         MhaToSha(),
         TileRows(),
+        MaskBeforeJoin(),
     )
 }
 

@@ -21,7 +21,7 @@ from edge_opt.targets import Target, load_target
 
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
 _MOST_LINES = 40
-_ON_SINGLE_HEADS = ("tile_rows",)
+_ON_SINGLE_HEADS = ("tile_rows", "mask_before_join")
 # Colours that can be read on a light and on a dark page.
 _STYLE = (
     "text{fill:#1c1f23;font:600 11px system-ui,sans-serif;text-anchor:middle}text.detail{fill:#4d545c;font-weight:400}"
@@ -80,14 +80,14 @@ def _counted(operators: Sequence[Operator]) -> str:
 
 def picture(name: str) -> Picture:
     """The first region that a pass rewrites in the model that shows it best."""
-    if name in ("mha_to_sha", "tile_rows"):
+    if name in ("mha_to_sha", *_ON_SINGLE_HEADS):
         path = TESTDATA / "demo_gemma3.tflite"
         source = "A tiny Gemma3, exported by litert-torch; bundled, as `edge-opt demo` shows it."
     else:
         path = TESTDATA / f"pass_{name}.txt"
         source = _SOURCES[name]
     rows = 2 if name == "tile_rows" else None
-    target = replace(load_target("generic"), rows_per_tile=rows)
+    target = replace(load_target("generic"), rows_per_tile=rows, mask_before_join=name == "mask_before_join")
     return Picture(name, _example(path, name, target), source, _proved(path, name, target))
 
 

@@ -1,0 +1,98 @@
+"""mask_before_join: the mask is added to each part of the logits before they are joined, bit for bit."""
+
+import pytest
+from fault_graphs import JOINED_LOGITS
+from pass_runs import convert_text, names, reread, run
+from text_parser import parse
+
+from edge_opt.ir.text import to_text
+from edge_opt.passes import Status
+from edge_opt.proof.regions import RegionProver
+from edge_opt.targets import Target, load_target
+
+TARGET = Target("parts", "", mask_before_join=True)
+FLOAT = """\
+subgraph main (%q: float32[1,2,3,4], %k1: float32[1,2,4,5], %k2: float32[1,2,4,3], %mask: float32[1,1,3,8]) {
+  %old: float32[1,2,3,5] = BATCH_MATMUL(%q, %k1)
+  %new: float32[1,2,3,3] = BATCH_MATMUL(%q, %k2)
+  %logits: float32[1,2,3,8] = CONCATENATION(%old, %new) {axis: -1}
+  %masked: float32[1,2,3,8] = ADD(%mask, %logits)
+  %p: float32[1,2,3,8] = SOFTMAX(%masked) {beta: 1.0}
+  return %p
+}
+"""
+
+
+@pytest.mark.parametrize("text", [JOINED_LOGITS, FLOAT], ids=["int16", "float32"])
+def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, prover: RegionProver) -> None:
+    model, (report,) = convert_text(text, "mask_before_join", target=TARGET, prover=prover)
+    assert (report.status, report.proof and report.proof.bitwise) == (Status.CONVERTED, True)
+    kinds = ["BATCH_MATMUL", "BATCH_MATMUL", "SLICE", "SLICE", "ADD", "ADD", "CONCATENATION", "SOFTMAX"]
+    assert names(reread(model)) == kinds
+
+
+def test_operands_keep_their_places_and_parts_their_widths() -> None:
+    model, _ = convert_text(FLOAT, "mask_before_join", target=TARGET)
+    text = to_text(model)
+    assert "SLICE(%mask, int32{0, 0, 0, 0}, int32{1, 1, 3, 5})" in text
+    assert "SLICE(%mask, int32{0, 0, 0, 5}, int32{1, 1, 3, 3})" in text
+    assert "ADD(%mask/columns, %old)" in text
+
+
+def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
+    head = FLOAT[FLOAT.index("  %old") : FLOAT.index("  return")]
+    second = head.replace("%old", "%old2").replace("%new", "%new2").replace("%logits", "%logits2")
+    second = second.replace("%masked", "%masked2").replace("%p:", "%p2:")
+    text = FLOAT.replace("  return %p", f"{second}  return %p, %p2")
+    model, reports = convert_text(text, "mask_before_join", target=TARGET)
+    assert len(reports) == 2
+    assert names(model).count("SLICE") == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%logits: int16[1,1,4,12] q(0.0005, 0)", "%logits: int16[1,1,4,12] q(0.0006, 0)"),
+        ("return %p", "return %p, %logits"),
+        ("SOFTMAX(%masked) {beta: 1.0}", "LOGISTIC(%masked)"),
+        ("ADD(%logits, %mask)", "ADD(%logits, %logits)"),
+        ("ADD(%logits, %mask)", "MUL(%logits, %mask)"),
+        ("%mask: int16[1,1,4,12]", "%mask: int16[1,1,4,1]"),
+        (
+            "[1,1,4,12] q(0.0005, 0) = CONCATENATION(%old, %new)",
+            "[1,1,4,12] q(0.0005, 0) = CONCATENATION(%q, %q)",
+        ),
+    ],
+    ids=[
+        "another scale",
+        "joined logits are an output",
+        "no SOFTMAX",
+        "no mask",
+        "no addition",
+        "one column for all",
+        "no products",
+    ],
+)
+def test_what_is_something_else_is_left_alone(old: str, new: str) -> None:
+    assert old in JOINED_LOGITS
+    _, reports = convert_text(JOINED_LOGITS.replace(old, new), "mask_before_join", target=TARGET)
+    assert reports == []
+
+
+def test_rows_that_are_joined_are_left_alone() -> None:
+    text = """\
+subgraph main (%q: float32[1,1,2,4], %k: float32[1,1,4,5], %mask: float32[1,1,4,5]) {
+  %a: float32[1,1,2,5] = BATCH_MATMUL(%q, %k)
+  %b: float32[1,1,2,5] = BATCH_MATMUL(%q, %k)
+  %logits: float32[1,1,4,5] = CONCATENATION(%a, %b) {axis: 2}
+  %masked: float32[1,1,4,5] = ADD(%logits, %mask)
+  %p: float32[1,1,4,5] = SOFTMAX(%masked) {beta: 1.0}
+  return %p
+}
+"""
+    assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
+
+
+def test_only_targets_that_ask_for_it_get_it() -> None:
+    assert run(parse(FLOAT), "mask_before_join", target=load_target("generic")) == []
+    assert len(run(parse(FLOAT), "mask_before_join", target=load_target("qualcomm-htp"))) == 1
