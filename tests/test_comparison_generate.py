@@ -50,7 +50,7 @@ def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: P
     found = generated(path, path, count=11, seed=seed)
     (prompt,) = found.prompt
     assert len(prompt) == ROWS + 1
-    assert [step[0] for step in found.tokens_a] == by_hand(list(prompt), 11)
+    assert [step[0] for step in found.a] == by_hand(list(prompt), 11)
     assert found.equal
     assert found.logits.bitwise
 
@@ -58,7 +58,7 @@ def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: P
 def test_a_prompt_leaves_room_for_what_is_generated(folder: Path) -> None:
     found = generated(folder / "model.tflite", folder / "model.tflite", count=14)
     assert len(found.prompt[0]) == 3
-    assert [step[0] for step in found.tokens_a] == by_hand(list(found.prompt[0]), 14)
+    assert [step[0] for step in found.a] == by_hand(list(found.prompt[0]), 14)
 
 
 @pytest.mark.parametrize("pair", [("model", "other"), ("unsplit", "unsplit_other")])
@@ -70,8 +70,8 @@ def test_other_tokens_are_a_difference(pair: tuple[str, str], folder: Path) -> N
     assert found is not None
     assert found.first_difference is not None
     place = found.first_difference
-    assert found.tokens_a[:place] == found.tokens_b[:place]
-    assert found.tokens_a[place] != found.tokens_b[place]
+    assert found.a[:place] == found.b[:place]
+    assert found.a[place] != found.b[place]
     assert not report.equal
     assert f"from step {place} of 8 on" in report.differences()[-1]
     assert report.summary() == report.differences()[0]
@@ -81,7 +81,7 @@ def test_split_and_unsplit_exports_generate_the_same(folder: Path) -> None:
     split = generated(folder / "model.tflite", folder / "model.tflite")
     unsplit = generated(folder / "unsplit.tflite", folder / "unsplit.tflite")
     assert split.prompt == unsplit.prompt
-    assert split.tokens_a == unsplit.tokens_a
+    assert split.a == unsplit.a
 
 
 def alone(folder: Path, name: str, text: str) -> Path:

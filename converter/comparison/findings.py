@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_opt.output.html import shown
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.proof.metrics import Difference, measure, merge
 from edge_opt.proof.protocol import Array
@@ -61,8 +61,8 @@ class OutputComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values."""
-        unknown = {"max_abs": None, "snr_db": None, "cosine": None}
-        figures = unknown if self.difference is None else self.difference.to_json()
+        unmeasured = {"max_abs": None, "snr_db": None, "cosine": None}
+        figures = unmeasured if self.difference is None else self.difference.to_json()
         reason = {"reason": self.reason} if self.reason else {}
         return {"name": self.name, **figures, "bitwise": self.bitwise, "equal": self.equal, **reason}
 
@@ -75,12 +75,14 @@ def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: 
 
 
 @dataclass(frozen=True, slots=True)
-class SignatureComparison:
+class SignatureComparison(Record):
     """One signature on one set of kernels; `reason` says why it could not be run on both sides.
 
     `masked_rows` are its outputs where a mask closes whole rows, and are not part of the verdict: a row without a key
     belongs to no token. Empty where no input is a mask, or hostile inputs, which close rows, are part of it.
     """
+
+    _properties = ("equal", "bitwise")
 
     name: str
     backend: str
@@ -129,16 +131,9 @@ class SignatureComparison:
             return [f"{where}: {self.reason}"]
         return [f"{where}, {output.sentence()}" for output in self.outputs if not output.bitwise]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values."""
-        told = {"name": self.name, "backend": self.backend, "equal": self.equal, "bitwise": self.bitwise}
-        listed = {"outputs": self.outputs, "masked_rows": self.masked_rows}
-        figures = {name: [output.to_dict() for output in outputs] for name, outputs in listed.items()}
-        return {**told, **figures, **({"reason": self.reason} if self.reason else {})}
-
 
 @dataclass(frozen=True, slots=True)
-class FirstDifference:
+class FirstDifference(Record):
     """Where two models begin to differ: a tensor of both, and the operators that lead to it from equal tensors.
 
     Operators are in the text form, with short names; `names` has the models' own. `constants` are those that both
@@ -158,54 +153,42 @@ class FirstDifference:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values; what is not known is null."""
         texts = {name: getattr(self, name) or None for name in ("tensor", "short_name", "reason")}
-        return {**asdict(self), **texts, "figures": None if self.figures is None else self.figures.to_dict()}
+        return {**Record.to_dict(self), **texts}
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationComparison:
-    """Tokens that two models generated greedily from one prompt: a tuple for each step, a token for each batch row."""
+class GenerationComparison(Record):
+    """Tokens that models `a` and `b` generated greedily from one prompt: for each step one for each batch row."""
+
+    _properties = ("equal", "first_difference")
 
     count: int
     backend: str
     prompt: tuple[tuple[int, ...], ...]
-    tokens_a: tuple[tuple[int, ...], ...]
-    tokens_b: tuple[tuple[int, ...], ...]
+    a: tuple[tuple[int, ...], ...]
+    b: tuple[tuple[int, ...], ...]
     logits: OutputComparison
 
     @property
     def equal(self) -> bool:
         """Whether all tokens are the same."""
-        return self.tokens_a == self.tokens_b
+        return self.a == self.b
 
     @property
     def first_difference(self) -> int | None:
         """The first step whose tokens differ."""
-        pairs = zip(self.tokens_a, self.tokens_b, strict=True)
-        return next((step for step, (a, b) in enumerate(pairs) if a != b), None)
+        return next((step for step, one in enumerate(self.a) if one != self.b[step]), None)
 
     def sentence(self) -> str:
         """What came of it."""
         place = self.first_difference
         how = f"after a prompt of {len(self.prompt[0])} ({self.backend})"
         if place is not None:
-            a, b = self.tokens_a[place], self.tokens_b[place]
-            return f"generated tokens differ from step {place} of {self.count} on, {how}: {a} against {b}"
+            differing = f"{self.a[place]} against {self.b[place]}"
+            return f"generated tokens differ from step {place} of {self.count} on, {how}: {differing}"
         return f"{self.count} generated tokens are the same, {how}; {self.logits.sentence()}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "equal": self.equal,
-            "count": self.count,
-            "backend": self.backend,
-            "prompt": self.prompt,
-            "a": self.tokens_a,
-            "b": self.tokens_b,
-            "first_difference": self.first_difference,
-            "logits": self.logits.to_dict(),
-        }
 
 
 def first_of(differences: Sequence[str]) -> str:
@@ -215,11 +198,13 @@ def first_of(differences: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ComparisonReport:
+class ComparisonReport(Record):
     """Two models, or a model and its golden file, on the same inputs.
 
     `caches` says what those of them held, `opened` at which one size inputs of open lengths were run.
     """
+
+    _properties = ("equal", "bitwise")
 
     a: str
     b: str
@@ -305,13 +290,4 @@ class ComparisonReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt compare --json`."""
-        values = {
-            "equal": self.equal,
-            "bitwise": self.bitwise,
-            **asdict(self),
-            "notes": self.notes(),
-            "signatures": [signature.to_dict() for signature in self.signatures],
-            "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
-            "generation": None if self.generation is None else self.generation.to_dict(),
-        }
-        return strict(values)
+        return {**Record.to_dict(self), "notes": self.notes()}
