@@ -13,12 +13,14 @@ of the network, and outputs get room:
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph
+from edge_opt.output.words import many
 from edge_opt.passes import SiteReport, Status
 
 _GROWTH = 16
@@ -44,27 +46,30 @@ class Allowance:
         if not self.because:
             return "bit for bit, as every rewritten region demands"
         span = sorted({min(self.steps.values()), max(self.steps.values())}) if self.steps else []
-        room = [f"{' to '.join(map(str, span))} steps"] if span else []
-        room += [f"{self.relative:.2g} of the range"] * self.floats
-        return f"within {', floats '.join(room)}, because of {self.because}"
+        room = _room(" to ".join(map(str, span)), self.relative if self.floats else None)
+        return f"within {room}, because of {self.because}"
 
-    def in_steps(self, output: OutputComparison) -> bool:
-        """Whether the output is judged by steps, not by its range."""
-        return (
-            output.name in self.steps
-            and output.difference is not None
-            and output.difference.steps is not None
-        )
+    def steps_apart(self, output: OutputComparison) -> int | None:
+        """By how many steps an output differs; None where it is judged by its range."""
+        if output.name not in self.steps or output.difference is None:
+            return None
+        return output.difference.steps
 
     def permits(self, output: OutputComparison) -> bool:
         """Whether the output is as near as it must be."""
-        found = output.difference
-        if output.bitwise or output.reason or found is None or not self.because:
+        if output.bitwise or output.reason or output.difference is None or not self.because:
             return output.bitwise
-        if self.in_steps(output):
-            assert found.steps is not None
-            return found.steps <= self.steps[output.name]
-        return found.max_rel <= self.relative
+        steps = self.steps_apart(output)
+        if steps is None:
+            return output.difference.max_rel <= self.relative
+        return steps <= self.steps[output.name]
+
+
+def _room(steps: str, relative: float | None) -> str:
+    """'24 steps, floats 0.001 of the range', or one of both."""
+    parts = [f"{steps} steps"] if steps else []
+    parts += [] if relative is None else [f"{relative:.2g} of the range"]
+    return ", floats ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +99,16 @@ class WholeSignature:
     def found_text(self) -> str:
         """How equal the outputs were."""
         outputs = self.found.outputs
-        figures = [(o.difference, self.allowance.in_steps(o)) for o in outputs if o.difference is not None]
-        count = f"all {len(self.found.outputs)} outputs"
-        if self.found.bitwise:
-            found = f"{count} are bitwise equal"
-        else:
-            coded = [figure for figure, steps in figures if steps]
-            floats = [figure.max_rel for figure, steps in figures if not steps]
-            room = [f"{max(figure.steps or 0 for figure in coded)} steps"] if coded else []
-            room += [f"{max(floats):.2g} of the range"] if floats else []
-            found = f"{count} are within {', floats '.join(room)}"
+        text = f"all {len(outputs)} outputs are bitwise equal"
+        if not self.found.bitwise:
+            figures = [(o.difference, self.allowance.steps_apart(o)) for o in outputs if o.difference]
+            steps = [apart for _, apart in figures if apart is not None]
+            relative = [figure.max_rel for figure, apart in figures if apart is None]
+            room = _room(str(max(steps)) if steps else "", max(relative, default=None))
             agreement = [figure.top1 for figure, _ in figures if figure.top1 is not None]
-            found += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
-        return "; ".join(filter(None, (found, self.found.masked_rows_sentence())))
+            text = f"all {len(outputs)} outputs are within {room}"
+            text += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
+        return "; ".join(filter(None, (text, self.found.masked_rows_sentence())))
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -126,39 +128,41 @@ def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[
     by_graph: dict[int, list[SiteReport]] = {}
     for name, graph in model.entry_points():
         by_graph.setdefault(id(graph), []).extend(sites.get(name, ()))
-    found = {}
-    for name, graph in model.entry_points():
-        converted = [site for site in by_graph[id(graph)] if site.status is Status.CONVERTED]
-        found[name] = _allowance(converted, graph, _outputs(model, name, graph))
-    return found
+    return {
+        name: _allowance(by_graph[id(graph)], graph, _outputs(model, name, graph))
+        for name, graph in model.entry_points()
+    }
 
 
 def _outputs(model: Model, name: str, graph: Subgraph) -> dict[str, DType]:
-    for signature in model.signatures:
-        if signature.key == name:
-            return {key: tensor.dtype for key, tensor in signature.outputs.items()}
-    return {tensor.name: tensor.dtype for tensor in graph.outputs}
+    outputs = {tensor.name: tensor for tensor in graph.outputs}
+    if model.signatures:
+        outputs = model.signatures[name].outputs
+    return {key: tensor.dtype for key, tensor in outputs.items()}
 
 
 def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[str, DType]) -> Allowance:
-    tolerant: dict[str, int] = {}
+    tolerant: Counter[str] = Counter()
     total = 0.0
     for site in sites:
         proof = site.proof
-        assert proof is not None
-        if proof.demand.kind == "bitwise" and proof.bitwise:
+        if site.status is not Status.CONVERTED or (
+            proof and proof.demand.kind == "bitwise" and proof.bitwise
+        ):
             continue
-        tolerant[site.pass_name] = tolerant.get(site.pass_name, 0) + 1
+        assert proof is not None
+        tolerant[site.pass_name] += 1
         total += proof.demand.tolerance if proof.demand.kind == "relative" else _ROUNDING
     if not tolerant:
         return Allowance()
-    relative, steps = _GROWTH * total, {}
+    relative, steps = _GROWTH * total, dict[str, int]()
     bits = min(map(_bits, graph.operators), default=math.inf)
     if bits < math.inf:
         relative = max(relative, _STEPS * 2.0**-bits)
-        coded = {name: _BITS[dtype] for name, dtype in outputs.items() if dtype in _BITS}
-        steps = {name: int(_STEPS * 2.0 ** max(own - bits, 0)) for name, own in coded.items()}
-    because = ", ".join(f"{count} site{'s'[: count > 1]} of {name}" for name, count in tolerant.items())
+        for name, dtype in outputs.items():
+            if dtype in _BITS:
+                steps[name] = int(_STEPS * 2.0 ** max(_BITS[dtype] - bits, 0))
+    because = ", ".join(f"{many(count, 'site')} of {name}" for name, count in tolerant.items())
     return Allowance(relative, steps, because, floats=len(steps) < len(outputs))
 
 

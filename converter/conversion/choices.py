@@ -1,4 +1,4 @@
-"""What `convert` can be asked for, and what follows: passes, target, entry points, shapes, a place to write.
+"""What `convert` can be asked for, and what follows: passes, target, entry points, a place to write.
 
 Runs nothing. What cannot be done is a `UsageError`, a place where nothing can be written an `OutputError`.
 """
@@ -11,13 +11,12 @@ from typing import Any, Final, Literal, TypedDict, get_args
 from edge_opt.attention.form import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
 from edge_opt.conversion.result import ConversionResult
-from edge_opt.ir import Model, Shape, Tensor
+from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, unknown
 from edge_opt.output.progress import Progress
 from edge_opt.passes import PASSES, Pass
-from edge_opt.passes.contract import shape_options
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.tile_rows import TileRows
@@ -125,58 +124,6 @@ def choose_signatures(container: Container, wanted: str | Iterable[str] | None) 
         if name not in available:
             raise unknown("signature", name, available)
     return frozenset(full for full, name in both if wanted is None or full in names or name in names)
-
-
-def choose_shapes(container: Container, shapes: Mapping[str, Sequence[int]]) -> list[dict[Tensor, Shape]]:
-    """The inputs to be given static shapes, of each part; by `NAME`, `signature/NAME` or `model/signature/NAME`.
-
-    Raises:
-        UsageError: there is no such input, a shape does not fit it, or another input of its signature stays open.
-    """
-    chosen: list[dict[Tensor, Shape]] = [{} for _ in container.parts]
-    entries = [
-        (part.signature(name), name, inputs, of_part)
-        for part, of_part in zip(container.parts, chosen, strict=True)
-        for name, inputs in part.model.inputs()
-    ]
-    available = [
-        key
-        for full, short, inputs, _ in entries
-        for name in inputs
-        for key in (name, f"{short}/{name}", f"{full}/{name}")
-    ]
-    for key in shapes:
-        if key not in available:
-            raise unknown("input", key, dict.fromkeys(available))
-    for full, short, inputs, of_part in entries:
-        for name, tensor in inputs.items():
-            # What names one signature comes before what names all.
-            named = next((key for key in (f"{full}/{name}", f"{short}/{name}", name) if key in shapes), None)
-            if named is not None:
-                shape = _fitting(f"{full}/{name}", tensor, shapes[named])
-                if of_part.setdefault(tensor, shape) != shape:
-                    raise UsageError(
-                        f"input '{full}/{name}' is that of another signature too: give one shape to both"
-                    )
-    for full, _, inputs, of_part in entries:
-        left = {
-            name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in of_part
-        }
-        if left and any(tensor in of_part for tensor in inputs.values()):
-            add = " ".join(shape_options(left))
-            raise UsageError(f"signature '{full}' has other inputs of open lengths: add {add}")
-    return chosen
-
-
-def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
-    declared = tensor.shape_signature or tensor.shape
-    if len(given) != len(declared):
-        raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
-    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
-        if wanted < 1 or size not in (-1, wanted):
-            expected = "1 or more" if size < 0 else size
-            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted} was given")
-    return tuple(given)
 
 
 def _listed(names: str | Pass | Iterable[Any] | None) -> list[Any]:

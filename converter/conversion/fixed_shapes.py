@@ -5,14 +5,79 @@ It rewrites no attention and proves nothing: the comparison of whole models does
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from edge_opt.conversion.container import Container, Part
 from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
-from edge_opt.output.errors import UsageError
+from edge_opt.output.errors import UsageError, unknown
+from edge_opt.passes.contract import shape_options
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.data import Data
 from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Array, Call, constants_of, recorded_shape
 from edge_opt.shapes.folding import fold
+
+
+def fix_inputs(container: Container, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
+
+    Raises:
+        UsageError: there is no such input, a shape does not fit it, another input of its signature stays open, or
+            operators cannot take such inputs.
+    """
+    available = [
+        key
+        for part in container.parts
+        for signature, inputs in part.model.inputs()
+        for name in inputs
+        for key in _keys(part, signature, name)
+    ]
+    for key in shapes:
+        if key not in available:
+            raise unknown("input", key, dict.fromkeys(available))
+    for part in container.parts:
+        chosen = _chosen(part, shapes)
+        if chosen:
+            fix_shapes(part.model, chosen)
+            part.changed = True
+
+
+def _chosen(part: Part, shapes: Mapping[str, Sequence[int]]) -> dict[Tensor, Shape]:
+    """The shapes by input of one model, each checked to fit."""
+    chosen: dict[Tensor, Shape] = {}
+    for signature, inputs in part.model.inputs():
+        for name, tensor in inputs.items():
+            keys = [key for key in _keys(part, signature, name) if key in shapes]
+            if keys:  # what names one signature comes before what names all
+                shape = _fitting(f"{part.signature(signature)}/{name}", tensor, shapes[keys[-1]])
+                if chosen.setdefault(tensor, shape) != shape:
+                    raise UsageError(
+                        f"input '{part.signature(signature)}/{name}' is that of another signature too: give one shape "
+                        "to both"
+                    )
+    for signature, inputs in part.model.inputs():
+        left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in chosen}
+        if left and any(tensor in chosen for tensor in inputs.values()):
+            raise UsageError(
+                f"signature '{part.signature(signature)}' has other inputs of open lengths: add "
+                f"{' '.join(shape_options(left))}"
+            )
+    return chosen
+
+
+def _keys(part: Part, signature: str, name: str) -> tuple[str, str, str]:
+    """What an input is called, the name that fits it alone last."""
+    return name, f"{signature}/{name}", f"{part.signature(signature)}/{name}"
+
+
+def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
+    declared = tensor.shape_signature or tensor.shape
+    if len(given) != len(declared):
+        raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
+    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
+        if wanted < 1 or size not in (-1, wanted):
+            expected = "1 or more" if size < 0 else size
+            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted} was given")
+    return tuple(given)
 
 
 def fix_shapes(model: Model, given: Mapping[Tensor, Shape]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
 from edge_opt.output.errors import EdgeOptError
 from edge_opt.output.html import shown
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 from edge_opt.output.words import many, one_line, size
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
@@ -72,7 +72,7 @@ class SignatureSummary:
 
 
 @dataclass(slots=True, repr=False)
-class ConversionResult:
+class ConversionResult(Record):
     """What was done: every site with its verdict, and where the model went (None for a dry run).
 
     `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`.
@@ -80,6 +80,8 @@ class ConversionResult:
     its own defaults do. `soundness`: what was ruined in the model before it came here, and is as it was.
     `failure`: why nothing was written, of a result that an error carries.
     """
+
+    _properties = ("masked_rows",)
 
     input: str | None
     output: str | None
@@ -116,36 +118,22 @@ class ConversionResult:
         """What became of the sites, as the command line prints it: how those converted were proved, why others stay."""
         lines = [headline(self)]
         groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
-        for site in self.sites:
-            if site.status is not Status.CONVERTED and not site.settled:
-                groups[site.status, site.pass_name, site.reason].append(site)
+        for site in _left(self):
+            groups[site.status, site.pass_name, site.reason].append(site)
         for (status, name, reason), sites in groups.items():
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
             lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
-        lines += [f"  {text}" for text in unsound(self)]
-        lines += [*_kept(self), *_extents(self), *(f"  {text}" for text in masked_rows(self)), *_notes(self)]
+        lines += [f"  {text}" for text in (*unsound(self), *_kept(self), *_extents(self), *masked_rows(self))]
+        lines += [f"  {text}" for text in _notes(self)]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
         return "\n".join(map(one_line, [*lines, *compiler(self)]))
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports; a figure that is not a finite number is None."""
-        values = {
-            "input": self.input,
-            "output": self.output,
-            "target": self.target,
-            "seconds": round(self.seconds, 3),
-            "signatures": list(map(asdict, self.signatures)),
-            "sites": [site.to_dict() for site in self.sites],
-            "verified": self.verified,
-            "masked_rows": None if self.masked_rows is None else self.masked_rows.to_dict(),
-            "compiler_flags": self.compiler_flags,
-            "compile_with": self.compile_with,
-            "whole": [signature.to_dict() for signature in self.whole],
-            "soundness": [found.to_dict() for found in self.soundness],
-            "failure": self.failure,
-        }
-        return strict(values)
+        """For `--json` and reports, without the model; a figure that is not a finite number is None."""
+        values = Record.to_dict(replace(self, model=None, seconds=round(self.seconds, 3)))
+        del values["model"]
+        return values
 
 
 def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
@@ -164,7 +152,7 @@ def check_requirements(result: ConversionResult, *, require_match: bool, require
             "no attention block was converted and require_match=True asks for one: nothing was written; "
             "run `edge-opt explain` to see why each block was left"
         )
-    left = [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
+    left = _left(result)
     if require_all and left:
         first = left[0]
         raise SitesLeftError(
@@ -173,18 +161,24 @@ def check_requirements(result: ConversionResult, *, require_match: bool, require
         )
 
 
+def _left(result: ConversionResult) -> list[SiteReport]:
+    """Sites that stay, although there was something to do."""
+    return [site for site in result.sites if site.status is not Status.CONVERTED and not site.settled]
+
+
 def headline(result: ConversionResult) -> str:
     """How many sites were converted and how that was proved, or why there was nothing to convert."""
     attention = [site for site in result.sites if site.heads is not None or not site.settled]
+    sites = [site for site in attention if not site.settled]
     if not attention:
         return "The model holds no attention: there was nothing to split."
-    converted = result.converted
-    if not converted and all(site.settled for site in attention):
-        if any((site.heads or 0) > 1 for site in attention):
-            return f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
-        return "Every attention in the model is single-head already: there was nothing to split."
-    sites = [site for site in attention if not site.settled]
-    return f"{len(converted)} of {many(len(sites), 'site')} converted{_proved(result)}."
+    if sites or result.converted:
+        return f"{len(result.converted)} of {many(len(sites), 'site')} converted{_proved(result)}."
+    if any((site.heads or 0) > 1 for site in attention):
+        return (
+            f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
+        )
+    return "Every attention in the model is single-head already: there was nothing to split."
 
 
 def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
@@ -243,13 +237,10 @@ def extent(ran: Sequence[Ran]) -> str:
 
 def _kept(result: ConversionResult) -> list[str]:
     """Multi-head attention that stays on purpose, beside some that was split; the headline says it where all stays."""
-    groups = Counter(
-        (site.signature, site.reason)
-        for site in result.sites
-        if site.settled and site.status is Status.SKIPPED and (site.heads or 0) > 1
-    )
+    settled = [site for site in result.sites if site.settled and site.status is Status.SKIPPED]
+    groups = Counter((site.signature, site.reason) for site in settled if (site.heads or 0) > 1)
     return [
-        f"  {signature}, {many(count, 'block')} left as exported: {reason}"
+        f"{signature}, {many(count, 'block')} left as exported: {reason}"
         for (signature, reason), count in groups.items()
         if result.converted
     ]
@@ -259,11 +250,10 @@ def _notes(result: ConversionResult) -> list[str]:
     """What a user should know of sites that were converted, said once for all that it is true of."""
     groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
     lines = [
-        f"  {many(count, 'site')} of {name}: {note}"
-        for (name, note), count in groups.most_common(_NOTES_SHOWN)
+        f"{many(count, 'site')} of {name}: {note}" for (name, note), count in groups.most_common(_NOTES_SHOWN)
     ]
     hidden = len(groups) - len(lines)
-    return [*lines, f"  ... {hidden} more such notes (all with --json)"] if hidden else lines
+    return [*lines, f"... {hidden} more such notes (all with --json)"] if hidden else lines
 
 
 def _change(before: str, after: str) -> str:
@@ -299,7 +289,7 @@ def _extents(result: ConversionResult) -> list[str]:
     first = sum(any(not ran.rows for ran in proof.ran) for proof in sampled)
     others = "the others, which differ only in numbers, on rows that reach every head and tile"
     which = "--report says which, --verify exhaustive runs all"
-    return [f"  {many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
+    return [f"{many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
 
 
 def _named(kernels: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from edge_opt.conversion.choices import (
     ConvertOptions,
     check_options,
     choose_passes,
-    choose_shapes,
     choose_signatures,
     choose_target,
     destination_of,
@@ -33,7 +32,7 @@ from edge_opt.conversion.container import (
     open_container,
     remade,
 )
-from edge_opt.conversion.fixed_shapes import fix_shapes
+from edge_opt.conversion.fixed_shapes import fix_inputs
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -200,11 +199,7 @@ class _Conversion:
         result.soundness = find_unsound(container.opened)
         check_soundness(result, require_sound=require_sound)
         self._extract_signature()
-        shapes = choose_shapes(container, self.options.get("shapes") or {})
-        for part, given in zip(container.parts, shapes, strict=True):
-            if given:
-                fix_shapes(part.model, given)
-                part.changed = True
+        fix_inputs(container, self.options.get("shapes") or {})
         signatures = choose_signatures(container, self.options.get("signatures"))
         for part in container.parts:
             self._rewrite(part, signatures, container.positions)

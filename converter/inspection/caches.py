@@ -1,11 +1,11 @@
 """The caches of a language model: how many positions each holds, which are rings, and how far sliding layers see."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from edge_opt.comparison.graph_facts import signature_info
 from edge_opt.ir import Model
+from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.proof.roles import growing_axes
 from edge_opt.schema.executor_metadata import ASSUMED_WINDOW, ExecutorMetadata, read_executor_metadata
@@ -27,7 +27,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Caches:
+class Caches(Record):
     """All caches of a model; `window` is what its bundle says that sliding layers see, None where it does not.
 
     `notes` are sentences on what LiteRT-LM will assume.
@@ -36,10 +36,6 @@ class Caches:
     caches: tuple[Cache, ...] = ()
     window: int | None = None
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """For people."""

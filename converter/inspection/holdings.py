@@ -5,17 +5,19 @@ Runs nothing, and changes no model that a caller gave.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge_opt.attention.block import Block, NotABlock, find_blocks
 from edge_opt.conversion import convert
-from edge_opt.conversion.container import find_stopped, find_unsound, open_container, positions_of
+from edge_opt.conversion.container import Container, find_stopped, find_unsound, open_container, positions_of
+from edge_opt.conversion.fixed_shapes import fix_inputs
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.compiled import is_compiled, made_from
 from edge_opt.ir.opening import ModelLike
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
@@ -34,7 +36,7 @@ _DEEPEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionBlock:
+class AttentionBlock(Record):
     """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
 
     signature: str
@@ -49,7 +51,7 @@ class AttentionBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Record):
     """An input or output of a signature; a dimension known only at run time is -1."""
 
     name: str
@@ -73,14 +75,14 @@ class SignatureContent:
             "name": self.name,
             "operators": sum(self.operators.values()),
             "operator_counts": dict(self.operators),
-            "inputs": list(map(asdict, self.inputs)),
-            "outputs": list(map(asdict, self.outputs)),
+            "inputs": [argument.to_dict() for argument in self.inputs],
+            "outputs": [argument.to_dict() for argument in self.outputs],
             "attention_unmatched": self.unmatched,
         }
 
 
 @dataclass(slots=True, repr=False)
-class Inspection:
+class Inspection(Record):
     """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type.
 
     `compiled`: it calls an NPU, and nothing here can rewrite it; `made_from` is the bundle that can, where it is known.
@@ -104,12 +106,6 @@ class Inspection:
         entries = ", ".join(f"{one.name}: {sum(one.operators.values())} operators" for one in self.signatures)
         return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        signatures = [signature.to_dict() for signature in self.signatures]
-        lint = [finding.to_dict() for finding in self.lint]
-        return strict({**asdict(self), "signatures": signatures, "lint": lint})
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -120,22 +116,29 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and reports."""
-        block = None if self.block is None else asdict(self.block)
-        return strict({**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block})
+        block = None if self.block is None else self.block.to_dict()
+        return {**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block}
 
 
-def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspection:
+def inspect(
+    source: ModelLike,
+    *,
+    target: str | Target | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Inspection:
     """Look at a model (of a bundle: its prefill/decode model); for a target, also at what that refuses or gets wrong.
+
+    `shapes` gives inputs of open lengths static shapes first, as `convert` does.
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: there is no such target.
+        UsageError: there is no such target or input, or a shape does not fit.
     """
     facts = None if target is None else load_target(target)
-    container = open_container(source)
+    container = _opened(source, shapes)
     model = container.parts[0].model
     file = model.file
-    found = Inspection(
+    inspection = Inspection(
         file=None if file is None or file.path is None else str(file.path),
         size=None if file is None else file.size,
         flatbuffer_size=None if file is None else file.flatbuffer_size,
@@ -145,32 +148,46 @@ def inspect(source: ModelLike, *, target: str | Target | None = None) -> Inspect
         caches=find_caches(model, container.opened.bundle),
     )
     if is_compiled(model):
-        whole = made_from(found.file)
-        found.compiled, found.made_from = True, None if whole is None else str(whole)
+        whole = made_from(inspection.file)
+        inspection.compiled, inspection.made_from = True, None if whole is None else str(whole)
     for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
-        found.attention += [block for block in blocks if block is not None]
+        inspection.attention += [block for block in blocks if block is not None]
         operators = dict(Counter(operator.name for operator in graph.operators).most_common())
         inputs, outputs = (
             tuple(Argument(label, t.shape_signature or t.shape, DType(t.dtype).name) for label, t in named)
             for named in _arguments(model, name, graph)
         )
-        found.signatures.append(SignatureContent(name, operators, inputs, outputs, blocks.count(None)))
+        inspection.signatures.append(SignatureContent(name, operators, inputs, outputs, blocks.count(None)))
     if facts is not None:
-        found.target, found.lint = facts.name, lint(model, facts)
-    return found
+        inspection.target, inspection.lint = facts.name, lint(model, facts)
+    return inspection
 
 
-def explain(source: ModelLike, *, target: str | Target | None = None) -> list[Explanation]:
+def explain(
+    source: ModelLike,
+    *,
+    target: str | Target | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> list[Explanation]:
     """Every site of every pass, and what a conversion would do there. Proves nothing, and edits nothing.
+
+    `shapes` gives inputs of open lengths static shapes first, as `convert` does.
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: there is no such target.
+        UsageError: there is no such target or input, or a shape does not fit.
     """
-    model = open_container(source).parts[0].model
+    model = _opened(source, shapes).parts[0].model
     blocks = {(block.signature, block.softmax): block for own in _attention(model) for block in own if block}
-    result = convert(source, target=target, verify="none", dry_run=True)
+    result = convert(source, target=target, shapes=shapes, verify="none", dry_run=True)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
+
+
+def _opened(source: ModelLike, shapes: Mapping[str, Sequence[int]] | None) -> Container:
+    """What a conversion would work on; a model that the caller gave stays as it is."""
+    container = open_container(deepcopy(source) if shapes and isinstance(source, Model) else source)
+    fix_inputs(container, shapes or {})
+    return container
 
 
 def _attention(model: Model) -> list[list[AttentionBlock | None]]:
