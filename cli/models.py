@@ -36,6 +36,10 @@ from edge_opt.cli.options import (
 )
 
 CPU = "The CPU and its kernels"
+ShapeOption = Annotated[
+    list[str] | None,
+    option("Static sizes for an input of open lengths, once for each input.", "NAME=1,128,640"),
+]
 
 
 def convert(
@@ -55,10 +59,7 @@ def convert(
         option("All passes but these.", "A", callback=split_names, autocompletion=complete_pass),
     ] = None,
     signatures: SignaturesOption = None,
-    shape: Annotated[
-        list[str] | None,
-        option("Static sizes for an input of open lengths, once for each input.", "NAME=1,128,640"),
-    ] = None,
+    shape: ShapeOption = None,
     verify: VerifyOption = "regions",
     proof_seconds: Annotated[
         float | None,
@@ -123,6 +124,7 @@ def inspect(
         str | None,
         option("Also say what this target refuses or gets wrong.", "T", autocompletion=complete_target),
     ] = None,
+    shape: ShapeOption = None,
     node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "OUT.json")] = None,
     overwrite: ForceOption = False,
     as_json: JsonOption = False,
@@ -131,19 +133,25 @@ def inspect(
     from edge_opt.cli import show_inspection
     from edge_opt.inspection import inspect
 
-    inspection = inspect(file, target=target)
+    inspection = inspect(file, target=target, shapes=read_shapes(shape))
     if node_data is not None:
         show_inspection.write_overlay(file, node_data, target, overwrite=overwrite)
     output.answer(inspection.to_dict(), partial(show_inspection.show, inspection), as_json=as_json)
     return 0
 
 
-def explain(file: ModelArgument, *, target: TargetOption = "generic", as_json: JsonOption = False) -> int:
+def explain(
+    file: ModelArgument,
+    *,
+    target: TargetOption = "generic",
+    shape: ShapeOption = None,
+    as_json: JsonOption = False,
+) -> int:
     """Say of every site whether `convert` would rewrite it, and why not."""
     from edge_opt.cli.show_inspection import show_sites
     from edge_opt.inspection import explain
 
-    sites = explain(file, target=target)
+    sites = explain(file, target=target, shapes=read_shapes(shape))
     listed = {"file": str(file), "target": target, "sites": [site.to_dict() for site in sites]}
     output.answer(listed, partial(show_sites, sites), as_json=as_json)
     return 0

@@ -311,6 +311,20 @@ def test_inspect_and_explain_say_that_lengths_are_open(
     assert "--shape q=1,4,?,5" in run(capsys, "explain", file).out
 
 
+def test_inspect_and_explain_take_shapes_as_convert_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "open.tflite"
+    file.write_bytes(to_bytes(parse(MODELS["lengths"][0])))
+    shapes = [f"--shape={name}={','.join(map(str, shape))}" for name, shape in qkv(3, 7).items()]
+    assert "T=3, 7 keys" in run(capsys, "inspect", file, *shapes).out
+    assert "would be converted" in run(capsys, "explain", file, *shapes).out
+    model = parse(MODELS["lengths"][0])
+    assert inspect(model, shapes=qkv(3, 7)).attention[0].key_lengths == (7,)
+    assert inspect(model).attention == [], "the caller's model stays as it is"
+    assert run(capsys, "explain", file, "--shape", "x=1").code == 2
+
+
 @pytest.mark.parametrize("shapes", [None, qkv(3, 7)])
 def test_compare_says_at_which_one_size_it_ran_open_lengths(
     shapes: dict[str, tuple[int, ...]] | None,
