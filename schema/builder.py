@@ -37,7 +37,10 @@ def build(root: Table, *, inside: bool) -> Built:
     Raises:
         ModelFormatError: a field holds something that the format cannot.
     """
-    tables = _TableBuilder(inside, _puts_new_data_after(root))
+    stored = (table.fields.get("data") for table in root.fields.get("buffers", ()))
+    # New bytes go where the model keeps its others.
+    new_after = any(isinstance(data, Data) and data.external for data in stored)
+    tables = _TableBuilder(inside, new_after)
     try:
         content = tables.finish(root)
     except BuilderSizeError:
@@ -45,12 +48,6 @@ def build(root: Table, *, inside: bool) -> Built:
         raise ModelFormatError(message) from None
     # A builder writes back to front: until the end, positions count from there.
     return Built(content, [hole._replace(at=len(content) - hole.at) for hole in tables.holes])
-
-
-def _puts_new_data_after(root: Table) -> bool:
-    """New bytes go where the model keeps its others."""
-    stored = (table.fields.get("data") for table in root.fields.get("buffers", ()))
-    return any(isinstance(data, Data) and data.external for data in stored)
 
 
 class _TableBuilder:
@@ -125,24 +122,21 @@ class _TableBuilder:
         value = fields[field.name]
         if field.kind == "string":
             return self._string(field, value)
-        if field.kind == "union":
-            self._check_union(field, value, fields)
         if field.kind in {"table", "union"}:
-            return self._child(field, value)
+            return self._child(field, value, fields.get(f"{field.name}_type", 0))
         known = self._vectors.get((field.type, id(value)))
         if known is None:
             known = self._vectors[field.type, id(value)] = self._vector(field, value)
         return known
 
-    def _child(self, field: FieldSpec, value: Any) -> int:
-        if not isinstance(value, Table) or (field.kind != "union" and value.spec.name != field.element):
-            _refuse(field, f"holds {value!r:.80}, not a table of type {field.element}")
+    def _child(self, field: FieldSpec, value: Any, member: int = 0) -> int:
+        """A table; `member` says which of a union's it is."""
+        is_union = field.kind == "union"
+        expected = UNIONS[field.element].get(member, "nothing") if is_union else field.element
+        if not isinstance(value, Table) or value.spec.name != expected:
+            wrong = f"but {field.name}_type says {expected}: set both"
+            _refuse(field, f"holds {value!r:.80}, {wrong if is_union else f'not a table of type {expected}'}")
         return self._table(value)
-
-    def _check_union(self, field: FieldSpec, value: Any, fields: dict[str, Any]) -> None:
-        expected = UNIONS[field.element].get(fields.get(f"{field.name}_type", 0), "nothing")
-        if not isinstance(value, Table) or expected != value.spec.name:
-            _refuse(field, f"holds {value!r:.80}, but {field.name}_type says {expected}: set both")
 
     def _string(self, field: FieldSpec, text: Any) -> int:
         if not isinstance(text, str):

@@ -44,19 +44,16 @@ _FIELDS: Final[dict[str, dict[str, str]]] = {
     "KeyValuePair": {"key": "string", "value_type": "uint8", "value": "VData"},
     "StringValue": {"value": "string"},
 }  # fmt: skip
-_SCHEMA: Final = Schema(
-    {
-        table: TableSpec(
-            table,
-            len(fields),
-            [(name, slot, kind, None) for slot, (name, kind) in enumerate(fields.items())],
-            _UNIONS,
-        )
-        for table, fields in _FIELDS.items()
-    },
-    _UNIONS,
-    complete=False,
-)
+_TABLES: Final = {
+    table: TableSpec(
+        table,
+        len(fields),
+        [(name, slot, kind, None) for slot, (name, kind) in enumerate(fields.items())],
+        _UNIONS,
+    )
+    for table, fields in _FIELDS.items()
+}
+_SCHEMA: Final = Schema(_TABLES, _UNIONS, complete=False)
 
 # What litert-lm-builder says of a file: a random UUID, and when it was made.
 _UUID, _TIME = "uuid", "creation_timestamp"

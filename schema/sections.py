@@ -94,9 +94,7 @@ class Bundle(ABC):
         """Write the bundle with some sections (by index) replaced; weights go from file to file.
 
         Raises:
-            UsageError: the output is the input, or exists and `overwrite` is false.
-            OutputError: it could not be written; nothing was left behind.
-            ModelFormatError: a section is damaged, tables hold what the format cannot, or the input was changed.
+            UsageError, OutputError, ModelFormatError: as `write_model`; also for a damaged section.
         """
         inputs = (self.source.identity,)
         resolve_target(path, overwrite=overwrite, inputs=inputs)

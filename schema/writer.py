@@ -215,11 +215,10 @@ def _neighbours(weights: list[Data]) -> list[_Run]:
     """Join weights of one source, sorted by offset, that can keep their distance."""
     runs: list[_Run] = []
     for data in weights:
-        last = runs[-1] if runs else None
         stop = data.offset + data.length
-        if last is not None and _joins(last, data):
-            last.weights.append(data)
-            runs[-1] = last._replace(stop=stop)
+        if runs and _joins(runs[-1], data):
+            runs[-1].weights.append(data)
+            runs[-1] = runs[-1]._replace(stop=stop)
         else:
             runs.append(_Run(data.source, data.offset, stop, [data]))
     return runs

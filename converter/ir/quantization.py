@@ -29,13 +29,7 @@ class Quantization:
     @classmethod
     def affine(cls, scale: float, zero_point: int = 0) -> Quantization:
         """Per-tensor parameters."""
-        return cls(
-            new_table(
-                "QuantizationParameters",
-                scale=np.array([scale], np.float32),
-                zero_point=np.array([zero_point], np.int64),
-            )
-        )
+        return cls(new_table("QuantizationParameters", scale=[scale], zero_point=[zero_point]))
 
     @property
     def is_affine(self) -> bool:
@@ -79,11 +73,7 @@ def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
     """True where both map stored numbers to real ones alike (no parameters counts as one mapping)."""
     if a is b:
         return True
-    if (a is not None and a.is_blockwise) or (b is not None and b.is_blockwise):
+    if any(parameters is not None and parameters.is_blockwise for parameters in (a, b)):
         return False  # what a place means depends on the subgraph
-    affine_a, affine_b = a is not None and a.is_affine, b is not None and b.is_affine
-    if not affine_a or not affine_b:
-        return affine_a == affine_b
-    assert a is not None
-    assert b is not None
-    return a.key() == b.key()
+    key_a, key_b = (p.key() if p is not None and p.is_affine else None for p in (a, b))
+    return key_a == key_b
