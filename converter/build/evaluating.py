@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts, text_of
+from edge_opt.build.sections import SENTENCEPIECE, TOKENIZER
 from edge_opt.build.source import Kind, look_at, read_json
 from edge_opt.build.work import Job, StageFailedError
 from edge_opt.evaluation.findings import Evaluation, Part, Said, cut, other_tokens, score
@@ -20,8 +21,6 @@ from edge_opt.schema.litertlm import read_bundle
 
 ModelPath = str | os.PathLike[str]
 
-_TOKENIZERS = (4, 6)
-"""Types of a bundle's sections: SentencePiece's, and Hugging Face's."""
 _FEWEST, _SHARE = 10, 5
 """Prompts to hold one in so many out of."""
 _COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
@@ -147,7 +146,7 @@ def _vocabulary(path: Path) -> int | None:
         size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
         return size if isinstance(size, int) else None
     bundle = read_bundle(path)
-    if not any(section.data_type in _TOKENIZERS for section in bundle.sections):
+    if not any(section.data_type in (SENTENCEPIECE, TOKENIZER) for section in bundle.sections):
         raise UsageError(f"{path} has no tokenizer, so it takes no text: give the bundle with it")
     logits = (t for s in Opened(path).main().signatures for name, t in s.outputs.items() if "logits" in name)
     return next((int(tensor.shape[-1]) for tensor in logits), None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from edge_opt.build.sections import METADATA, SENTENCEPIECE, TOKENIZER
 from edge_opt.output.errors import UsageError
 from edge_opt.output.words import many
 from edge_opt.schema.litertlm import read_bundle
@@ -178,8 +179,6 @@ def _texts(prompt: Any) -> list[Any]:
     return [entry.get("content") for entry in messages if entry.get("role") == "user"]
 
 
-_SENTENCEPIECE, _METADATA, _TOKENIZER = 4, 5, 6
-"""Types of a bundle's sections."""
 _SIZE_BYTES = 8
 
 
@@ -195,23 +194,23 @@ def tokenizer_of(model: Path) -> Any:
     held = {
         section.data_type: bytes(source.view(0, source.size))
         for index, section in enumerate(bundle.sections)
-        if section.data_type in (_SENTENCEPIECE, _METADATA, _TOKENIZER)
+        if section.data_type in (SENTENCEPIECE, METADATA, TOKENIZER)
         for source in [bundle.content(index)]
     }
-    if not held.keys() & {_SENTENCEPIECE, _TOKENIZER}:
+    if not held.keys() & {SENTENCEPIECE, TOKENIZER}:
         raise UsageError(
             f"{model} has no tokenizer, so no prompt can be calibrated on: export it again with one"
         )
     metadata = importlib.import_module("litert_lm_builder.runtime.proto.llm_metadata_pb2").LlmMetadata
-    template = metadata.FromString(held.get(_METADATA, b"")).jinja_prompt_template or None
+    template = metadata.FromString(held.get(METADATA, b"")).jinja_prompt_template or None
     make = _calibration("tokenizer").Tokenizer
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer"
         # A SentencePiece model goes first, and without the template, as there.
-        if _SENTENCEPIECE in held:
-            path.write_bytes(held[_SENTENCEPIECE])
+        if SENTENCEPIECE in held:
+            path.write_bytes(held[SENTENCEPIECE])
             return make(spm_model_path=str(path))
-        path.write_bytes(_unpacked(held[_TOKENIZER]))
+        path.write_bytes(_unpacked(held[TOKENIZER]))
         return make(tokenizer_json_path=str(path), chat_template=template)
 
 

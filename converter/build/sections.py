@@ -10,6 +10,16 @@ from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMSection, read_bundle
 from edge_opt.schema.reader import read_model
 
+# AnySectionDataType of the format, see `edge_opt.schema.litertlm`.
+SENTENCEPIECE, METADATA, TOKENIZER = 4, 5, 6
+_KINDS = {
+    1: "data",
+    SENTENCEPIECE: "SentencePiece tokenizer",
+    METADATA: "metadata",
+    TOKENIZER: "tokenizer",
+    7: "weights",
+    9: "executor metadata",
+}
 _CHUNK = 1 << 20
 _STEP = 1 << 14
 """Bytes that an operator may take in a compiled graph beside its weights; 3,400 were measured."""
@@ -109,17 +119,6 @@ def signatures(model: Model) -> dict[str, tuple[set[tuple[object, ...]], ...]]:
 def name(section: LiteRTLMSection) -> str:
     """What a section is, for people."""
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
-
-
-# AnySectionDataType of the format, see `edge_opt.schema.litertlm`.
-_KINDS = {
-    1: "data",
-    4: "SentencePiece tokenizer",
-    5: "metadata",
-    6: "tokenizer",
-    7: "weights",
-    9: "executor metadata",
-}
 
 
 def _key(section: LiteRTLMSection) -> tuple[int, str]:

@@ -137,22 +137,22 @@ def read_heard(text: str) -> Heard:
     """What the probe's log says; its lines are described in `probe.c`."""
     heard = Heard()
     for line in text.splitlines():
-        kind, *values = line.split("\t")
         graph = heard.graphs[-1] if heard.graphs else CompiledGraph("", 0)
-        if kind == "interface":
-            heard.known, heard.interface = values[0] == "known", values[1]
-        elif kind == "finalized":
-            heard.graphs.append(CompiledGraph(values[0], int(values[1])))
-        elif kind == "event":
-            graph.events.setdefault(int(values[0]), int(values[1]))
-        elif kind == "missing":
-            graph.missing.append(values[0])
-        elif kind == "running":
-            graph.running = True
-        elif kind == "output":
-            graph.outputs[values[2]] = int(values[0])
-        elif kind == "ran":
-            graph.ran = int(values[1]), float(values[2])
+        match line.split("\t"):
+            case ["interface", trusted, core, *_]:
+                heard.known, heard.interface = trusted == "known", core
+            case ["finalized", name, status, *_]:
+                heard.graphs.append(CompiledGraph(name, int(status)))
+            case ["event", event, value, *_]:
+                graph.events.setdefault(int(event), int(value))
+            case ["missing", name, *_]:
+                graph.missing.append(name)
+            case ["running", *_]:
+                graph.running = True
+            case ["output", number, _, name, *_]:
+                graph.outputs[name] = int(number)
+            case ["ran", _, status, seconds, *_]:
+                graph.ran = int(status), float(seconds)
     return heard
 
 
