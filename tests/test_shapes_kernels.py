@@ -237,18 +237,6 @@ def test_depthwise_convolutions(
     check("DEPTHWISE_CONV_2D", inputs, options)
 
 
-@examples
-@given(SIZES, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1))
-def test_convolutions_in_3d(depth: int, fd: int, stride: int, dilation: int, padding: int) -> None:
-    options = {
-        "padding": padding, "strideD": stride, "strideH": 1, "strideW": 2, "dilationDFactor": dilation,
-        "dilationHFactor": 1, "dilationWFactor": 1,
-    }  # fmt: skip
-    inputs = [T((2, depth, 4, 5, 3)), T((fd, 2, 2, 3, 7)), T((7,))]
-    fits = padding == 0 or (fd - 1) * dilation + 1 <= depth + stride
-    check("CONV_3D", inputs, options, stricter=not fits)
-
-
 def test_sparse_tensors() -> None:
     """The interpreter cannot allocate them here: it wants a table of sparsity."""
     assert derived_shapes(one_operator("DENSIFY", [const([[1.0, 0.0]], "FLOAT32")], [T(())])) == [(1, 2)]
@@ -327,24 +315,6 @@ def with_body(name: str, inputs: list[T], options: dict[str, Any]) -> tuple[Shap
     return tuple(int(d) for d in runtime.get_output_details()[0]["shape"]), derived
 
 
-WINDOW = st.tuples(
-    *(st.integers(low, high) for low, high in ((1, 6), (1, 3), (1, 2), (1, 2), (1, 2), (0, 2), (0, 2)))
-)
-
-
-@examples
-@given(st.lists(WINDOW, min_size=1, max_size=3))
-def test_reduce_window(axes: list[tuple[int, ...]]) -> None:
-    shape, window, strides, base, dilation, low, high = (list(column) for column in zip(*axes, strict=True))
-    options = {
-        "windowDimensions": window, "windowStrides": strides, "baseDilations": base, "windowDilations": dilation,
-        "padding": [number for pair in zip(low, high, strict=True) for number in pair], "bodySubgraphIndex": 1,
-    }  # fmt: skip
-    inputs = [T(tuple(shape)), const(0.0, "FLOAT32")]
-    expected, derived = with_body("STABLEHLO_REDUCE_WINDOW", inputs, options)
-    assert derived == [expected]
-
-
 def test_stablehlo_scatter_keeps_the_shape_of_the_operand() -> None:
     options = {
         "updateWindowDims": [2, 3], "insertedWindowDims": [0], "scatterDimsToOperandDims": [1, 0], "indexVectorDim": 2,
@@ -365,14 +335,6 @@ def derive(name: str, shapes: list[Shape], options: Options = None, result: Shap
     (shape,) = derived
     assert shape is not None
     return shape
-
-
-def test_windows_without_strides_dilations_and_padding_move_by_1() -> None:
-    window = {"windowDimensions": [2, 3], "bodySubgraphIndex": 1}
-    options = window
-    assert derive("REDUCE_WINDOW", [(4, 5), ()], options) == (3, 3)
-    assert derive("REDUCE_WINDOW", [(4, 2), ()], options) == (3, 0)
-    assert derive("REDUCE_WINDOW", [(0, 5), ()], options) == (0, 3)
 
 
 @pytest.mark.parametrize("offsets", [[0, 0], [0, 4], [0]])

@@ -50,15 +50,21 @@ _REALS: dict[str, Callable[..., Any]] = {
 _SELECTIONS = frozenset({"SELECT", "SELECT_V2"})
 
 ELEMENTWISE = (*_NUMBERS, *_SELECTIONS)
-REDUCTIONS = {
-    "SUM": "ADD",
-    "REDUCE_PROD": "MUL",
-    "REDUCE_MAX": "MAXIMUM",
-    "REDUCE_MIN": "MINIMUM",
-    "REDUCE_ALL": "LOGICAL_AND",
-    "REDUCE_ANY": "LOGICAL_OR",
+SEGMENTS: dict[str, tuple[str, list[int]]] = {
+    "UNSORTED_SEGMENT_MAX": ("MAXIMUM", []),
+    "UNSORTED_SEGMENT_MIN": ("MINIMUM", []),
+    "UNSORTED_SEGMENT_PROD": ("MUL", [1]),
+    "UNSORTED_SEGMENT_SUM": ("ADD", [0]),
 }
-_STARTS = {"SUM": 0, "REDUCE_PROD": 1, "REDUCE_ALL": True, "REDUCE_ANY": False}
+REDUCTIONS: dict[str, tuple[str, list[int]]] = {
+    "SUM": ("ADD", [0]),
+    "REDUCE_PROD": ("MUL", [1]),
+    "REDUCE_MAX": ("MAXIMUM", []),
+    "REDUCE_MIN": ("MINIMUM", []),
+    "REDUCE_ALL": ("LOGICAL_AND", [True]),
+    "REDUCE_ANY": ("LOGICAL_OR", [False]),
+}
+"""The operator that combines two elements, and what it begins with."""
 
 
 def _compute(name: str, *elements: Element) -> Element:
@@ -93,12 +99,11 @@ def elementwise(name: str, values: Sequence[Array]) -> Array | None:
 
 def reduce_rows(name: str, rows: Array) -> Array:
     """Fold the last axis; unknown where an unknown element does not drop out. Real numbers are not folded."""
+    combine, start = (REDUCTIONS | SEGMENTS)[name]
     result = np.full(rows.shape[:-1], None, object)
     for place in np.ndindex(result.shape) if rows.dtype.kind in _EXACT else ():
-        row = rows[place].tolist()
-        if name in _STARTS:
-            row = [_STARTS[name], *row]
-        result[place] = reduce(partial(_compute, REDUCTIONS[name]), row) if row else None
+        row = [*start, *rows[place].tolist()]
+        result[place] = reduce(partial(_compute, combine), row) if row else None
     return result
 
 

@@ -96,33 +96,16 @@ def expand_dims(call: Call) -> Results:
 def squeeze(call: Call) -> Results:
     """The axes in `squeeze_dims`, of size 1 each, are dropped; without any, every axis of size 1 is."""
     shape, listed = call.shape(0, most=_MAX_RANK), call.listed("squeeze_dims")
-    if not listed and min(shape, default=1) < 0:
-        raise RefusedError("which axes have size 1 is not known", call.op)
-    dropped = {
-        call.axis_of(0, axis) for axis in listed or [axis for axis, size in enumerate(shape) if size == 1]
-    }
+    if not listed:
+        if DYNAMIC in shape:
+            raise RefusedError("which axes have size 1 is not known", call.op)
+        return [tuple(size for size in shape if size != 1)]
+    dropped = {call.axis_of(0, axis) for axis in listed}
     for axis in dropped:
         if shape[axis] not in (1, DYNAMIC):
             text = f"axis {axis} of {call.text(0)} has size {shape[axis]}"
             raise ShapeError(f"{text}: only size 1 can be dropped")
     return [tuple(size for axis, size in enumerate(shape) if axis not in dropped)]
-
-
-@rule("BITCAST", "TFLite, bitcast.cc, CalculateShape")
-def bitcast(call: Call) -> Results:
-    """The bytes stay: a narrower type adds a last axis of the ratio, a wider one takes such an axis away."""
-    shape = call.shape(0)
-    before, after = call.op.input(0).dtype.bits, call.op.outputs[0].dtype.bits
-    if before is None or after is None:
-        raise ShapeError(f"a bitcast of {call.label(0)}: both types need a fixed size")
-    if before == after:
-        return [shape]
-    if before > after:
-        return [(*shape, before // after)]
-    ratio = after // before
-    if not shape or shape[-1] not in (DYNAMIC, ratio):
-        raise ShapeError(f"the last axis of {call.text(0)} must have size {ratio} to make one wider element")
-    return [shape[:-1]]
 
 
 @rule("TRANSPOSE", "TFLite, transpose.cc, ResizeOutputTensor")
@@ -241,10 +224,8 @@ def broadcast_to(call: Call) -> Results:
     for axis, size in enumerate(shape, start=lead):
         if size >= 0 and size not in (1, target[axis]):
             if target[axis] >= 0:
-                text = (
-                    f"{call.text(0)} does not broadcast to {shape_text(target)}: axis {axis - lead} has size"
-                )
-                raise ShapeError(f"{text} {size}, expected 1 or {target[axis]}")
+                expected = f"axis {axis - lead} has size {size}, expected 1 or {target[axis]}"
+                raise ShapeError(f"{call.text(0)} does not broadcast to {shape_text(target)}: {expected}")
             result[axis] = size
     return [tuple(result)]
 

@@ -61,13 +61,9 @@ def infer_dimension(left: int, right: int) -> int | None:
 
     Source: MLIR's `Broadcastable` trait, `InferDim`.
     """
-    if left == 1:
+    if left == 1 or (left < 0 and right != 1):
         return right
-    if right == 1:
-        return left
-    if left < 0:
-        return right
-    return left if right < 0 or left == right else None
+    return left if right < 0 or right in (1, left) else None
 
 
 def verify_broadcast(

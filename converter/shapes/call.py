@@ -70,12 +70,8 @@ class Call:
             raise ShapeError(f"its options are those of another operator: they have no {name}") from None
         return default if value is None else value
 
-    def flag(self, name: str) -> bool:
-        """Return a boolean option."""
-        return bool(self.option(name, False))
-
     def number(self, name: str) -> int:
-        """Return a whole number given as an option."""
+        """Return a whole number given as an option; of a boolean 0 or 1."""
         return int(self.option(name, 0))
 
     def listed(self, name: str, count: int | None = None) -> list[int]:

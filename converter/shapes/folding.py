@@ -56,21 +56,14 @@ def _settle(value: Array | None, shape: Shape, tensor: Tensor) -> Array | None:
         elements = value.ravel().tolist()
         if None in elements:
             return None if set(elements) == {None} else value
-        if max(map(abs, elements), default=0) > np.iinfo(np.int64).max:
-            return None
-        value = np.array(elements, np.int64).reshape(shape)
-    with np.errstate(over="ignore"):
-        return value.astype(target, copy=False) if _fits(value, target) else None
-
-
-def _fits(value: Array, target: np.dtype[Any]) -> bool:
     if value.dtype.kind == "c" and target.kind != "c":
-        return False
-    if value.dtype == target or value.dtype.kind == "b" or target.kind in "bfc" or not value.size:
-        return True
-    limits = np.iinfo(target)
-    with np.errstate(invalid="ignore"):
-        return bool((value >= limits.min).all() and (value <= limits.max).all())
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if target.kind in "iu" and value.dtype.kind in "iufO":
+            limits = np.iinfo(target.name)
+            if not ((value >= limits.min) & (value <= limits.max)).all():
+                return None
+        return value.astype(target, copy=False)
 
 
 def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Array:
@@ -92,14 +85,12 @@ def _any_known(call: Call) -> list[Array]:
     values = [call.value(index) for index in range(len(call.shapes))]
     if all(value is None for value in values):
         raise RefusedError("no input is known", call.op)
-    return [_unknown(call, index) if value is None else value for index, value in enumerate(values)]
-
-
-def _unknown(call: Call, index: int) -> Array:
-    shape = call.shapes[index]
-    if not _is_small(shape):
-        raise RefusedError("an input is too large", call.op)
-    return np.full(shape, None, object)
+    arrays: list[Array] = []
+    for value, shape in zip(values, call.shapes, strict=True):
+        if value is None and not _is_small(shape):
+            raise RefusedError("an input is too large", call.op)
+        arrays.append(np.full(shape or (), None, object) if value is None else value)
+    return arrays
 
 
 def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
@@ -136,7 +127,7 @@ def _index(call: Call, place: int, begin: int, end: int, stride: int) -> Any:
         return None
     if masked("shrink_axis"):
         return 0 if masked("begin") else begin
-    end = begin + end if call.flag("offset") else end
+    end = begin + end if call.number("offset") else end
     return slice(None if masked("begin") else begin, None if masked("end") else end, stride)
 
 
@@ -174,21 +165,13 @@ def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
     return arithmetic.reduce_rows(call.name, rows).reshape(shapes[0])
 
 
-_SEGMENTS = {
-    "UNSORTED_SEGMENT_MAX": "REDUCE_MAX",
-    "UNSORTED_SEGMENT_MIN": "REDUCE_MIN",
-    "UNSORTED_SEGMENT_PROD": "REDUCE_PROD",
-    "UNSORTED_SEGMENT_SUM": "SUM",
-}
-
-
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
     value, ids, count = call.some(0), call.numbers(1), shapes[0][0]
     if ids.ndim != 1 or not count:
         raise RefusedError("the segments are no vector", call.op)
     rows = [np.moveaxis(value[ids == segment], 0, -1) for segment in range(count)]
-    return np.stack([arithmetic.reduce_rows(_SEGMENTS[call.name], row) for row in rows])
+    return np.stack([arithmetic.reduce_rows(call.name, row) for row in rows])
 
 
 _FOLDERS: dict[str, Folder] = {
@@ -215,5 +198,5 @@ _FOLDERS: dict[str, Folder] = {
     "ZEROS_LIKE": lambda _, shapes: np.zeros(shapes[0], np.int64),
     **dict.fromkeys(arithmetic.ELEMENTWISE, _elementwise),
     **dict.fromkeys(arithmetic.REDUCTIONS, _reduce),
-    **dict.fromkeys(_SEGMENTS, _segments),
+    **dict.fromkeys(arithmetic.SEGMENTS, _segments),
 }

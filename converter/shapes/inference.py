@@ -75,14 +75,12 @@ class _Derivation:
         indices = range(len(self._model.subgraphs))
         for index in sorted(indices, key=called_subgraphs(self._model).__contains__):
             if index not in self._walked:
-                inputs = self._model.subgraphs[index].inputs
-                self._walk(index, {tensor: Fact(self._given(tensor)) for tensor in inputs})
+                inputs = {
+                    t: self._resize.get(t, self._recorded(t)) for t in self._model.subgraphs[index].inputs
+                }
+                self._walk(index, {tensor: Fact(shape) for tensor, shape in inputs.items()})
         count = sum(len(subgraph.tensors) for subgraph in self._model.subgraphs)
         return ShapeReport(count, tuple(self._disagreements.values()), self._shapes)
-
-    def _given(self, tensor: Tensor) -> Shape | None:
-        """The shape of a graph input: resized, or recorded."""
-        return self._resize[tensor] if tensor in self._resize else self._recorded(tensor)
 
     def _recorded(self, tensor: Tensor) -> Shape | None:
         """The shape that the file records, None for an unranked tensor."""

@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 from edge_opt.shapes.broadcast import broadcast_operands
-from edge_opt.shapes.call import Call, Results, recorded_shape
+from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import DYNAMIC, ShapeError, may_be_alike, may_be_equal, shape_text
 from edge_opt.shapes.rules import rule
 
@@ -74,13 +74,12 @@ def reduce(call: Call) -> Results:
     shape = call.shape(0)
     if shape == ():
         return [()]
-    keep = call.flag("keep_dims")
+    keep = call.number("keep_dims")
     if keep and None in call.elements(1):
         return [(DYNAMIC,) * len(shape)]
     folded = {call.axis_of(0, axis) for axis in call.integers(1)}
-    return [
-        tuple(1 if axis in folded else size for axis, size in enumerate(shape) if keep or axis not in folded)
-    ]
+    sizes = enumerate(shape)
+    return [tuple(1 if axis in folded else size for axis, size in sizes if keep or axis not in folded)]
 
 
 @rule("ARG_MAX ARG_MIN", "TFLite, arg_min_max.cc, ResizeOutput")
@@ -142,9 +141,8 @@ def shape_of(call: Call) -> Results:
 
 
 @rule("RANK", "TFLite, rank.cc, Prepare")
-def rank(call: Call) -> Results:
+def rank(_: Call) -> Results:
     """A scalar."""
-    del call
     return [()]
 
 
@@ -194,12 +192,3 @@ def where(call: Call) -> Results:
     """A row for each element that is not 0, with one number for each axis."""
     count = int((call.numbers(0) != 0).sum()) if call.is_known(0) else DYNAMIC
     return [(count, len(call.shape(0)))]
-
-
-@rule(
-    "STABLEHLO_RNG_BIT_GENERATOR",
-    "StableHLO specification, rng_bit_generator; TFLite, rng_bit_generator.cc, Prepare",
-)
-def rng_bit_generator(call: Call) -> Results:
-    """The new state has the old one's shape; the bits have their recorded shape: nothing else states it."""
-    return [call.shape(0, rank=1), recorded_shape(call.op.outputs[1])]

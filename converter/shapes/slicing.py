@@ -117,7 +117,7 @@ def _strided_sizes(call: Call, axis: int, window: _Window) -> Sequence[int]:
         if index is not None and size >= 0 and not -size <= index < size:
             raise ShapeError(f"index {index} lies outside axis {axis} of {call.text(0)}")
         return ()
-    if call.flag("offset"):
+    if call.number("offset"):
         return (_offset_size(call, axis, window),)
     known = (window.open_begin or begin is not None) and (window.open_end or end is not None)
     if size < 0 or not known or stride is None:

@@ -14,7 +14,7 @@ _SAME, _VALID = 0, 1
 def batch_matmul(call: Call) -> Results:
     """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each."""
     left, right = (call.shape(index, least=2, most=5) for index in (0, 1))
-    transposes = (call.flag("adj_x"), call.flag("adj_y"))
+    transposes = (bool(call.number("adj_x")), bool(call.number("adj_y")))
     return [multiply((left, right), transposes=transposes, labels=call.labels())]
 
 
@@ -32,7 +32,7 @@ def fully_connected(call: Call) -> Results:
     shape, weights = call.shape(0, least=1), call.shape(1, rank=2)
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
     _check_bias(call, 2, weights[0])
-    rows = shape if call.flag("keep_num_dims") else _flatten(call, shape, weights)
+    rows = shape if call.number("keep_num_dims") else _flatten(call, shape, weights)
     return [multiply((rows, weights), transposes=(False, True), labels=call.labels()[:2]), *scratch]
 
 
@@ -72,8 +72,8 @@ def _places(call: Call, axis: int, name: str, window: int, dilation: int) -> int
     """
     size, stride = call.shape(0)[axis], call.number(f"stride_{name}")
     if stride <= 0 or dilation <= 0 or window == 0:
-        text = f"size, stride and dilation of the window {(window, stride, dilation)}"
-        raise ShapeError(f"{text} must be 1 or more each")
+        numbers = (window, stride, dilation)
+        raise ShapeError(f"size, stride and dilation of the window {numbers} must be 1 or more each")
     padding = call.number("padding")
     if padding not in (_SAME, _VALID):
         raise ShapeError(f"its padding is {padding}: expected SAME (0) or VALID (1)")
@@ -95,13 +95,14 @@ def _check_filled(call: Call, *indices: int) -> None:
 
 
 def _convolved(call: Call, windows: Sequence[int], channels: int) -> Results:
-    """The filters' window slides over the axes between batch and channels: height and width, or depth too."""
+    """The filters' window slides over height and width."""
     _check_filled(call, 0, 1)
     _check_bias(call, 2, channels)
-    result = [call.shape(0)[0]]
-    for axis, (name, window) in enumerate(zip("dhw"[-len(windows) :], windows, strict=True), start=1):
-        result.append(_places(call, axis, name, window, call.number(f"dilation_{name}_factor")))
-    return [(*result, channels)]
+    height, width = (
+        _places(call, axis, name, window, call.number(f"dilation_{name}_factor"))
+        for axis, name, window in zip((1, 2), "hw", windows, strict=True)
+    )
+    return [(call.shape(0)[0], height, width, channels)]
 
 
 @rule("CONV_2D", "TFLite, conv.cc, Prepare")
@@ -110,8 +111,7 @@ def convolution(call: Call) -> Results:
     (*_, channels), (count, *window, depth) = call.shape(0, rank=4), call.shape(1, rank=4)
     known = channels >= 0 and depth > 0
     if known and (channels % depth or (count >= 0 and count % (channels // depth))):
-        text = f"the {channels} channels of {call.text(0)} do not fall into groups for the filters"
-        raise ShapeError(f"{text} {call.text(1)}")
+        raise ShapeError(f"the channels of {call.text(0)} make no groups for the filters {call.text(1)}")
     return _convolved(call, window, count)
 
 
@@ -120,24 +120,10 @@ def depthwise_convolution(call: Call) -> Results:
     """`[b, h, w, i]` with filters `[1, fh, fw, i*m]` gives `[b, h', w', i*m]`."""
     (*_, channels), (one, *window, results) = call.shape(0, rank=4), call.shape(1, rank=4)
     if one not in (1, DYNAMIC) or (channels > 0 and results > 0 and results % channels):
-        text = f"the filters {call.text(1)} must be one, with a multiple of the channels of"
-        raise ShapeError(f"{text} {call.label(0)}")
-    return _convolved(call, window, results)
-
-
-@rule("CONV_3D", "TFLite, conv3d.cc, Prepare")
-def convolution_3d(call: Call) -> Results:
-    """`[b, d, h, w, i]` with filters `[fd, fh, fw, i, o]` gives `[b, d', h', w', o]`."""
-    (*_, channels), (*window, depth, results) = call.shape(0, rank=5), call.shape(1, rank=5)
-    _check_channels(call, channels, depth, 0)
-    return _convolved(call, window, results)
-
-
-def _check_channels(call: Call, channels: int, depth: int, index: int) -> None:
-    if not may_be_equal(channels, depth):
         raise ShapeError(
-            f"the channels of {call.text(index)} differ from those of the filters {call.text(1)}"
+            f"{call.text(1)} must be one filter for a multiple of the channels of {call.text(0)}"
         )
+    return _convolved(call, window, results)
 
 
 @rule("TRANSPOSE_CONV", "TFLite, transpose_conv.cc, Prepare")
@@ -147,43 +133,7 @@ def transposed_convolution(call: Call) -> Results:
     if len(result) != 4:
         raise ShapeError(f"{call.label(0)} spells out {shape_text(result)}: expected rank 4")
     _check_filled(call, 1, 2)
-    _check_channels(call, shape[3], filters[3], 2)
+    if not may_be_equal(shape[3], filters[3]):
+        raise ShapeError(f"{call.text(2)} and the filters {call.text(1)} differ in their channels")
     _check_bias(call, 3, filters[0])
     return [result]
-
-
-def _slide(size: int, window: int, stride: int, base: int, dilation: int, low: int, high: int) -> int:
-    """The number of places of a window: `floor((padded - reach) / stride) + 1`, 0 where it does not fit."""
-    if min(stride, base, dilation) < 1:
-        raise ShapeError(f"stride {stride} and dilations {base} and {dilation} must be 1 or more")
-    if size < 0:
-        return DYNAMIC
-    padded = low + (0 if size == 0 else (size - 1) * base + 1) + high
-    reach = (window - 1) * dilation + 1
-    return 0 if reach > padded else (padded - reach) // stride + 1
-
-
-@rule(
-    "STABLEHLO_REDUCE_WINDOW",
-    "StableHLO specification, reduce_window; TFLite, stablehlo_reduce_window.cc, StablehloData::Setup",
-)
-def reduce_window(call: Call) -> Results:
-    """A window slides over every axis, dilated and padded by the options."""
-    count = len(call.op.outputs)
-    if len(call.shapes) != 2 * count:
-        raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count}, two for each output")
-    return [_reduced(call, call.shape(index, least=1, most=6)) for index in range(count)]
-
-
-def _reduced(call: Call, shape: Shape) -> Shape:
-    rank = len(shape)
-    windows = call.listed("window_dimensions", rank)
-    padding = call.listed("padding") or [0] * (2 * rank)
-    strides, base, dilations = (
-        call.listed(name) or [1] * rank for name in ("window_strides", "base_dilations", "window_dilations")
-    )
-    if len(padding) != 2 * rank or any(len(values) != rank for values in (strides, base, dilations)):
-        raise ShapeError(f"its strides, dilations and padding must fit the axes of {call.text(0)}")
-    if min(windows) < 1:
-        raise ShapeError(f"its window_dimensions {windows} must be 1 or more each")
-    return tuple(map(_slide, shape, windows, strides, base, dilations, padding[::2], padding[1::2]))

@@ -3,12 +3,15 @@
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.shapes.rules import RULES
 
+_NOT_HELD = "no language model is known to hold it"
 _WHY_NOT = {
     "CONCAT_EMBEDDINGS": "no kernel defines it",
     "CUSTOM": "its kernel is the user's own",
     "DELEGATE": "made by the runtime, never stored",
     "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
     "STABLEHLO_CUSTOM_CALL": "its kernel is the user's own",
+    "STABLEHLO_REDUCE_WINDOW": _NOT_HELD,
+    "STABLEHLO_RNG_BIT_GENERATOR": _NOT_HELD,
 }
 
 
@@ -35,5 +38,5 @@ def table() -> str:
 def why_not(name: str) -> str:
     """Why an operator has no rule."""
     stablehlo = name.startswith("STABLEHLO_")
-    known = "the runtime has no kernel for it" if stablehlo else "no language model is known to hold it"
+    known = "the runtime has no kernel for it" if stablehlo else _NOT_HELD
     return _WHY_NOT.get(name, known)
