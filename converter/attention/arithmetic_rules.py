@@ -1,5 +1,7 @@
 """Rules of operators that compute: element by element, matrix products, along rows. They move nothing."""
 
+from itertools import dropwhile
+
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
@@ -25,12 +27,8 @@ class Elementwise(Rule):
 
 def _fits_as_it_is(whole: Shape, wanted: Shape, result: Shape) -> bool:
     """True where an operand needs no RESHAPE, because it only has other leading ones: then all heads share it."""
-    return len(whole) <= len(result) and _without_leading_ones(whole) == _without_leading_ones(wanted)
-
-
-def _without_leading_ones(shape: Shape) -> Shape:
-    first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
-    return shape[first:]
+    trimmed, expected = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in (whole, wanted))
+    return len(whole) <= len(result) and trimmed == expected
 
 
 class Select(Elementwise):

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
+from edge_opt.ir.region import needed_for
 from edge_opt.output.words import name_below
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.call import constants_of
@@ -18,21 +19,14 @@ class Assembly:
         self._model = model
         self._constants = constants
         self._operators: list[Operator] = []
-        self._reshaped_from: dict[int, Tensor] = {}
-        self._reshapes: dict[tuple[int, Shape], Tensor] = {}
+        self._reshaped_from: dict[Tensor, Tensor] = {}
+        self._reshapes: dict[tuple[Tensor, Shape], Tensor] = {}
         self._again: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
         self._names: set[str] = set()
 
     def finished(self, *outputs: Tensor) -> list[Operator]:
         """The operators that the outputs need, in execution order."""
-        needed = {id(output) for output in outputs}
-        operators = cancel_transposes(self._operators, frozenset(needed))
-        kept: list[Operator] = []
-        for operator in reversed(operators):
-            if any(id(tensor) in needed for tensor in operator.outputs):
-                kept.append(operator)
-                needed.update(id(tensor) for tensor in operator.inputs)
-        return kept[::-1]
+        return needed_for(outputs, cancel_transposes(self._operators, outputs))
 
     def tensor(
         self, name: str, shape: Shape, like: Tensor, quantization: Quantization | None = None
@@ -64,7 +58,7 @@ class Assembly:
         options: Table | None,
     ) -> tuple[Tensor, ...]:
         """The operator once more, reading other tensors; the results are like its own but for names and shapes."""
-        key = (operator, tuple(id(tensor) for tensor in inputs))
+        key = (operator, *inputs)
         if key not in self._again:
             outputs = [
                 self.tensor(name, shape, like)
@@ -84,15 +78,15 @@ class Assembly:
 
     def source(self, tensor: Tensor) -> Tensor:
         """What a tensor is a RESHAPE of, if one made here; else itself."""
-        return self._reshaped_from.get(id(tensor), tensor)
+        return self._reshaped_from.get(tensor, tensor)
 
     def reshaped(self, source: Tensor, shape: Shape, name: str) -> Tensor:
         """`source` with another shape; itself, or what it was reshaped from, where that has the shape already."""
         root = self.source(source)
-        for known in (source, root):
-            if known.shape == shape:
-                return known
-        key = (id(root), shape)
+        for same in (source, root):
+            if same.shape == shape:
+                return same
+        key = (root, shape)
         if key not in self._reshapes:
             self._reshapes[key] = self.reshape_to(root, self.tensor(name, shape, root))
         return self._reshapes[key]
@@ -103,15 +97,15 @@ class Assembly:
         wanted = np.array(output.shape, np.int32)
         steering = self.integers(name_below(output.name, "shape"), wanted)
         self.emit("RESHAPE", [root, steering], output, new_shape=wanted)
-        self._reshaped_from[id(output)] = root
+        self._reshaped_from[output] = root
         return output
 
 
 # Transpositions that a matrix product can do itself
 
 
-def cancel_transposes(operators: Sequence[Operator], wanted: Container[int]) -> list[Operator]:
-    """The same computation with fewer TRANSPOSEs; `wanted` are the tensors (by id) that others read.
+def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) -> list[Operator]:
+    """The same computation with fewer TRANSPOSEs; `wanted` are the tensors that others read.
 
     `(A B)^T = B^T A^T`: a product whose only reader exchanges its last two axes gets its operands and flags exchanged,
     `BMM(V^T, P, adj_y) -> [.., H, T] -> TRANSPOSE` becomes `BMM(P, V^T, adj_y) -> [.., T, H]`. And a TRANSPOSE of the
@@ -121,45 +115,39 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[int]) -> 
     return _drop_adjoint_operands(_flip_products(operators, wanted))
 
 
-def _flip_products(operators: Sequence[Operator], wanted: Container[int]) -> list[Operator]:
-    producer = {id(tensor): operator for operator in operators for tensor in operator.outputs}
-    readers = Counter(
-        id(tensor) for operator in operators for tensor in operator.inputs if tensor is not None
-    )
+def _flip_products(operators: Sequence[Operator], wanted: Container[Tensor]) -> list[Operator]:
+    producers = {tensor: operator for operator in operators for tensor in operator.outputs}
+    readers = Counter(tensor for operator in operators for tensor in operator.inputs)
     flipped: dict[Operator, Operator] = {}
     gone: set[Operator] = set()
-    for operator in operators:
-        if not exchanges_last_two(operator):
-            continue
+    for operator in filter(exchanges_last_two, operators):
         source = operator.input(0)
-        product = producer.get(id(source))
-        if (
-            product is None
-            or product.name != "BATCH_MATMUL"
-            or readers[id(source)] != 1
-            or id(source) in wanted
-        ):
+        product = producers.get(source)
+        if product is None or product.name != "BATCH_MATMUL" or readers[source] != 1 or source in wanted:
             continue
         left, right = product.input(0), product.input(1)
         if left.dtype is right.dtype:
             turned = (not product.option("adj_y"), not product.option("adj_x"))
-            flipped[product] = _product(product, (right, left), turned, operator.outputs[0])
+            flipped[product] = _product(product, (right, left), turned, operator.output)
             gone.add(operator)
     return [flipped.get(operator, operator) for operator in operators if operator not in gone]
 
 
 def _drop_adjoint_operands(operators: Sequence[Operator]) -> list[Operator]:
-    producer = {id(tensor): operator for operator in operators for tensor in operator.outputs}
+    transposed = {
+        operator.output: operator.input(0) for operator in operators if exchanges_last_two(operator)
+    }
     result: list[Operator] = []
     for operator in operators:
-        made = operator
-        for side, flag in ((0, "adj_x"), (1, "adj_y")) if operator.name == "BATCH_MATMUL" else ():
-            source = producer.get(id(operator.input(side)))
-            if operator.option(flag) and source is not None and exchanges_last_two(source):
-                sides, turned = [*made.inputs], [made.option("adj_x"), made.option("adj_y")]
-                sides[side], turned[side] = source.input(0), False
-                made = _product(made, sides, turned, operator.output)
-        result.append(made)
+        changed = operator
+        if operator.name == "BATCH_MATMUL":
+            sides, turned = [*operator.inputs], [operator.option("adj_x"), operator.option("adj_y")]
+            for side in (0, 1):
+                if turned[side] and operator.input(side) in transposed:
+                    sides[side], turned[side] = transposed[operator.input(side)], False
+            if sides != [*operator.inputs]:
+                changed = _product(operator, sides, turned, operator.output)
+        result.append(changed)
     return result
 
 

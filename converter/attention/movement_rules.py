@@ -235,13 +235,12 @@ class Concatenation(Rule):
         return fx.mixed_index(cut[0], head)
 
 
-class Pack(Rule):
+class Pack(Concatenation):
     """As CONCATENATION, along an axis that the parts do not have."""
 
     def operands(self, of: Labelled) -> Operands:
         axis = of.axis(len(of.factored))
-        own = of.factored[axis]
-        if fx.tells_heads(own) and not fx.only_labels(own):
+        if fx.tells_heads(of.factored[axis]) and not fx.only_labels(of.factored[axis]):
             raise RefusedError("the parts of a PACK are not the heads", of.operator)
         part = (*of.factored[:axis], *of.factored[axis + 1 :])
         return dict.fromkeys(range(len(of.operator.inputs)), part)
@@ -251,7 +250,7 @@ class Pack(Rule):
         return one.clone({index: one.piece(index) for index in self.operands(one.of)}, axis=position)
 
     def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return len(of.operator.inputs) == 1 or fx.tells_heads(of.factored[of.axis(len(of.factored))])
+        return len(of.operator.inputs) == 1 or super().vanishes(of, keep=keep)
 
     def left(self, of: Labelled, head: int) -> int:
         return fx.mixed_index(of.factored[of.axis(len(of.factored))], head)

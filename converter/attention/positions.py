@@ -38,51 +38,59 @@ class FloatForm:
         RefusedError: an operator is not understood.
     """
 
-    def __init__(self, operators: Sequence[Operator], position: Tensor, exact: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, operators: Sequence[Operator], position: Tensor, exact: Mapping[Tensor, Tensor]
+    ) -> None:
         self.position = position
         self.operators: list[Operator] = []
         self.angles: list[tuple[Tensor, Tensor]] = []
-        known = {**exact, id(position): position}
+        floats = {**exact, position: position}
         for operator in operators:
             old = operator.outputs[0]
             if operator.name in _RETYPED:
-                known[id(old)] = known[id(operator.input(0))]
+                floats[old] = floats[operator.input(0)]
             else:
                 _check(operator)
-                inputs = [t and (known.get(id(t)) or _in_float(t)) for t in operator.inputs]
+                inputs = [t and (floats.get(t) or _in_float(t)) for t in operator.inputs]
                 is_real = old.is_quantized or old.dtype.is_float
-                known[id(old)] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
-                self.operators.append(Operator(operator.code, inputs, [known[id(old)]], operator.options))
-            if _is_code(old) and not any(made.name in _ANGLES for made in self.operators):
-                self.angles.append((known[id(old)], old))
-        self.result = known[id(operators[-1].outputs[0])]
+                floats[old] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
+                self.operators.append(Operator(operator.code, inputs, [floats[old]], operator.options))
+            if _is_code(old) and not any(each.name in _ANGLES for each in self.operators):
+                self.angles.append((floats[old], old))
+        self.result = floats[operators[-1].outputs[0]]
 
-    def evaluate(self, positions: _Array) -> dict[int, _Array]:
-        """Every tensor, by identity; the last axis counts runs: `positions` has the position's shape and that one."""
-        found = {id(self.position): positions}
-        for operator in self.operators:
-            values = [
-                _of(tensor, found, lambda t: t.array()) for tensor in operator.inputs if tensor is not None
-            ]
-            if operator.name in _MOVES:
-                found[id(operator.outputs[0])] = _moved(operator, values)
-            else:
-                dtype = operator.outputs[0].dtype.numpy
-                found[id(operator.outputs[0])] = np.asarray(_COMPUTES[operator.name](*values)).astype(dtype)
-        return found
+    def evaluate(self, positions: _Array) -> dict[Tensor, _Array]:
+        """Every tensor; the last axis counts runs: `positions` has the position's shape and that one."""
 
-    def origins(self) -> dict[int, _Array]:
+        def compute(operator: Operator, values: list[_Array]) -> _Array:
+            result = np.asarray(_COMPUTES[operator.name](*values))
+            return result.astype(operator.outputs[0].dtype.numpy)
+
+        return self._followed(positions, lambda constant: constant.array(), compute)
+
+    def origins(self) -> dict[Tensor, _Array]:
         """For every tensor the index of the position that each entry depends on, with a last axis of size 1."""
-        found = {id(self.position): np.arange(self.position.elements).reshape(*self.position.shape, 1)}
+        indices = np.arange(self.position.elements).reshape(*self.position.shape, 1)
+        return self._followed(
+            indices, lambda constant: np.full(constant.shape, _CONSTANT), lambda _, values: _joined(values)
+        )
+
+    def _followed(
+        self,
+        positions: _Array,
+        constant: Callable[[Tensor], _Array],
+        compute: Callable[[Operator, list[_Array]], _Array],
+    ) -> dict[Tensor, _Array]:
+        arrays = {self.position: positions}
         for operator in self.operators:
             values = [
-                _of(tensor, found, lambda t: np.full(t.shape, _CONSTANT))
+                arrays[tensor] if tensor in arrays else constant(tensor)[..., np.newaxis]
                 for tensor in operator.inputs
-                if tensor
+                if tensor is not None
             ]
-            moved = operator.name in _MOVES
-            found[id(operator.outputs[0])] = _moved(operator, values) if moved else _joined(values)
-        return found
+            step = _moved if operator.name in _MOVES else compute
+            arrays[operator.outputs[0]] = step(operator, values)
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -95,13 +103,13 @@ class Rotary:
 
     position: Tensor
     operators: tuple[Operator, ...]
-    exact: Mapping[int, Tensor] = field(default_factory=dict)
+    exact: Mapping[Tensor, Tensor] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
         """Whether constants of the float model stand in for all that are quantized."""
         read = [tensor for operator in self.operators for tensor in operator.inputs if tensor is not None]
-        return bool(self.exact) and all(id(t) in self.exact for t in read if t.is_constant and _is_code(t))
+        return bool(self.exact) and all(t in self.exact for t in read if t.is_constant and _is_code(t))
 
     @property
     def result(self) -> Tensor:
@@ -120,10 +128,10 @@ class Rotary:
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        found = self.form.origins()[id(self.form.result)][..., 0]
-        for axis, size in enumerate(found.shape):
-            along = np.arange(size).reshape(-1, *[1] * (found.ndim - axis - 1))
-            if size == self.position.elements and (found == along).all():
+        origins = self.form.origins()[self.form.result][..., 0]
+        for axis, size in enumerate(origins.shape):
+            along = np.arange(size).reshape(-1, *[1] * (origins.ndim - axis - 1))
+            if size == self.position.elements and (origins == along).all():
                 return axis
         text = "its entries do not depend on one position each, in order along one axis"
         raise RefusedError(text, self.operators[-1], self.result)
@@ -132,27 +140,25 @@ class Rotary:
         """The result in float at positions 0 to `count` - 1: these lie along `axis`."""
         shape, axis = list(self.result.shape), self.axis
         shape[axis] = -1
-        parts = [
-            np.moveaxis(found[id(self.form.result)], -1, axis).reshape(shape)
-            for _, found in self._evaluated(count)
-        ]
+        runs = (arrays[self.form.result] for _, arrays in self._evaluated(count))
+        parts = [np.moveaxis(array, -1, axis).reshape(shape) for array in runs]
         return np.concatenate(parts, axis).take(range(count), axis)
 
     def last_position(self, count: int) -> int | None:
         """The last position that the integers in between can count to; None where that is `count` - 1 or more."""
         origins = self.form.origins()
-        for first, found in self._evaluated(count):
+        for first, arrays in self._evaluated(count):
             beyond = [count]
             for tensor, stored in self.form.angles:
                 low, high = _limits(stored)
-                *_, run = outside = np.nonzero((found[id(tensor)] < low) | (found[id(tensor)] > high))
-                places = origins[id(tensor)][(*outside[:-1], 0)]
+                *_, run = outside = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
+                places = origins[tensor][(*outside[:-1], 0)]
                 beyond += [int((first + run * self.position.elements + places).min())] if run.size else []
             if min(beyond) < count:
                 return min(beyond) - 1
         return None
 
-    def _evaluated(self, count: int) -> Iterator[tuple[int, dict[int, _Array]]]:
+    def _evaluated(self, count: int) -> Iterator[tuple[int, dict[Tensor, _Array]]]:
         """Every tensor at all positions up to `count`, some runs at a time; with the first position of these."""
         size = self.position.elements
         block = math.ceil(_BLOCK / size)
@@ -162,8 +168,8 @@ class Rotary:
             yield begin * size, self.form.evaluate(given)
 
 
-def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[int, Tensor]:
-    """The float constants that the codes of a quantized graph were rounded from, by the identity of the latter.
+def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]:
+    """The float constants that the codes of a quantized graph were rounded from, by the latter.
 
     `exported` is the graph before it was quantized: the same operators in the same order, QUANTIZE and DEQUANTIZE left
     out. Nothing is found where it has others, nor for a constant whose numbers do not round to the codes.
@@ -179,9 +185,7 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[int, Tensor]:
         for old, new in zip(stored, real, strict=True)
         for pair in zip(old.inputs, new.inputs, strict=False)
     )
-    return {
-        id(old): new for old, new in pairs if old is not None and new is not None and _rounds_to(new, old)
-    }
+    return {old: new for old, new in pairs if old is not None and new is not None and _rounds_to(new, old)}
 
 
 def _rounds_to(real: Tensor, stored: Tensor) -> bool:
@@ -200,7 +204,7 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
     return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
 
 
-def find_rotary(graph: Subgraph, exact: Mapping[int, Tensor] | None = None) -> Iterator[Rotary]:
+def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
     """Every cosine and sine of an integer input of the graph, where integers stand for angles on the way."""
     places: dict[Operator, int] = {}
     for angle in graph.operators:
@@ -266,10 +270,6 @@ def _limits(tensor: Tensor) -> tuple[float, float]:
     assert tensor.dtype.numpy is not None
     limits, half = np.iinfo(tensor.dtype.numpy.name), 0.5
     return tensor.quantization.real(limits.min - half), tensor.quantization.real(limits.max + half)
-
-
-def _of(tensor: Tensor, found: dict[int, _Array], constant: Callable[[Tensor], _Array]) -> _Array:
-    return found[id(tensor)] if id(tensor) in found else constant(tensor)[..., np.newaxis]
 
 
 def _joined(values: Sequence[_Array]) -> _Array:

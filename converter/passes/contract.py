@@ -16,6 +16,8 @@ from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.errors import TRACEBACK, EdgeOptError
+from edge_opt.output.record import Record
+from edge_opt.output.words import many
 from edge_opt.passes.frame import Frame, check_frame
 from edge_opt.passes.rewrite import (
     Rewrite,
@@ -160,7 +162,7 @@ class SiteReport:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedRows:
+class MaskedRows(Record):
     """What converted `sites` change in rows that are masked everywhere: by up to `max_abs`, infinite where from NaN."""
 
     sites: int
@@ -170,15 +172,13 @@ class MaskedRows:
     @classmethod
     def of(cls, sites: Iterable[SiteReport]) -> MaskedRows | None:
         """None where the proofs found no change."""
-        found = [
-            (site.pass_name, site.proof.fully_masked_rows_max_abs)
-            for site in sites
-            if site.status is Status.CONVERTED and site.proof and site.proof.fully_masked_rows_max_abs
-        ]
-        if not found:
+        converted = [(s.pass_name, s.proof) for s in sites if s.status is Status.CONVERTED and s.proof]
+        changes = [(name, proof.fully_masked_rows_max_abs or 0.0) for name, proof in converted]
+        changes = [(name, figure) for name, figure in changes if figure]
+        if not changes:
             return None
-        passes = tuple(dict.fromkeys(name for name, _ in found))
-        return cls(len(found), max(figure for _, figure in found), passes)
+        passes = tuple(dict.fromkeys(name for name, _ in changes))
+        return cls(len(changes), max(figure for _, figure in changes), passes)
 
     @property
     def how(self) -> str:
@@ -186,12 +186,8 @@ class MaskedRows:
         return f"by up to {self.max_abs:.3g}" if self.max_abs < math.inf else "from NaN to numbers"
 
     def __str__(self) -> str:
-        count = f"{self.sites} site{'s'[: self.sites > 1]} of {', '.join(self.passes)}"
+        count = f"{many(self.sites, 'site')} of {', '.join(self.passes)}"
         return f"rows that are masked everywhere change {self.how} ({count})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {"sites": self.sites, "max_abs": self.max_abs, "passes": list(self.passes)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 
-from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.block import Block, Match, find_blocks
 from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.cleanup import called
@@ -24,33 +24,28 @@ def attention_left(
     reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
     for current, reason in with_callees(model, graph, reported):
         for match in () if split and current is graph else find_blocks(current):
-            heads = kv_heads = None
-            if isinstance(match, Block):
-                heads, kv_heads = match.heads, match.kv_heads
-            if heads == 1 or (isinstance(match, NotABlock) and not match.is_attention):
-                continue
-            name = match.softmax.outputs[0].name
-            yield SiteReport(
-                MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name
-            )
-            index += 1
+            if match.heads > 1 if isinstance(match, Block) else match.is_attention:
+                yield _left(match, signature, index, reason)
+                index += 1
 
 
 def attention_uncalled(model: Model) -> Iterator[SiteReport]:
     """Attention in subgraphs that neither a signature nor an operator reaches, as sites that were skipped."""
     reached = called(model)
     for place, graph in enumerate(model.subgraphs):
-        if graph in reached:
-            continue
-        matches = (match for match in find_blocks(graph) if isinstance(match, Block) or match.is_attention)
-        for index, match in enumerate(matches):
-            heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
-            reason = f"in subgraph {place}, which no signature and no operator calls"
-            name = match.softmax.outputs[0].name
-            where = f"subgraph {place}"
-            yield SiteReport(
-                MhaToSha.name, where, index, Status.SKIPPED, reason, heads, kv_heads, operator=name
+        if graph not in reached:
+            matches = (
+                match for match in find_blocks(graph) if isinstance(match, Block) or match.is_attention
             )
+            reason = f"in subgraph {place}, which no signature and no operator calls"
+            for index, match in enumerate(matches):
+                yield _left(match, f"subgraph {place}", index, reason)
+
+
+def _left(match: Match, signature: str, index: int, reason: str) -> SiteReport:
+    heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
+    name = match.softmax.outputs[0].name
+    return SiteReport(MhaToSha.name, signature, index, Status.SKIPPED, reason, *heads, operator=name)
 
 
 def with_callees(
