@@ -43,9 +43,9 @@ def attention_uncalled(model: Model) -> Iterator[SiteReport]:
 
 
 def _left(match: Match, signature: str, index: int, reason: str) -> SiteReport:
-    heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
+    heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
     name = match.softmax.outputs[0].name
-    return SiteReport(MhaToSha.name, signature, index, Status.SKIPPED, reason, *heads, operator=name)
+    return SiteReport(MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name)
 
 
 def with_callees(
