@@ -74,10 +74,10 @@ class FullyConnected(Rule):
         if lead is None:
             raise RefusedError("the head axis is cut through the middle", of.operator, left)
         (contracted,) = fx.plain(left.shape[-1:])
-        found: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
+        operands: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
         if len(of.operator.inputs) > 2 and of.operator.inputs[2] is not None:
-            found[2] = (columns,)
-        return found
+            operands[2] = (columns,)
+        return operands
 
     def made(self, one: OneHead) -> Tensor:
         # Weights and bias are a matrix and a vector, whatever axes a head drops.

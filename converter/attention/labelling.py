@@ -104,8 +104,8 @@ class OperandFactors:
         """Upwards while one operand alone tells heads apart: each operator, which operand it is, and its factors."""
         for _ in range(DEEPEST):
             operands = self.of(tensor, factored)
-            found = operands.items() if isinstance(operands, dict) else ()
-            carriers = [(index, own) for index, own in found if fx.piece_count(own) > 1]
+            read = operands.items() if isinstance(operands, dict) else ()
+            carriers = [(index, own) for index, own in read if fx.piece_count(own) > 1]
             if tensor.producer is None or len(carriers) != 1:
                 return
             index, factored = carriers[0]

@@ -305,10 +305,10 @@ class Gather(Rule):
         if own is None:
             text = "a GATHER does not repeat its operand for the heads"
             raise RefusedError(text, of.operator, source)
-        found: Operands = {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
+        operands: Operands = {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
         if batch:
-            found[1] = (*of.factored[:batch], *of.factored[span])
-        return found
+            operands[1] = (*of.factored[:batch], *of.factored[span])
+        return operands
 
     @staticmethod
     def _batch(of: Labelled) -> int:

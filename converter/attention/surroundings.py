@@ -174,7 +174,7 @@ def value_products(softmax: Operator) -> Weighings:
     Raises:
         RefusedError: there is none; it names the operator that the probabilities are not followed through.
     """
-    found: Weighings = {}
+    products: Weighings = {}
     blocked: Operator | None = None
     seen: set[int] = set()
     frontier = [softmax.outputs[0]]
@@ -189,13 +189,13 @@ def value_products(softmax: Operator) -> Weighings:
                 shape = operator.outputs[0].shape
                 if len(shape) < 2:
                     raise RefusedError("a value product must be a matrix", operator)
-                found[operator] = Weighing(operand, shape[-1 - operand])
+                products[operator] = Weighing(operand, shape[-1 - operand])
             elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
                 frontier.extend(operator.outputs)
             elif blocked is None or is_opaque(operator):
                 blocked = operator
-    if found:
-        return found
+    if products:
+        return products
     if blocked is not None and is_opaque(blocked):
         raise RefusedError("the probabilities go into an operator that nothing is known of", blocked)
     raise RefusedError("no value product behind this SOFTMAX: not attention", blocked)

@@ -88,26 +88,26 @@ def attention_spreads(old: Collection[Operator], softmax: Operator) -> dict[Tens
     What reaches the softmax without a product is a mask; what a product multiplies shares its excess between both.
     """
     inside = set(old)
-    found: dict[Tensor, float] = {}
+    spreads: dict[Tensor, float] = {}
     for tensor, gain in _made_of(softmax.input(0), inside, ("BATCH_MATMUL",)):
         product = tensor.producer
         if product is None or product not in inside:
             if is_integer(tensor):
-                _lower(found, [tensor], LOGIT_DEVIATION / max(moments(tensor)[1] * gain, 1e-30))
+                _lower(spreads, [tensor], LOGIT_DEVIATION / max(moments(tensor)[1] * gain, 1e-30))
             continue
         operands = (product.input(0), product.input(1))
         if all(is_integer(operand) for operand in operands):
             excess = LOGIT_DEVIATION / max(product_moments(product)[1] * gain, 1e-30)
             for operand in operands:
                 sources = [source for source, _ in _made_of(operand, inside)]
-                _lower(found, sources, math.sqrt(min(excess, 1.0)))
-    return found
+                _lower(spreads, sources, math.sqrt(min(excess, 1.0)))
+    return spreads
 
 
-def _lower(found: dict[Tensor, float], tensors: Iterable[Tensor], spread: float) -> None:
+def _lower(spreads: dict[Tensor, float], tensors: Iterable[Tensor], spread: float) -> None:
     for tensor in tensors:
         if spread < 1:
-            found[tensor] = min(found.get(tensor, 1.0), spread)
+            spreads[tensor] = min(spreads.get(tensor, 1.0), spread)
 
 
 def _made_of(
