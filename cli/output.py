@@ -44,9 +44,9 @@ def answer(values: dict[str, Any], show: Callable[[], None], *, as_json: bool, q
 
 def say_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`; a figure that is not a finite number is null."""
-    from edge_opt.output.strict_json import strict
+    from edge_opt.output.record import to_json
 
-    _write(json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
+    _write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
 
 
 def complain(sentence: str) -> None:

@@ -331,7 +331,7 @@ def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:
 
     written = config_manager.build_pipeline_config(
         "google/gemma", "qualcomm", "SM8850", cache_length=2048
-    ).to_json()
+    ).to_dict()
     found = configured(file=json.loads(written))
     assert found["config"]["cache_length"] == 2048
     assert found["config"]["soc_model"] == "SM8750"

@@ -15,9 +15,9 @@ from generation_models import ROWS, export
 from edge_opt import compare
 from edge_opt.comparison import filling
 from edge_opt.comparison.filling import FilledCaches
+from edge_opt.output.record import from_dict
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.inputs import InputPlan, Stored, array_of
-from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import TensorInfo
 
@@ -141,4 +141,4 @@ def test_a_quantized_counterpart_reads_the_same_real_numbers(tmp_path: Path) -> 
     stored = Stored(str(path), 6, real)
     made = InputPlan("cache", info=coded, stored=stored)
     assert array_of(made).tolist() == [5, -1, 11]
-    assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made
+    assert from_dict(InputPlan, json.loads(json.dumps(asdict(made)))) == made

@@ -7,9 +7,9 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from edge_opt.output.record import from_dict
 from edge_opt.proof import noise
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, converted, pair, plan
-from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.roles import Role, role_of
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
@@ -281,7 +281,7 @@ def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
 
 def test_a_plan_survives_the_way_to_the_worker() -> None:
     for made in plan(split_cache(), seed=5, kind="large"):
-        assert from_plain(InputPlan, json.loads(json.dumps(asdict(made)))) == made
+        assert from_dict(InputPlan, json.loads(json.dumps(asdict(made)))) == made
 
 
 def test_only_a_vector_of_flags_is_padding_and_three_axes_are_causal() -> None:

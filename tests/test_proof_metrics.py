@@ -150,7 +150,7 @@ def test_merging_keeps_the_worst_and_adds_counts() -> None:
     "pair", [(f32(1), f32(1)), (f32(math.nan), f32(1)), (f32(0), f32(1)), (f32(math.inf), f32(0))]
 )
 def test_figures_are_json_without_nan_or_infinity(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    text = json.dumps(measure(*pair).to_json(), allow_nan=False)
+    text = json.dumps(measure(*pair).to_dict(), allow_nan=False)
     assert json.loads(text)["elements"] == 1
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from proof_models import tensor
 
+from edge_opt.output.record import from_dict
 from edge_opt.proof.inputs import InputHint
 from edge_opt.proof.pair import Cut, Outcome, OutputProof, ProofRequest, prove, take
-from edge_opt.proof.protocol import from_plain
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 Version = Callable[..., Any]
@@ -128,7 +128,7 @@ def test_each_version_gets_its_part_of_the_same_whole() -> None:
 def test_a_request_survives_the_way_to_the_worker() -> None:
     cut = Cut(((8, 5), (6,)), (((None, None), ((0, 4),)), ((None, (2,)), (None,))))
     request = ProofRequest((None, InputHint(spread=0.5)), (1, None), (-5, 5), parts=4, cut=cut)
-    assert from_plain(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
+    assert from_dict(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
     assert take(np.arange(6).reshape(2, 3), (None, (2, 0))).tolist() == [[2, 0], [5, 3]]
 
 
@@ -168,4 +168,4 @@ def test_an_outcome_survives_the_way_from_the_worker() -> None:
         compared(same, lambda x: x[:2]),
         compared(np.zeros_like, np.zeros_like),
     ):
-        assert from_plain(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome
+        assert from_dict(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome

@@ -16,6 +16,7 @@ from edge_opt.build.pipeline import STAGES
 from edge_opt.build.work import Job
 from edge_opt.evaluation.scoring import score
 from edge_opt.output.errors import EdgeOptError, OutputError
+from edge_opt.output.record import from_dict
 from edge_opt.processes import begin_child
 
 _LONGEST_CAUSE = 300
@@ -29,7 +30,7 @@ _NO_ROOM = {
 def main() -> int:
     """Carry out the job; 0 where the outcome has a result."""
     job, outcome = map(Path, begin_child())
-    answer = _answer(Job(**json.loads(job.read_text(encoding="utf-8"))))
+    answer = _answer(from_dict(Job, json.loads(job.read_text(encoding="utf-8"))))
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
     answer["peak_bytes"] = unit * max(resource.getrusage(one).ru_maxrss for one in who)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.output.record import from_dict
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
@@ -127,7 +128,9 @@ class WorkFolder:
         """The result of an earlier run, where it was made from the same; None where it is to be made."""
         folder = self.path / stage
         with suppress(OSError, ValueError, TypeError):
-            kept = Kept(folder, **json.loads((folder / _TOLD).read_text(encoding="utf-8")))
+            kept = from_dict(
+                Kept, {**json.loads((folder / _TOLD).read_text(encoding="utf-8")), "folder": folder}
+            )
             if kept.key == key and digest_of(_files(folder), folder) == kept.digest:
                 return kept
         return None

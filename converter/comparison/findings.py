@@ -62,7 +62,7 @@ class OutputComparison:
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values."""
         unmeasured = {"max_abs": None, "snr_db": None, "cosine": None}
-        figures = unmeasured if self.difference is None else self.difference.to_json()
+        figures = unmeasured if self.difference is None else self.difference.to_dict()
         reason = {"reason": self.reason} if self.reason else {}
         return {"name": self.name, **figures, "bitwise": self.bitwise, "equal": self.equal, **reason}
 
@@ -152,10 +152,7 @@ class FirstDifference(Record):
     constants: tuple[str, ...] = ()
     reason: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; what is not known is null."""
-        texts = {name: getattr(self, name) or None for name in ("tensor", "short_name", "reason")}
-        return {**Record.to_dict(self), **texts}
+    _or_null = ("tensor", "short_name", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +216,8 @@ class ComparisonReport(Record):
     generation: GenerationComparison | None = None
     caches: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+
+    _properties = ("equal", "bitwise")
 
     def __repr__(self) -> str:
         return f"ComparisonReport({self.a!r}, {self.b!r}: {self.summary()})"

@@ -26,10 +26,11 @@ from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import write_whole
+from edge_opt.output.record import from_dict
 from edge_opt.proof import metrics, noise
 from edge_opt.proof.errors import GoldenError
 from edge_opt.proof.inputs import plan
-from edge_opt.proof.protocol import Array, Arrays, from_plain
+from edge_opt.proof.protocol import Array, Arrays
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import Source
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
@@ -148,7 +149,7 @@ def _check_signature(
     meta: Mapping[str, Any],
     arrays: Arrays,
 ) -> SignatureComparison:
-    golden = from_plain(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
+    golden = from_dict(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
     actual = described.get(golden.name)
     if actual is None:
         return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {model}")

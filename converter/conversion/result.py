@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
@@ -97,6 +96,9 @@ class ConversionResult(Record):
     soundness: list[Unsound] = field(default_factory=list)
     failure: str | None = None
 
+    _properties = ("masked_rows",)
+    _left_out = ("model",)
+
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
         return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
@@ -128,12 +130,6 @@ class ConversionResult(Record):
         lines += [f"  {text}" for text in _notes(self)]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
         return "\n".join(map(one_line, [*lines, *compiler(self)]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports, without the model; a figure that is not a finite number is None."""
-        values = Record.to_dict(replace(self, model=None, seconds=round(self.seconds, 3)))
-        del values["model"]
-        return values
 
 
 def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:

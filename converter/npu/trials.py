@@ -15,11 +15,10 @@ from pathlib import Path
 from edge_opt.attention.block import Block
 from edge_opt.attention.form import FORMS
 from edge_opt.conversion import convert
-from edge_opt.npu.figures import Figures, Profile, SpillFigures, VelaFigures
+from edge_opt.npu.figures import Figures, Profile
 from edge_opt.npu.process import CompilerFailedError, CompilerTimeoutError
 from edge_opt.npu.sdk import cache_folder, libraries_digest
-from edge_opt.output.record import Record
-from edge_opt.proof.protocol import from_plain
+from edge_opt.output.record import Record, from_dict
 from edge_opt.targets import Target
 
 Compile = Callable[..., Profile]
@@ -192,11 +191,8 @@ def outcomes(
 
 def remembered(key: str) -> Trial | None:
     """A trial that an earlier search carried out; None where there is none, or it cannot be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads(_file(key).read_text(encoding="utf-8"))
-        kind = SpillFigures if "spill" in (values["figures"] or {}) else VelaFigures
-        figures = from_plain(kind | None, values["figures"])
-        return Trial(**values | {"choice": Choice(), "figures": figures, "notes": tuple(values["notes"])})
+    with suppress(OSError, ValueError):
+        return from_dict(Trial, json.loads(_file(key).read_text(encoding="utf-8")))
     return None
 
 

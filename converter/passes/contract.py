@@ -69,12 +69,11 @@ class Ran:
 
     def to_dict(self) -> dict[str, Any]:
         """For reports; `rows` is null where everything was run."""
-        rows = list(self.rows) if self.rows else None
-        return {"kernels": self.kernels, "rows": rows, "of": self.length or None}
+        return {"kernels": self.kernels, "rows": list(self.rows) or None, "of": self.length or None}
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Record):
     """What running both versions of a region gave; `None` where a figure does not apply.
 
     `note` says where the demand was met in another way than stated; `repeated` that an equal region was run before.
@@ -96,19 +95,12 @@ class Proof:
     open: bool = False
     extremes: bool = False
 
+    _left_out = ("holds", "reason", "open")
+    _or_null = ("note",)
+
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
-        return {
-            "demand": str(self.demand),
-            "bitwise": self.bitwise,
-            "max_abs": self.max_abs,
-            "steps": self.steps,
-            "fully_masked_rows_max_abs": self.fully_masked_rows_max_abs,
-            "note": self.note or None,
-            "repeated": self.repeated,
-            "ran": [ran.to_dict() for ran in self.ran],
-            "extremes": self.extremes,
-        }
+        return {**Record.to_dict(self), "demand": str(self.demand)}
 
 
 class Prover(Protocol):
@@ -122,7 +114,7 @@ class Prover(Protocol):
 
 
 @dataclass(slots=True)
-class SiteReport:
+class SiteReport(Record):
     """One place where a pass could apply, and the verdict; `settled` where there was nothing to do.
 
     `note` is what a user should know of a site that was converted: values clamped, or no longer saturated. `is_bug`: it
@@ -145,20 +137,12 @@ class SiteReport:
     replaced: tuple[Operator, ...] = field(default=(), repr=False)
     added: int = 0
 
+    _left_out = ("pass_name", "settled", "is_bug", "replaced", "added")
+    _or_null = ("reason", "note")
+
     def to_dict(self) -> dict[str, Any]:
         """For reports; `index` counts the sites of a pass in a signature."""
-        return {
-            "pass": self.pass_name,
-            "signature": self.signature,
-            "index": self.index,
-            "status": str(self.status),
-            "reason": self.reason or None,
-            "note": self.note or None,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "operator": self.operator,
-            "proof": None if self.proof is None else self.proof.to_dict(),
-        }
+        return {"pass": self.pass_name, **Record.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True)

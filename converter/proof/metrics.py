@@ -7,13 +7,13 @@ by any kernel, +0 and -0 on the other hand differ. Quantized integers are compar
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import Record
 from edge_opt.proof.tensors import TensorInfo
 
 _PIECE = 1 << 19
@@ -27,7 +27,7 @@ _Real = Callable[[NDArray[Any]], Floats]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Record):
     """How output `b` differs from output `a`; worst values over everything that was merged into it.
 
     `finite` counts the elements of `a` that are finite numbers: where there are none, a comparison says little.
@@ -55,6 +55,8 @@ class Difference:
     top1: float | None = None
     top5: float | None = None
 
+    _properties = ("bitwise", "equal", "max_rel")
+
     @property
     def bitwise(self) -> bool:
         """Whether no element's bits differ."""
@@ -72,11 +74,9 @@ class Difference:
             return 0.0
         return self.max_abs / self.largest if self.largest else math.inf
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values; a figure that is not a finite number (no noise at all) is null."""
-        ulps = None if self.ulps is None else dict(self.ulps)
-        judged = {"bitwise": self.bitwise, "equal": self.equal}
-        return strict({**judged, **asdict(self), "max_rel": self.max_rel, "ulps": ulps})
+        return {**Record.to_dict(self), "ulps": None if self.ulps is None else dict(self.ulps)}
 
 
 def measure(

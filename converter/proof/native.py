@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from edge_opt.output.record import from_dict
 from edge_opt.proof import inputs, loop, pair
-from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame, from_plain
+from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame
 from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 ModelContent = Path | bytes
@@ -199,7 +200,7 @@ def _run(header: Header, arrays: Arrays) -> _Answer:
     session = Session(Path(header["models"]["main"]), header["kernels"])
     results: Arrays = {}
     for number, listed in enumerate(header["plans"]):
-        plans = [from_plain(inputs.InputPlan, fields) for fields in listed or ()]
+        plans = [from_dict(inputs.InputPlan, fields) for fields in listed or ()]
         given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
         outputs = session.run(header["signature"], given)
         results.update({f"{number}/{name}": array for name, array in outputs.items()})
@@ -219,7 +220,7 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
             return [list(session.run(None, given).values()) for given in inputs]
 
     first, second = described
-    outcome = pair.prove((first, second), from_plain(pair.ProofRequest, header["request"]), run)
+    outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), run)
     return {"proof": asdict(outcome)}, {}
 
 
@@ -233,14 +234,14 @@ def _generate(header: Header, _: Arrays) -> _Answer:
         with _within(f"{call.model} model, signature '{call.signature.name}'"):
             return sessions[call.model].run(call.signature.name, inputs)
 
-    tokens, logits = loop.run(from_plain(loop.Loop, header["loop"]), invoke)
+    tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
     return {"tokens": tokens}, {"logits": logits}
 
 
 def _fill(header: Header, _: Arrays) -> _Answer:
     session = Session(Path(header["models"]["main"]), "xnnpack")
-    call = from_plain(loop.Call, header["call"])
-    chunks = [from_plain(loop.Chunk, fields) for fields in header["chunks"]]
+    call = from_dict(loop.Call, header["call"])
+    chunks = [from_dict(loop.Chunk, fields) for fields in header["chunks"]]
     return {}, loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
 
 

@@ -2,8 +2,8 @@
 
     magic (4 bytes) | header length (uint32, little-endian) | header | the arrays one after the other
 
-The header's `arrays` lists name, dtype and shape of each. Dataclasses go into a header by `asdict`, and `from_plain`
-makes them again.
+The header's `arrays` lists name, dtype and shape of each. Dataclasses go into a header by `asdict`, and
+`edge_opt.output.record.from_dict` makes them again.
 """
 
 import json
@@ -12,10 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,27 +120,3 @@ def _watch(channel: socket.socket, deadline: float | None) -> None:
     if left <= 0:
         raise TimeoutError
     channel.settimeout(left)
-
-
-def from_plain(kind: Any, value: Any) -> Any:
-    """The inverse of `dataclasses.asdict` for a dataclass of that kind, after a way through JSON.
-
-    Fields may hold dataclasses, tuples and mappings of them, or None; a field with a default may be missing.
-
-    Raises:
-        KeyError, TypeError, ValueError: the values are not those of such a dataclass.
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return None if value is None else from_plain(inner[0], value)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{name: from_plain(_fields(kind)[name], part) for name, part in dict(value).items()})
-    if origin is Mapping:
-        return {name: from_plain(inner[1], part) for name, part in dict(value).items()}
-    if origin is not tuple:
-        return value
-    kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
-    return tuple(from_plain(own, part) for own, part in zip(kinds, value, strict=True))
-
-
-_fields = cache(get_type_hints)

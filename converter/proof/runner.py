@@ -16,6 +16,7 @@ from typing import NoReturn, Self
 
 import numpy as np
 
+from edge_opt.output.record import from_dict
 from edge_opt.proof.errors import (
     BackendMissing,
     RuntimeCrashed,
@@ -27,7 +28,7 @@ from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.loop import Call, Chunk, Loop
 from edge_opt.proof.pair import VERSIONS, Outcome, ProofRequest
 from edge_opt.proof.process import ENDED, ChildProcess
-from edge_opt.proof.protocol import Array, Arrays, Header, from_plain
+from edge_opt.proof.protocol import Array, Arrays, Header
 from edge_opt.proof.source import check_model
 from edge_opt.proof.tensors import Kernels, SignatureInfo
 
@@ -90,7 +91,7 @@ class Worker:
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
         reply, _ = self._ask({"operation": "describe"}, f"model {name_of(model)}", {"main": model})
-        return tuple(from_plain(SignatureInfo, fields) for fields in reply["signatures"])
+        return tuple(from_dict(SignatureInfo, fields) for fields in reply["signatures"])
 
     def run(
         self,
@@ -174,7 +175,7 @@ class Worker:
             arrays[version] = np.frombuffer(model, np.uint8)
         header = {"operation": "prove", "request": asdict(request or ProofRequest())}
         reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
-        outcome: Outcome = from_plain(Outcome, reply["proof"])
+        outcome: Outcome = from_dict(Outcome, reply["proof"])
         return replace(outcome, seconds=reply["seconds"])
 
     def _ask(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_opt.output.atomic import resolve_target, write_whole
 from edge_opt.output.errors import UsageError
-from edge_opt.output.strict_json import strict
+from edge_opt.output.record import to_json
 from edge_opt.report.document import Report
 
 FORMATS = (".json", ".md", ".html")
@@ -52,5 +52,5 @@ def render(report: Report, suffix: str) -> str:
     from edge_opt.report.page import to_html  # noqa: PLC0415
 
     if suffix == ".json":
-        return json.dumps(strict(report.to_dict()), indent=2, allow_nan=False) + "\n"
+        return json.dumps(to_json(report), indent=2, allow_nan=False) + "\n"
     return to_markdown(report) if suffix == ".md" else to_html(report)

@@ -1,7 +1,7 @@
 """What a derivation gives: the shapes, and where the file says another thing. It derives nothing."""
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from edge_opt.ir import Tensor
 from edge_opt.output.record import Record
@@ -39,7 +39,7 @@ class Disagreement(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeReport:
+class ShapeReport(Record):
     """The outcome for a whole model of that many `tensors`.
 
     `shapes` has every tensor that an operator, a graph input or a constant defines. A tensor of a subgraph that is
@@ -50,6 +50,9 @@ class ShapeReport:
     disagreements: tuple[Disagreement, ...]
     shapes: dict[Tensor, Shape | None] = field(repr=False)
 
+    _properties = ("derived", "unknown")
+    _left_out = ("shapes",)
+
     @property
     def unknown(self) -> int:
         """How many operators' results have no derived shape."""
@@ -59,12 +62,3 @@ class ShapeReport:
     def derived(self) -> int:
         """How many tensors' shapes are derived, or given: graph inputs and constants."""
         return self.tensors - self.unknown
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
-        return {
-            "tensors": self.tensors,
-            "derived": self.derived,
-            "unknown": self.unknown,
-            "disagreements": [disagreement.to_dict() for disagreement in self.disagreements],
-        }

@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from edge_opt.attention.found import element_bytes
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.layout import external_weights, new_codes
 from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.targets.target import Target, composite_name
 
@@ -34,17 +34,13 @@ _MOST_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Record):
     """One thing that the target will not like; `severity` is "error" (refused, or silently wrong) or "warning"."""
 
     severity: str
     rule: str
     message: str
     signature: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        return asdict(self)
 
 
 def lint(model: Model, target: Target) -> list[Finding]:
