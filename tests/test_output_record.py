@@ -1,53 +1,84 @@
-"""The JSON form of results that are dataclasses."""
+"""Dataclasses as JSON, and read back: nothing of them is lost, and values of another kind are refused by name."""
 
 import json
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
-from edge_opt.output.record import Record
+import pytest
 
-
-@dataclass(frozen=True, slots=True)
-class Time:
-    ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Row(Record):
-    name: str
-    time: Time
-    flags: tuple[str, ...] = ()
-    by_kind: dict[str, Time] = field(default_factory=dict)
-
-    _properties = ("half",)
-
-    @property
-    def half(self) -> float:
-        return self.time.ms / 2
+from edge_opt.output.record import Record, RecordError, from_dict, to_json
 
 
 @dataclass(frozen=True)
-class Named(Record):
+class Leaf:
     name: str
-    rows: list[Row]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**Record.to_dict(self), "name": self.name.upper()}
+    size: int | None = None
 
 
-def test_a_record_has_its_fields_and_properties_all_the_way_down() -> None:
-    row = Row("a", Time(3.0), ("x",), {"k": Time(1.0)})
-    assert row.to_dict() == {
-        "name": "a",
-        "time": {"ms": 3.0},
-        "flags": ["x"],
-        "by_kind": {"k": {"ms": 1.0}},
-        "half": 1.5,
-    }
-    assert Named("n", [row]).to_dict() == {"name": "N", "rows": [row.to_dict()]}
+@dataclass(frozen=True)
+class Tree(Record):
+    ratio: float
+    leaf: Leaf
+    others: tuple[Leaf, ...] = ()
+    pair: tuple[str, int] = ("a", 1)
+    by_name: Mapping[str, Leaf] = field(default_factory=dict)
+    either: Leaf | int = 0
+    note: str = ""
+    secret: object = None
+
+    _properties = ("count",)
+    _left_out = ("secret",)
+    _or_null = ("note",)
+
+    @property
+    def count(self) -> int:
+        return len(self.others)
 
 
-def test_a_number_that_is_not_finite_is_null() -> None:
-    told = json.loads(json.dumps(Row("a", Time(math.nan)).to_dict(), allow_nan=False))
-    assert (told["time"]["ms"], told["half"]) == (None, None)
+TREE = Tree(0.5, Leaf("x"), (Leaf("y", 2),), ("b", 2), {"k": Leaf("z")}, either=Leaf("w"), note="n")
+
+
+def test_a_record_is_what_it_was_after_a_way_through_json() -> None:
+    for tree in (TREE, Tree(1, Leaf("x", 3), either=4, note="n")):
+        assert from_dict(Tree, json.loads(json.dumps(tree.to_dict()))) == tree
+        assert from_dict(Tree, json.loads(json.dumps(asdict(tree)))) == tree
+
+
+def test_json_has_the_fields_and_the_properties_that_the_record_names() -> None:
+    said = Tree(math.nan, Leaf("x"), (Leaf("y"),), secret=object()).to_dict()
+    assert (said["ratio"], said["count"], said["note"]) == (None, 1, None)
+    assert said["others"] == [{"name": "y", "size": None}]
+    assert "secret" not in said
+    assert to_json({"a": (math.inf, [TREE])})["a"][0] is None
+
+
+def test_a_record_that_writes_itself_does_so_inside_another() -> None:
+    @dataclass(frozen=True)
+    class Loud(Record):
+        name: str
+
+        def to_dict(self) -> dict[str, object]:
+            return {**Record.to_dict(self), "name": self.name.upper()}
+
+    assert to_json([Loud("n")]) == [{"name": "N"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ratio": "x"}, "Tree.ratio has a value of another type: 'x'"),
+        ({"ratio": True}, "Tree.ratio has a value of another type: True"),
+        ({"leaf": []}, r"Tree.leaf must be an object, found \[\]"),
+        ({"leaf": {"size": 1}}, "Tree.leaf: .* missing 1 required positional argument: 'name'"),
+        ({"leaf": {"name": "x", "nmae": 1}}, "Tree.leaf has no field 'nmae'"),
+        ({"others": [{"name": 1}]}, "Tree.others.name has a value of another type: 1"),
+        ({"others": "abc"}, "Tree.others has a value of another type: 'abc'"),
+        ({"pair": ["a"]}, "Tree.pair must have 2 items, found 1"),
+        ({"by_name": {"k": 1}}, "Tree.by_name.k must be an object, found 1"),
+        ({"either": "x"}, "Tree.either has a value of another type: 'x'"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(change: dict[str, object], said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        from_dict(Tree, {**TREE.to_dict(), **change})
