@@ -217,8 +217,6 @@ class ComparisonReport(Record):
     caches: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
 
-    _properties = ("equal", "bitwise")
-
     def __repr__(self) -> str:
         return f"ComparisonReport({self.a!r}, {self.b!r}: {self.summary()})"
 

@@ -80,8 +80,6 @@ class ConversionResult(Record):
     `failure`: why nothing was written, of a result that an error carries.
     """
 
-    _properties = ("masked_rows",)
-
     input: str | None
     output: str | None
     target: str
