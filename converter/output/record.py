@@ -1,7 +1,7 @@
 """Dataclasses as JSON, and read back: one pair for results that are printed, kept, or sent to another process."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -78,7 +78,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return _read_one_of(inner, value, where)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return from_dict(kind, value, where)
     if origin in (Mapping, dict):
         items = dict(_expect(dict, value, where))
@@ -111,4 +111,4 @@ def _expect(kinds: Any, value: Any, where: str) -> Any:
     raise RecordError(f"{where} has a value of another type: {value!r:.80}")
 
 
-_hints = cache(get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
