@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.hexagon import read_heard
+from edge_opt.npu.hexagon import read_probe_log
 from edge_opt.npu.sdk import LIBRARY, build_probe
 
 FAKE = Path(__file__).with_name("fake_qnn.c")
@@ -32,7 +32,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_line_of_the_log_belongs_to_the_graph_before_it() -> None:
-    heard = read_heard(
+    heard = read_probe_log(
         "interface\tknown\t2.40.0\t5.51.0\n"
         "finalized\tfirst\t0\nevent\t2006\t700\nevent\t2006\t900\n"
         "finalized\tsecond\t1002\nmissing\tx y\nrunning\tsecond\noutput\t3\t0x0232\ty\nran\tsecond\t0\t1.5\n"
@@ -49,7 +49,7 @@ def test_every_line_of_the_log_belongs_to_the_graph_before_it() -> None:
 
 
 def test_a_log_that_breaks_off_says_that_the_graph_was_running() -> None:
-    (graph,) = read_heard("finalized\tg\t0\nrunning\tg\n").graphs
+    (graph,) = read_probe_log("finalized\tg\t0\nrunning\tg\n").graphs
     assert graph.running
     assert graph.ran is None
 
@@ -149,7 +149,7 @@ RUN = """
 def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: Path) -> None:
     told, log = listen(tmp_path, 41, "print(probe[5 + 19] == real[5 + 19])")
     assert told.strip() == "True"
-    heard = read_heard(log)
+    heard = read_probe_log(log)
     assert (heard.known, heard.interface) == (False, "2.41.0")
 
 
@@ -159,7 +159,7 @@ def test_a_finalized_graph_is_profiled_and_run(tmp_path: Path, version: int) -> 
     (tmp_path / "inputs").write_text("7\tx\n")
     (tmp_path / "7.in").write_bytes(bytes([1, 2, 3, 4]))
     _, log = listen(tmp_path, version, RUN)
-    heard = read_heard(log)
+    heard = read_probe_log(log)
     assert (heard.known, heard.interface) == (True, f"2.{version}.0")
     (graph,) = heard.graphs
     assert graph.events == {2006: 20060, 2019: 20190}
@@ -172,4 +172,4 @@ def test_an_input_of_another_size_is_told(tmp_path: Path) -> None:
     (tmp_path / "inputs").write_text("7\tx\n")
     (tmp_path / "7.in").write_bytes(bytes(3))
     _, log = listen(tmp_path, 40, RUN)
-    assert read_heard(log).graphs[0].missing == ["x"]
+    assert read_probe_log(log).graphs[0].missing == ["x"]

@@ -181,8 +181,8 @@ def compare_on_npu(
         ModelFormatError: a model cannot be read.
     """
     tools = find_sdk(sdk)
-    if tools.silence:
-        raise CompilerMissingError(tools.silence)
+    if tools.no_probe:
+        raise CompilerMissingError(tools.no_probe)
     flags = load_target(_TARGET).flags() if flags is None else flags
     compiler = Compiler(tools, chip or DEFAULT_CHIP, tuple(flags), seconds)
     with ExitStack() as stack:

@@ -125,7 +125,7 @@ class CompiledGraph:
 
 
 @dataclass(slots=True)
-class Heard:
+class ProbeLog:
     """Everything that the probe wrote; `interface` is the version of the library's own, `known` if it is trusted."""
 
     interface: str = ""
@@ -133,16 +133,16 @@ class Heard:
     graphs: list[CompiledGraph] = field(default_factory=list)
 
 
-def read_heard(text: str) -> Heard:
+def read_probe_log(text: str) -> ProbeLog:
     """What the probe's log says; its lines are described in `probe.c`."""
-    heard = Heard()
+    probe_log = ProbeLog()
     for line in text.splitlines():
-        graph = heard.graphs[-1] if heard.graphs else CompiledGraph("", 0)
+        graph = probe_log.graphs[-1] if probe_log.graphs else CompiledGraph("", 0)
         match line.split("\t"):
             case ["interface", trusted, core, *_]:
-                heard.known, heard.interface = trusted == "known", core
+                probe_log.known, probe_log.interface = trusted == "known", core
             case ["finalized", name, status, *_]:
-                heard.graphs.append(CompiledGraph(name, int(status)))
+                probe_log.graphs.append(CompiledGraph(name, int(status)))
             case ["event", event, value, *_]:
                 graph.events.setdefault(int(event), int(value))
             case ["missing", name, *_]:
@@ -153,7 +153,7 @@ def read_heard(text: str) -> Heard:
                 graph.outputs[name] = int(number)
             case ["ran", _, status, seconds, *_]:
                 graph.ran = int(status), float(seconds)
-    return heard
+    return probe_log
 
 
 Done = CompletedProcess[str]
@@ -188,19 +188,19 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
         CompilerFailedError: the compiler ended without a result, or took too long; an operator that it refuses is no
             such failure, nor is it one if only the estimate is not to be had.
     """
-    chip, silence = compiler.chip, compiler.sdk.silence
+    chip, no_probe = compiler.chip, compiler.sdk.no_probe
     judge = estimate_for(chip)
     with ThreadPoolExecutor(1) as beside:
         judging = None
-        if judge is not None and judge.name != chip and not silence:
+        if judge is not None and judge.name != chip and not no_probe:
             judging = beside.submit(run_compiler, path, compiler.judging())
-        done, heard = run_compiler(path, compiler)
-        qnn = library_version(done.stderr) or heard.interface
+        done, probe_log = run_compiler(path, compiler)
+        qnn = library_version(done.stderr) or probe_log.interface
         if judging is not None:
             try:
-                heard = judging.result()[1]
+                probe_log = judging.result()[1]
             except CompilerFailedError as error:
-                heard, silence = Heard(), str(error).partition(": ")[2]
+                probe_log, no_probe = ProbeLog(), str(error).partition(": ")[2]
     try:
         compiled = {entry.subgraph: entry for entry in read_log(done.stdout, done.stderr)}
     except ValueError as error:
@@ -208,11 +208,11 @@ def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
             f"{path.name}: the Hexagon compiler's log cannot be read: {error}"
         ) from error
     partitions = sum(entry.partitions for entry in compiled.values())
-    times = [] if judge is None else [graph.time(judge.name) for graph in heard.graphs]
+    times = [] if judge is None else [graph.time(judge.name) for graph in probe_log.graphs]
     note = "" if judge is None else estimate_note(chip, judge)
     if len(times) != partitions or None in times:
         times = [None] * partitions
-        note = f"no estimate of time: {silence or _silence(chip, judge, heard)}"
+        note = f"no estimate of time: {no_probe or _why_no_time(chip, judge, probe_log)}"
     versions = {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
     return Compilation(_figures(path, model, compiled, times), versions, (note,) if note else ())
 
@@ -226,8 +226,8 @@ def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
     return judge.name, [*flags, *([] if named else [f"--{_VTCM_FLAG}={CHIPS[chip].vtcm}"])]
 
 
-def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tuple[Done, Heard]:
-    """Compile one file: how that ended, and what the probe heard; UsageError where the compiler knows no such chip.
+def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tuple[Done, ProbeLog]:
+    """Compile one file: how that ended, and what the probe wrote; UsageError where the compiler knows no such chip.
 
     Without `run` a compiler that fails is a CompilerFailedError. With that folder, graphs run in the emulator on the
     inputs in it, see `probe.c`, and the outcome tells.
@@ -253,7 +253,7 @@ def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tup
             "LD_LIBRARY_PATH": search_path(*folders, scratch=Path(folder)),
         }
         done = process.run(f"{path.name}: the Hexagon compiler", command, compiler.seconds, environment)
-        heard = read_heard(log.read_text(errors="replace") if log.exists() else "")
+        probe_log = read_probe_log(log.read_text(errors="replace") if log.exists() else "")
     if done.returncode and run is None:
         if _UNKNOWN_CHIP in done.stderr:
             raise UsageError(
@@ -264,7 +264,7 @@ def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tup
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
             f"or another form"
         )
-    return done, heard
+    return done, probe_log
 
 
 def emulate(
@@ -288,13 +288,15 @@ def emulate(
         lines = [f"{number}\t{given}\n" for number, given in enumerate(inputs)]
         (folder / "inputs").write_text("".join(lines), encoding="utf-8")
         try:
-            done, heard = run_compiler(path, replace(compiler, flags=[*compiler.flags, _RAW_MEMORY]), folder)
+            done, probe_log = run_compiler(
+                path, replace(compiler, flags=[*compiler.flags, _RAW_MEMORY]), folder
+            )
         except CompilerFailedError as error:
             raise CompilerFailedError(f"compiler and emulator were not done in time: {error}") from error
-        reason = _failure(done, heard)
+        reason = _failure(done, probe_log)
         if reason:
             raise CompilerFailedError(reason)
-        compiled, found = heard.graphs[0], {}
+        compiled, found = probe_log.graphs[0], {}
         assert compiled.ran is not None
         for tensor in graph.outputs:
             file = folder / f"{compiled.outputs.get(tensor.name)}.out"
@@ -307,15 +309,15 @@ def emulate(
         return found, compiled.ran[1]
 
 
-def _failure(done: Done, heard: Heard) -> str:
+def _failure(done: Done, probe_log: ProbeLog) -> str:
     """Why there is nothing to compare; empty where the whole graph ran."""
     ended = process.ended(done.returncode)
     reason = first_complaint(done.stdout, done.stderr) or ended
-    if heard.interface and not heard.known:
-        return f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
-    if not heard.graphs:
+    if probe_log.interface and not probe_log.known:
+        return f"QNN interface {probe_log.interface} is not one that edge-opt's probe was tried with"
+    if not probe_log.graphs:
         return f"the compiler ended with code {done.returncode}: {reason}"
-    graph = heard.graphs[0]
+    graph = probe_log.graphs[0]
     if graph.finalized:
         return f"the compiler refuses the graph: {reason}"
     if graph.missing:
@@ -338,14 +340,14 @@ def _failure(done: Done, heard: Heard) -> str:
     return ""
 
 
-def _silence(chip: str, judge: Chip | None, heard: Heard) -> str:
-    """Why nothing was heard of time."""
+def _why_no_time(chip: str, judge: Chip | None, probe_log: ProbeLog) -> str:
+    """Why the compiler estimated no time."""
     if judge is None:
         return f"the Hexagon version of {chip} is not known here; known chips are {', '.join(sorted(CHIPS))}"
-    if not heard.known:
+    if not probe_log.known:
         return (
-            f"the libraries have QNN interface {heard.interface or '(unknown)'}, and edge-opt's probe was tried with "
-            f"{_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
+            f"the libraries have QNN interface {probe_log.interface or '(unknown)'}, and edge-opt's probe was tried "
+            f"with {_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
         )
     return f"the compiler gave none for {judge.name}"
 
@@ -357,8 +359,8 @@ def _figures(
     times: Sequence[TimeEstimate | None],
 ) -> tuple[SpillFigures, ...]:
     # The probe hears the partitions in the order in which the subgraphs stand in the file.
-    heard = iter(times)
-    parts = {index: [*islice(heard, compiled[index].partitions)] for index in sorted(compiled)}
+    remaining = iter(times)
+    parts = {index: [*islice(remaining, compiled[index].partitions)] for index in sorted(compiled)}
     signatures = []
     for name, subgraph in model.entry_points():
         index = next(place for place, graph in enumerate(model.subgraphs) if graph is subgraph)

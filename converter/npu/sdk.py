@@ -69,14 +69,14 @@ def _digest(path: Path, size: int, changed: int) -> str:
 class Sdk:
     """The compiler as it stands on this machine: LiteRT's tool and plugin, Qualcomm's libraries, and our probe.
 
-    `silence` says why there is no probe, and so neither an estimate of time nor an emulator; empty where there is one.
+    `no_probe` says why there is no probe, and so neither an estimate of time nor an emulator; empty where there is one.
     """
 
     tool: Path
     plugin: Path
     libraries: Path
     probe: Path | None
-    silence: str = ""
+    no_probe: str = ""
 
 
 def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:

@@ -175,7 +175,7 @@ def _why_unchecked(plan: TrialPlan, comparer: Compare) -> str:
     """Why no numbers can be checked; empty where they can."""
     if plan.target.name != _HEXAGON:
         return "this compiler has no emulator here"
-    return find_sdk(plan.sdk).silence if comparer is compare_on_npu else ""
+    return find_sdk(plan.sdk).no_probe if comparer is compare_on_npu else ""
 
 
 def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
