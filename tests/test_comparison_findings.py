@@ -201,15 +201,15 @@ def test_what_is_allowed_is_said_in_steps_and_in_range() -> None:
 
 
 def test_what_was_found_is_said_in_steps_and_in_range() -> None:
-    assert whole(ROOM, SAME, SAME).found_text() == "all 2 outputs are bitwise equal"
+    assert whole(ROOM, SAME, SAME).outcome() == "all 2 outputs are bitwise equal"
     found = whole(ROOM, off("codes", 1.0, steps=3), off("more", 0.5, steps=7), off("y", 1e-3, top1=0.75))
-    assert found.found_text() == (
+    assert found.outcome() == (
         "all 3 outputs are within 7 steps, floats 0.0005 of the range, highest logits agree in 75 % of rows"
     )
     assert found.holds
-    assert found.sentence() == f"decode: {found.found_text()}; demanded: {ROOM}"
-    assert whole(ROOM, off("y", 2e-4)).found_text() == "all 1 outputs are within 0.0001 of the range"
-    masked = whole(ROOM, SAME, masked_rows=(FAR,)).found_text()
+    assert found.sentence() == f"decode: {found.outcome()}; demanded: {ROOM}"
+    assert whole(ROOM, off("y", 2e-4)).outcome() == "all 1 outputs are within 0.0001 of the range"
+    masked = whole(ROOM, SAME, masked_rows=(FAR,)).outcome()
     assert masked.startswith("all 1 outputs are bitwise equal; with rows")
 
 

@@ -77,9 +77,9 @@ def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(toleran
     prefill, decode = tolerant.whole
     assert str(prefill.allowance) == "bit for bit, as every rewritten region demands"
     assert decode.holds
-    assert not decode.found.bitwise, "otherwise this shows nothing"
+    assert not decode.comparison.bitwise, "otherwise this shows nothing"
     assert "sites of matmul_convert" in str(decode.allowance)
-    assert "steps" in decode.found_text()
+    assert "steps" in decode.outcome()
     assert set(decode.allowance.steps.values()) == {24}
     (line,) = (line for line in tolerant.summary().splitlines() if line.startswith("  decode: "))
     assert line == f"  {decode.sentence()}"
@@ -113,7 +113,9 @@ def test_a_bundle_is_compared_too_whether_written_or_not(
 
 def test_a_dry_run_compares_the_signature_that_is_extracted() -> None:
     result = convert(DEMO, dry_run=True, extract_signature="decode", verify="full")
-    assert [(signature.name, signature.found.bitwise) for signature in result.whole] == [("decode", True)]
+    assert [(signature.name, signature.comparison.bitwise) for signature in result.whole] == [
+        ("decode", True)
+    ]
 
 
 @pytest.mark.parametrize("name", ["main", "graph"])

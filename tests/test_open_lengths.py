@@ -132,7 +132,7 @@ def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_a
 
 def test_the_whole_models_are_compared_at_the_shapes_that_were_given() -> None:
     result = convert(to_bytes(parse(GROWN)), shapes={**qkv(5, 5), **PAST}, verify="full", dry_run=True)
-    assert [signature.found_text() for signature in result.whole] == ["all 1 outputs are bitwise equal"]
+    assert [signature.outcome() for signature in result.whole] == ["all 1 outputs are bitwise equal"]
 
 
 @pytest.mark.parametrize("split", [True, False])

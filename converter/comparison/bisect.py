@@ -74,14 +74,14 @@ class _Side:
             return cls(model, entry.subgraph, dict(entry.inputs), entry.outputs[output.name])
         graph = model.subgraphs[0]
         inputs = dict(zip((info.name for info in signature.inputs), graph.inputs, strict=True))
-        found = graph.outputs[[info.name for info in signature.outputs].index(output.name)]
-        return cls(model, graph, inputs, found)
+        place = [info.name for info in signature.outputs].index(output.name)
+        return cls(model, graph, inputs, graph.outputs[place])
 
     def cone(
-        self, roots: Iterable[Tensor], known: Container[Tensor] = ()
+        self, roots: Iterable[Tensor], stops: Container[Tensor] = ()
     ) -> tuple[list[Operator], list[Tensor]]:
         """The operators that compute the roots from known tensors and inputs, in order; and what they start from."""
-        operators, starts = backward_slice(roots, known)
+        operators, starts = backward_slice(roots, stops)
         return [operator for operator in self.graph.operators if operator in operators], starts
 
     def cut(self, signature: SignatureInfo, probes: Sequence[Tensor]) -> Model:
@@ -100,7 +100,7 @@ class _Side:
 
 @dataclass(slots=True)
 class _Search:
-    """`shared` are the tensors that both sides have, the output last; `equal` and `found` sort those looked at."""
+    """`shared` are the tensors that both sides have, the output last; `equal` and `different` sort those looked at."""
 
     worker: Worker
     sides: tuple[_Side, _Side]
@@ -108,22 +108,22 @@ class _Search:
     probe: Probe
     measure: Measure
     equal: set[int] = field(default_factory=set)
-    found: dict[int, OutputComparison] = field(default_factory=dict)
+    different: dict[int, OutputComparison] = field(default_factory=dict)
 
     def run(self) -> FirstDifference:
         """Bisect in execution order, then go back until all that the tensor is computed from is equal."""
         low, high = -1, len(self.shared) - 1
-        while high - low > 1 or high not in self.found:
+        while high - low > 1 or high not in self.different:
             self._look(_evenly(self.shared, low, high, len(self.probe.plans[0])))
-            if not self.found:
+            if not self.different:
                 return FirstDifference(self.probe.signature.name, self.probe.kernels, reason=_VANISHED)
-            high = min(self.found)
+            high = min(self.different)
             low = max((place for place in self.equal if place < high), default=-1)
         while earlier := self._sources(high) - self.equal:
             self._look(sorted(earlier))
-            if not earlier & self.found.keys():
+            if not earlier & self.different.keys():
                 break
-            high = min(earlier & self.found.keys())
+            high = min(earlier & self.different.keys())
         return self._describe(high)
 
     def _look(self, places: Sequence[int]) -> None:
@@ -138,8 +138,8 @@ class _Search:
             for ours, theirs in zip(*outputs, strict=True):
                 compared = self.measure(one, other, ours[str(number)], theirs[str(number)])
                 if not compared.equal:
-                    self.found.setdefault(place, compared)
-            if place not in self.found:
+                    self.different.setdefault(place, compared)
+            if place not in self.different:
                 self.equal.add(place)
 
     def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
@@ -166,7 +166,7 @@ class _Search:
             operators_b=tuple(operator_text(operator, names) for operator in theirs),
             tensor=tensor.name,
             short_name=names(tensor),
-            figures=replace(self.found[place], name=tensor.name),
+            figures=replace(self.different[place], name=tensor.name),
             names=names.legend,
             constants=_changed_constants(ours, theirs),
             reason=_NOTHING_SHARED if len(self.shared) == 1 else "",

@@ -352,7 +352,7 @@ def _match(
 ) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[tuple[TensorInfo, bool]]]:
     """Pairs by name, or by place, and what has no partner, with whether it is in `a`."""
     a, b = (
-        {place if by_place else info.name: info for place, info in enumerate(own)} for own in (ours, theirs)
+        {place if by_place else info.name: info for place, info in enumerate(side)} for side in (ours, theirs)
     )
     alone = [(info, True) for key, info in a.items() if key not in b]
     alone += [(info, False) for key, info in b.items() if key not in a]

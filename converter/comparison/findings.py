@@ -39,16 +39,16 @@ class OutputComparison:
 
     def sentence(self) -> str:
         """What differs, or that nothing does."""
-        found = self.difference
-        if self.reason or found is None:
+        figures = self.difference
+        if self.reason or figures is None:
             return f"output '{self.name}': {self.reason}"
-        if found.bitwise:
+        if figures.bitwise:
             return f"output '{self.name}': bitwise equal"
-        text = f"output '{self.name}': {found.differing} of {found.elements} elements differ"
-        if found.worst is not None and found.worst_values is not None:
-            a, b = found.worst_values
-            text += f", by at most {found.max_abs:.3g} (at {list(found.worst)}: {a:.6g} against {b:.6g})"
-        return f"{text}, SNR {found.snr_db:.1f} dB"
+        text = f"output '{self.name}': {figures.differing} of {figures.elements} elements differ"
+        if figures.worst is not None and figures.worst_values is not None:
+            a, b = figures.worst_values
+            text += f", by at most {figures.max_abs:.3g} (at {list(figures.worst)}: {a:.6g} against {b:.6g})"
+        return f"{text}, SNR {figures.snr_db:.1f} dB"
 
     def merged(self, other: OutputComparison | None) -> OutputComparison:
         """The worse of two comparisons of the same output, figure by figure; the first where there is no other."""
@@ -239,10 +239,10 @@ class ComparisonReport(Record):
     def differences(self) -> list[str]:
         """One sentence for each signature or output that is not within the tolerances; empty if `equal`."""
         failed = [signature for signature in self.signatures if not signature.equal]
-        found = [text for signature in failed for text in signature.sentences()]
+        sentences = [text for signature in failed for text in signature.sentences()]
         if self.generation is not None and not self.generation.equal:
-            found.append(self.generation.sentence())
-        return found
+            sentences.append(self.generation.sentence())
+        return sentences
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of the signatures; the first row is its heads."""
@@ -253,10 +253,10 @@ class ComparisonReport(Record):
         """What differences mean for the tokens: one sentence for each output of logits that differs."""
         return [
             f"signature '{signature.name}' ({signature.backend}), logits '{output.name}', mean over rows: "
-            f"top-1 agreement {found.top1:.2%}, top-5 {found.top5:.2%}, KL divergence {found.kl:.3g} nats"
+            f"top-1 agreement {figures.top1:.2%}, top-5 {figures.top5:.2%}, KL divergence {figures.kl:.3g} nats"
             for signature in self.signatures
             for output in signature.outputs
-            if (found := output.difference) is not None and found.kl is not None and not found.bitwise
+            if (figures := output.difference) and figures.kl is not None and not figures.bitwise
         ]
 
     def notes(self) -> list[str]:

@@ -95,10 +95,10 @@ class _Planner:
 
     def prefill(self, decode: SignatureInfo) -> SignatureInfo:
         """The longest signature that fills the caches of the decode signature."""
-        found = longest_prefill(self._described[MAIN], decode)
-        if found is None:
+        longest = longest_prefill(self._described[MAIN], decode)
+        if longest is None:
             raise self._missing(f"prefill signature with the caches of '{decode.name}'")
-        return self._static(found)
+        return self._static(longest)
 
     def calls(self, step: SignatureInfo) -> tuple[Call, ...]:
         """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
@@ -106,10 +106,10 @@ class _Planner:
         before = dict.fromkeys(call for call in givers if call is not None)
         outputs = {info.name for info in step.outputs}
         after = () if caches_of(step).keys() & outputs else (self._update(step),)
-        known = outputs | {info.name for call in before for info in call.signature.outputs}
+        computed = outputs | {info.name for call in before for info in call.signature.outputs}
         for call in (*before, *after):
             for info in call.signature.inputs:
-                if info.name not in known and not is_basic(info):
+                if info.name not in computed and not is_basic(info):
                     where = f"{call.model} model, signature '{call.signature.name}'"
                     raise UsageError(f"{where}: input '{info.name}' is not known here")
         return (*before, Call(MAIN, step), *after)
@@ -127,14 +127,14 @@ class _Planner:
         if is_basic(info) and not apart:
             return None
         needed = EMBEDDER if role == "embedding" else AUXILIARY
-        told = f"'{info.name}' of {'x'.join(map(str, info.shape))}"
+        what = f"'{info.name}' of {'x'.join(map(str, info.shape))}"
         if needed in self._described:
-            why = f"the {needed} model gives no {told}; give the one that was exported with it"
+            why = f"the {needed} model gives no {what}; give the one that was exported with it"
         elif role in {"embedding", "rotary", "mask"}:
             why = f"input '{info.name}' comes from the {needed} model, and there is {_beside(needed)}"
         else:
-            known = "tokens, positions, masks, caches, or what the embedder and the auxiliary model give"
-            why = f"input {told} is not known here, expected {known}"
+            expected = "tokens, positions, masks, caches, or what the embedder and the auxiliary model give"
+            why = f"input {what} is not known here, expected {expected}"
         raise self._refused(step, why)
 
     def _update(self, step: SignatureInfo) -> Call:

@@ -111,14 +111,16 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         described = {signature.name: signature for signature in worker.describe(source.model)}
         run = partial(_run, worker, source, meta)
         try:
-            found = tuple(
+            compared = tuple(
                 _check_signature(run, source.name, described, entry, meta, arrays)
                 for entry in meta["signatures"]
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise _broken(Path(path), f"{type(error).__name__} {error}") from error
-    asked = {name: meta[name] for name in ("seed", "runs", "atol", "rtol")}
-    return ComparisonReport(os.fspath(path), source.name, "xnnpack", hostile=False, signatures=found, **asked)
+    settings = {name: meta[name] for name in ("seed", "runs", "atol", "rtol")}
+    return ComparisonReport(
+        os.fspath(path), source.name, "xnnpack", hostile=False, signatures=compared, **settings
+    )
 
 
 def _run(worker: Worker, source: Source, meta: Mapping[str, Any], signature: SignatureInfo) -> list[Arrays]:
@@ -159,7 +161,7 @@ def _check_signature(
     now = {info.name: info for info in actual.outputs}
     # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
     results = run(golden)
-    found = []
+    outputs = []
     for info, output in zip(golden.outputs, entry["results"], strict=True):
         compared: OutputComparison | None = None
         for number, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
@@ -169,8 +171,8 @@ def _check_signature(
         if info.name in now and now[info.name].quantization != info.quantization:
             reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
             compared = replace(compared, reason=reason)
-        found.append(compared)
-    return SignatureComparison(golden.name, "xnnpack", tuple(found))
+        outputs.append(compared)
+    return SignatureComparison(golden.name, "xnnpack", tuple(outputs))
 
 
 def _check_output(

@@ -35,7 +35,7 @@ def signature_info(signature: Signature) -> SignatureInfo:
 def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:
     """The signatures that the runtime describes, by name, with how many entries the tables have that inputs index."""
     arguments = {signature.key: signature.inputs for signature in model.signatures}
-    found = {}
+    with_entries = {}
     for signature in described:
         given = model.subgraphs[0].inputs
         if signature.name in arguments and not signature.positional:
@@ -44,8 +44,8 @@ def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, Si
             replace(info, entries=_entries(model, tensor))
             for info, tensor in zip(signature.inputs, given, strict=True)
         )
-        found[signature.name] = replace(signature, inputs=tuple(inputs))
-    return found
+        with_entries[signature.name] = replace(signature, inputs=tuple(inputs))
+    return with_entries
 
 
 def agreed(
@@ -100,9 +100,9 @@ def _carried(model: Model, operator: Operator, place: int) -> Iterator[Tensor]:
     for index in subgraph_indices(operator.options):
         arguments = model.subgraphs[index].inputs
         # IF has its condition in front of what it hands on.
-        own = place - (len(operator.inputs) - len(arguments))
-        if 0 <= own < len(arguments):
-            yield arguments[own]
+        argument = place - (len(operator.inputs) - len(arguments))
+        if 0 <= argument < len(arguments):
+            yield arguments[argument]
 
 
 def _indexed(operator: Operator, place: int) -> int:

@@ -78,29 +78,29 @@ class WholeSignature:
 
     name: str
     allowance: Allowance
-    found: SignatureComparison
+    comparison: SignatureComparison
 
     @property
     def holds(self) -> bool:
         """Whether every output is as near as it must be."""
-        return not self.found.reason and all(map(self.allowance.permits, self.found.outputs))
+        return not self.comparison.reason and all(map(self.allowance.permits, self.comparison.outputs))
 
     def violation(self) -> str:
         """The first output that is too far off, in a sentence."""
-        if self.found.reason:
-            return f"signature '{self.name}': {self.found.reason}"
-        failed = next(output for output in self.found.outputs if not self.allowance.permits(output))
+        if self.comparison.reason:
+            return f"signature '{self.name}': {self.comparison.reason}"
+        failed = next(output for output in self.comparison.outputs if not self.allowance.permits(output))
         return f"signature '{self.name}', {failed.sentence()}, and it must be the same {self.allowance}"
 
     def sentence(self) -> str:
         """What was found and what was demanded."""
-        return f"{self.name}: {self.found_text()}; demanded: {self.allowance}"
+        return f"{self.name}: {self.outcome()}; demanded: {self.allowance}"
 
-    def found_text(self) -> str:
+    def outcome(self) -> str:
         """How equal the outputs were."""
-        outputs = self.found.outputs
+        outputs = self.comparison.outputs
         text = f"all {len(outputs)} outputs are bitwise equal"
-        if not self.found.bitwise:
+        if not self.comparison.bitwise:
             figures = [(o.difference, self.allowance.steps_apart(o)) for o in outputs if o.difference]
             steps = [apart for _, apart in figures if apart is not None]
             relative = [figure.max_rel for figure, apart in figures if apart is None]
@@ -108,18 +108,18 @@ class WholeSignature:
             agreement = [figure.top1 for figure, _ in figures if figure.top1 is not None]
             text = f"all {len(outputs)} outputs are within {room}"
             text += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
-        return "; ".join(filter(None, (text, self.found.masked_rows_sentence())))
+        return "; ".join(filter(None, (text, self.comparison.masked_rows_sentence())))
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
         return {
             "signature": self.name,
             "holds": self.holds,
-            "bitwise": self.found.bitwise,
+            "bitwise": self.comparison.bitwise,
             "demanded": str(self.allowance),
             "relative": self.allowance.relative,
             "steps": dict(self.allowance.steps),
-            "outputs": [output.to_dict() for output in self.found.outputs],
+            "outputs": [output.to_dict() for output in self.comparison.outputs],
         }
 
 

@@ -1,4 +1,4 @@
-"""The main job: a model in a file, rewritten, proved, and written; and what is told of it."""
+"""The main job: a model is read, rewritten, proved and written; and the result, as data and in sentences."""
 
 from edge_opt.conversion.choices import GENERIC, ConvertOptions, Verify, default_output
 from edge_opt.conversion.result import (

@@ -136,16 +136,16 @@ def find_unsound(opened: Opened) -> list[Unsound]:
     unsound: list[Unsound] = []
     for index, kind in opened.kinds.items():
         with suppress(ModelFormatError):  # one that is only copied need not be of a kind that we read
-            unsound += [replace(found, model=kind) for found in broken_ranges(opened.model(index))]
+            unsound += [replace(one, model=kind) for one in broken_ranges(opened.model(index))]
     return unsound
 
 
 def find_stopped(container: Container) -> list[Unsound]:
     """Where the models of a container, as they are now, stop counting positions before their caches are full."""
     return [
-        replace(found, model=container.opened.kinds[part.index])
+        replace(one, model=container.opened.kinds[part.index])
         for part in container.parts
-        for found in stopped_positions(part.model, container.positions)
+        for one in stopped_positions(part.model, container.positions)
     ]
 
 
@@ -181,5 +181,5 @@ def model_content(model: object) -> bytes:
 
 def remade(exported: Exported, model: Model) -> Exported:
     """A model of the same class that holds `model`; the given one stays as it is."""
-    made: Callable[[bytes], Exported] = type(exported)
-    return made(to_bytes(model))
+    kind: Callable[[bytes], Exported] = type(exported)
+    return kind(to_bytes(model))

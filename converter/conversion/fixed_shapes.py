@@ -88,11 +88,11 @@ def fix_shapes(model: Model, given: Mapping[Tensor, Shape]) -> None:
     Raises:
         UsageError: operators cannot take such inputs; the model is as it was then.
     """
-    before = {(found.subgraph, found.operator) for found in derive(model).disagreements}
+    before = {(one.subgraph, one.operator) for one in derive(model).disagreements}
     report = derive(model, resize=given)
-    for found in report.disagreements:
-        if found.derived is None and (found.subgraph, found.operator) not in before:
-            raise UsageError(f"the given shapes do not go together: {found}")
+    for one in report.disagreements:
+        if one.derived is None and (one.subgraph, one.operator) not in before:
+            raise UsageError(f"the given shapes do not go together: {one}")
     roots = [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
     reached = called(model, roots)
     usage = parts_in_use(model)
@@ -140,5 +140,5 @@ def _values(operator: Operator) -> Sequence[Array]:
     except ShapeError:
         return ()
     values = fold(Call(operator, shapes, constants_of(operator)), results)
-    known = [value for value in values if value is not None and value.dtype != object]
-    return known if len(known) == len(operator.outputs) else ()
+    numbers = [value for value in values if value is not None and value.dtype != object]
+    return numbers if len(numbers) == len(operator.outputs) else ()

@@ -132,10 +132,10 @@ class ConversionResult(Record):
 
 def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
     """Raise `UnsoundError` where `require_sound`, and the model was ruined before."""
-    found = unsound(result)
-    if require_sound and found:
+    ruined = unsound(result)
+    if require_sound and ruined:
         raise UnsoundError(
-            f"the model is not sound and require_sound=True asks for that: nothing was written; {found[0]}"
+            f"the model is not sound and require_sound=True asks for that: nothing was written; {ruined[0]}"
         )
 
 
@@ -180,12 +180,12 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
     rows += [
         (
-            f"{found.name} (also {', '.join(found.shares)})" if found.shares else found.name,
-            _change(str(found.operators_before), str(found.operators_after)),
-            f"{found.blocks_converted} of {found.blocks}",
-            _change(size(found.largest_tensor_bytes_before), size(found.largest_tensor_bytes_after)),
+            f"{entry.name} (also {', '.join(entry.shares)})" if entry.shares else entry.name,
+            _change(str(entry.operators_before), str(entry.operators_after)),
+            f"{entry.blocks_converted} of {entry.blocks}",
+            _change(size(entry.largest_tensor_bytes_before), size(entry.largest_tensor_bytes_after)),
         )
-        for found in result.signatures
+        for entry in result.signatures
     ]
     return rows
 
@@ -207,15 +207,15 @@ def masked_rows(result: ConversionResult) -> list[str]:
 
 def proof(site: SiteReport) -> str:
     """What the proof of a site showed, and what else a user should know of the site."""
-    found = site.proof
-    if found is None:
+    figures = site.proof
+    if figures is None:
         return "; ".join(filter(None, ("not run", site.note)))
-    differs = "equal" if not found.max_abs else f"differs by up to {found.max_abs:.3g}"
-    text = "bit for bit equal" if found.bitwise else differs
-    text += f" ({found.steps} steps)" if found.steps else ""
+    differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
+    text = "bit for bit equal" if figures.bitwise else differs
+    text += f" ({figures.steps} steps)" if figures.steps else ""
     rows = MaskedRows.of([site])
     masked = "" if rows is None else f"rows masked everywhere {rows.how}"
-    return "; ".join(filter(None, (text, masked, extent(found.ran), found.note, site.note)))
+    return "; ".join(filter(None, (text, masked, extent(figures.ran), figures.note, site.note)))
 
 
 def extent(ran: Sequence[Ran]) -> str:

@@ -295,15 +295,15 @@ class _Conversion:
             report = compare(
                 before, after, signatures=wanted, locate=False, progress=self.options.get("progress")
             )
-            for found in report.signatures:
+            for comparison in report.signatures:
                 # A model without signatures is compared as `main`, whatever its subgraph is called.
-                name = found.name if part.model.signatures else names[0]
-                self.result.whole.append(WholeSignature(part.signature(name), allowed[name], found))
+                name = comparison.name if part.model.signatures else names[0]
+                self.result.whole.append(WholeSignature(part.signature(name), allowed[name], comparison))
         for signature in self.result.whole:
             if not signature.holds:
-                known = _known(self.result, signature.name)
+                why = _explanation(self.result, signature.name)
                 raise DifferenceFoundError(
-                    f"the converted model differs from the input: {signature.violation()}{known}; nothing was written"
+                    f"the converted model differs from the input: {signature.violation()}{why}; nothing was written"
                 )
 
 
@@ -312,7 +312,7 @@ def _has_reference(site: SiteReport) -> bool:
     return site.status is Status.CONVERTED and site.proof is not None and site.proof.demand.kind == "absolute"
 
 
-def _known(result: ConversionResult, signature: str) -> str:
+def _explanation(result: ConversionResult, signature: str) -> str:
     """What the proofs of a signature's sites said that may explain a difference between the whole models."""
     sites = [site for site in result.converted if site.signature == signature]
     for site in sites:

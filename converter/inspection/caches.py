@@ -42,9 +42,11 @@ class Caches(Record):
         if not self.caches:
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
-        told = ", ".join(f"{many(n, 'ring') if ring else n} of {size}" for (size, ring), n in lengths.items())
+        counts = ", ".join(
+            f"{many(n, 'ring') if ring else n} of {size}" for (size, ring), n in lengths.items()
+        )
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
-        return [f"caches: {told}{seen}", *self.notes]
+        return [f"caches: {counts}{seen}", *self.notes]
 
 
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:

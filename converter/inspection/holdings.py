@@ -178,7 +178,8 @@ def explain(
         UsageError: there is no such target or input, or a shape does not fit.
     """
     model = _opened(source, shapes).parts[0].model
-    blocks = {(block.signature, block.softmax): block for own in _attention(model) for block in own if block}
+    attention = [block for blocks in _attention(model) for block in blocks if block is not None]
+    blocks = {(block.signature, block.softmax): block for block in attention}
     result = convert(source, target=target, shapes=shapes, verify="none", dry_run=True)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 

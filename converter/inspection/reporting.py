@@ -40,7 +40,8 @@ def conversion_report(
     example = None
     if source is not None and result.converted:
         parts = open_container(source, sections).parts
-        example = next((found for part in parts if (found := _example(result, part, facts))), None)
+        examples = (_example(result, part, facts) for part in parts)
+        example = next(filter(None, examples), None)
     if lint is None:
         findings = [] if result.model is None else find_lint(result.model, facts)
         lint = [(f.severity, f"{f.signature}: {f.message}" if f.signature else f.message) for f in findings]
@@ -56,5 +57,5 @@ def _example(result: ConversionResult, part: Part, target: Target) -> Example | 
     places = dict.fromkeys(
         (s.signature, s.pass_name) for s in sites if s.signature in names and s.pass_name in PASSES
     )
-    made = (example_rewrite(part.model, names[signature], chosen, target) for signature, chosen in places)
-    return next(filter(None, made), None)
+    examples = (example_rewrite(part.model, names[signature], chosen, target) for signature, chosen in places)
+    return next(filter(None, examples), None)

@@ -68,7 +68,7 @@ class Report:
 
     def whole(self) -> Table:
         """How equal the whole models had to be, and how equal they are."""
-        rows = [(item.name, item.found_text(), str(item.allowance)) for item in self.result.whole]
+        rows = [(item.name, item.outcome(), str(item.allowance)) for item in self.result.whole]
         return [("signature", "found", "demanded"), *rows]
 
     def verdicts(self) -> list[tuple[str, Status, str, list[SiteReport]]]:
@@ -91,7 +91,7 @@ class Report:
 
     def distances(self) -> list[tuple[str, int]]:
         """Elements of the whole models' float outputs by distance in units in the last place, where there are any."""
-        outputs = [output for signature in self.result.whole for output in signature.found.outputs]
+        outputs = [output for signature in self.result.whole for output in signature.comparison.outputs]
         counts: Counter[str] = Counter()
         for output in outputs:
             if output.difference is not None:
