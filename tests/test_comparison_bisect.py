@@ -135,14 +135,15 @@ def test_models_without_common_names_are_shown_whole_and_it_says_so() -> None:
     assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
 
 
-def test_a_changed_weight_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("weight", "weight"), ("weight", "other")])
+def test_a_changed_weight_is_named(names: tuple[str, str], tmp_path: Path) -> None:
     models = []
-    for value in (0.25, 0.5):
+    for name, value in zip(names, (0.25, 0.5), strict=True):
         model = parse(CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"))
         graph = model.subgraphs[0]
         *_, multiply = graph.operators
         numbers = np.full((1, 8), value, np.float32)
-        weight = Constants(model).make("weight", numbers, graph.outputs[0].dtype)
+        weight = Constants(model).make(name, numbers, graph.outputs[0].dtype)
         graph.set_input(multiply, 1, graph.add_tensor(weight))
         models.append(tmp_path / f"{value}.tflite")
         save(model, models[-1])

@@ -24,7 +24,6 @@ from edge_opt.proof.protocol import Array
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.source import Source
 from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
-from edge_opt.schema.data import Data
 
 Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
 Plans = Sequence[Sequence[InputPlan]]
@@ -226,12 +225,17 @@ class _Names:
 
 
 def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[str, ...]:
-    """Names of constants that both regions read, with other bytes."""
-    ours, theirs = _constants(a), _constants(b)
-    both = [name for name in ours if name in theirs]
-    return tuple(name for name in both if not np.array_equal(ours[name].view(), theirs[name].view()))
+    """Names of constants of the first region that have other bytes in the second one.
 
-
-def _constants(operators: Iterable[Operator]) -> dict[str, Data]:
-    read = (tensor for operator in operators for tensor in operator.inputs)
-    return {t.name: t.buffer.data for t in read if t and t.is_constant and t.buffer and t.buffer.data}
+    They are paired by place where both regions are the same operators, else by name.
+    """
+    ours, theirs = ([tensor for operator in region for tensor in operator.inputs] for region in (a, b))
+    if [operator.name for operator in a] != [operator.name for operator in b]:
+        named = {tensor.name: tensor for tensor in theirs if tensor is not None}
+        theirs = [tensor and named.get(tensor.name) for tensor in ours]
+    changed: dict[str, None] = {}
+    for one, other in zip(ours, theirs, strict=False):
+        data = [t.buffer.data for t in (one, other) if t and t.is_constant and t.buffer and t.buffer.data]
+        if one and len(data) == 2 and not np.array_equal(data[0].view(), data[1].view()):
+            changed[one.name] = None
+    return tuple(changed)
