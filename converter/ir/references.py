@@ -52,11 +52,15 @@ def check_references(subgraphs: Sequence[Subgraph]) -> None:
     """
     if not subgraphs:
         raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
-    called = {index: _called_by(subgraphs, graph) for index, graph in enumerate(subgraphs)}
+    called = [_calls(graph, len(subgraphs)) for graph in subgraphs]
     try:
-        order = list(TopologicalSorter(called).static_order())
+        order = list(TopologicalSorter(dict(enumerate(called))).static_order())
     except CycleError as error:
-        raise _endless(subgraphs, called, set(error.args[1])) from None
+        circle = set(error.args[1])
+        caller = max(circle)
+        callee = min(circle.intersection(called[caller]))
+        what = f"calls subgraph {callee}, which leads back here: it would never end"
+        raise ModelFormatError(f"{called[caller][callee]}: {what}") from None
     depths: dict[int, int] = {}
     for index in order:
         depth = depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
@@ -67,32 +71,12 @@ def check_references(subgraphs: Sequence[Subgraph]) -> None:
             )
 
 
-def _called_by(subgraphs: Sequence[Subgraph], graph: Subgraph) -> set[int]:
-    called: set[int] = set()
-    for operator in graph.operators:
-        called.update(subgraph_indices(operator.options))
-    for index in called:
-        if not 0 <= index < len(subgraphs):
-            count = len(subgraphs)
-            raise ModelFormatError(
-                f"{_place(graph, index)}: subgraph {index} does not exist, there are {count}"
-            )
-    return called
-
-
-def _endless(
-    subgraphs: Sequence[Subgraph], called: dict[int, set[int]], circle: set[int]
-) -> ModelFormatError:
-    caller = max(circle)
-    callee = min(called[caller] & circle)
-    place = _place(subgraphs[caller], callee)
-    return ModelFormatError(f"{place}: calls subgraph {callee}, which leads back here: it would never end")
-
-
-def _place(graph: Subgraph, callee: int) -> str:
-    position, operator = next(
-        (at, caller)
-        for at, caller in enumerate(graph.operators)
-        if callee in subgraph_indices(caller.options)
-    )
-    return f"subgraph '{graph.name}', operator {position} ({operator.name})"
+def _calls(graph: Subgraph, count: int) -> dict[int, str]:
+    """Each subgraph that operators name, with the first that does."""
+    calls: dict[int, str] = {}
+    for position, operator in enumerate(graph.operators):
+        for index in subgraph_indices(operator.options):
+            place = calls.setdefault(index, f"subgraph '{graph.name}', operator {position} ({operator.name})")
+            if not 0 <= index < count:
+                raise ModelFormatError(f"{place}: subgraph {index} does not exist, there are {count}")
+    return calls
