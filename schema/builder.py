@@ -67,9 +67,9 @@ class _TableBuilder:
         return content
 
     def _table(self, table: Table) -> int:
-        known = self._tables.get(id(table))
-        if known is not None:
-            return known
+        written = self._tables.get(id(table))
+        if written is not None:
+            return written
         spec = table.spec
         unknown = next((name for name in table.fields if name not in spec.by_name), None)
         if unknown is not None:
@@ -124,10 +124,10 @@ class _TableBuilder:
             return self._string(field, value)
         if field.kind in {"table", "union"}:
             return self._child(field, value, fields.get(f"{field.name}_type", 0))
-        known = self._vectors.get((field.type, id(value)))
-        if known is None:
-            known = self._vectors[field.type, id(value)] = self._vector(field, value)
-        return known
+        position = self._vectors.get((field.type, id(value)))
+        if position is None:
+            position = self._vectors[field.type, id(value)] = self._vector(field, value)
+        return position
 
     def _child(self, field: FieldSpec, value: Any, member: int = 0) -> int:
         """A table; `member` says which of a union's it is."""

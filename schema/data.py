@@ -1,4 +1,4 @@
-"""Bytes that stay where they are: a region of an open file, or of memory, until somebody asks for them.
+"""Bytes that stay where they are: a region of an open file, or of memory, until they are read.
 
 It must not interpret the bytes, and it never opens a file by a name found inside a model. Files are read, not
 mapped: looking into a mapping whose file somebody else shortens ends the process (SIGBUS), a read comes back short.
@@ -146,7 +146,7 @@ class Source:
             raise ModelFormatError(f"{self.name} was changed while it was in use: read it again")
 
     def close(self) -> None:
-        """Give back the descriptor; bytes that nobody looked at yet can then no longer be read."""
+        """Give back the descriptor; bytes that were not read yet can then no longer be read."""
         self.fd = None
         if self._finalizer is not None:
             self._finalizer()

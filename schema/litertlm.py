@@ -113,7 +113,7 @@ class LiteRTLMBundle(Bundle):
         return places, lambda target: write_bytes(memoryview(header), target, 0, lambda _: None)
 
     def _moved(self, places: list[Place]) -> bytes:
-        """The header that tells the new places.
+        """The header with the new places.
 
         Positions may be stored in bytes that mean something else too; then writing one of them spoils the header.
         """

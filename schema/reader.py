@@ -81,7 +81,7 @@ class ModelFile:
         return self.source.size
 
     def close(self) -> None:
-        """Give back the file; weights that nobody looked at yet can then no longer be read."""
+        """Give back the file; weights that were not read yet can then no longer be read."""
         self.source.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -98,7 +98,7 @@ class ModelFile:
 def read_model(
     model: str | os.PathLike[str] | bytes | Source, *, max_objects: int | None = None
 ) -> ModelFile:
-    """Read the tables of a .tflite file (or of a section of a file); weights stay there until somebody asks for them.
+    """Read the tables of a .tflite file (or of a section of a file); weights stay there until they are read.
 
     `max_objects` tables, vectors and strings are read at most; where None, as many as the environment variable
     EDGE_OPT_MAX_OBJECTS says, or `MAX_OBJECTS`.
@@ -242,9 +242,9 @@ class Reader:
     def table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
         """The table at `position`, read once."""
         tables = self._tables[spec.name]
-        known = tables.get(position)
-        if known is not None:
-            return known
+        table = tables.get(position)
+        if table is not None:
+            return table
         if position + 4 > self.end:
             self._fail(field, f"a {spec.name} lies beyond the end of the file", position)
         content, start = self._at(position, 4)
@@ -286,15 +286,17 @@ class Reader:
         for slot, at in enumerate(entries):
             if at == 0:
                 continue
-            known = spec.by_slot.get(slot)
-            if known is None and not self._schema.complete:
+            field_there = spec.by_slot.get(slot)
+            if field_there is None and not self._schema.complete:
                 continue
-            if known is None:
+            if field_there is None:
                 what = "a deprecated field" if slot < spec.slots else "a field we don't know"
                 self._fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
-            if at < 4 or at + known.size > size:
-                self._fail(known, f"lies at {at}, outside its table of {size} bytes", vtable + 4 + 2 * slot)
-            present.append((at, known))
+            if at < 4 or at + field_there.size > size:
+                self._fail(
+                    field_there, f"lies at {at}, outside its table of {size} bytes", vtable + 4 + 2 * slot
+                )
+            present.append((at, field_there))
         return self._arrange(present, size, vtable)
 
     def _arrange(self, present: list[tuple[int, FieldSpec]], size: int, vtable: int) -> _Shape:
@@ -413,12 +415,12 @@ class Reader:
             limit = f"the file has {self.source.size} bytes"
             self._fail(field, f"claims {size} bytes from byte {offset} on, but {limit}", at)
         self.external_start = min(self.external_start, offset)
-        known = self._regions.get((offset, size))
-        if known is None:
+        region = self._regions.get((offset, size))
+        if region is None:
             self._spend(field, size, offset)
-            known = Data.region(self.source, offset, size, external=True)
-            self._regions[offset, size] = known
-        return known
+            region = Data.region(self.source, offset, size, external=True)
+            self._regions[offset, size] = region
+        return region
 
     def _stored_after(self, table: Table, position: int) -> None:
         """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
@@ -451,7 +453,7 @@ class Reader:
 
 
 def raise_the_bound(allowed: int) -> str:
-    """What to do about a model that is larger than what may be read of one that nobody trusts."""
+    """The remedy for a model with too many objects."""
     return f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE} to {4 * allowed}"
 
 

@@ -36,7 +36,7 @@ def place_content(content: Content) -> Placement:
 
 
 class Place(NamedTuple):
-    """Where `size` bytes go: a section that is written anew, or those from `start` of the bundle on."""
+    """Where `size` bytes go: a new section, or those from `start` of the bundle on."""
 
     begin: int
     size: int

@@ -122,14 +122,14 @@ def new_table(table: str, /, **fields: Any) -> Table:
     Raises:
         KeyError: there is no such table, field or union member.
     """
-    made = Table(TABLES[table], {})
+    new = Table(TABLES[table], {})
     for name, value in fields.items():
-        field = made.spec.by_name[name]
+        field = new.spec.by_name[name]
         if field.kind == "scalars" and isinstance(value, list | tuple):
-            made.set(name, vector(field.element, value))
+            new.set(name, vector(field.element, value))
         else:
-            made.set(name, value)
-    return made
+            new.set(name, value)
+    return new
 
 
 def vector(element: str, values: Any) -> np.ndarray[Any, Any]:

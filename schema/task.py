@@ -83,14 +83,12 @@ class TaskBundle(Bundle):
         return self.source.section(member.data, member.end - member.data)
 
     def _check(self, member: Member) -> None:
-        found = _checksum(
+        checksum = _checksum(
             self.source.view(at, min(_CHUNK, member.end - at)).data
             for at in range(member.data, member.end, _CHUNK)
         )
-        if found != member.info.CRC:
-            sums = (
-                f"member '{member.name}' has the checksum {found:08x} and {member.info.CRC:08x} is recorded"
-            )
+        if checksum != member.info.CRC:
+            sums = f"member '{member.name}' has the checksum {checksum:08x} and {member.info.CRC:08x} is recorded"
             raise self.source.refusal(f"{sums}: the file is damaged, export or download it again")
 
     def _lay_out(self, contents: Mapping[int, Content]) -> tuple[list[Place], Callable[[int], None]]:

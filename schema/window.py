@@ -18,7 +18,7 @@ class Window:
     __slots__ = ("_content", "_end", "_pages", "_source", "loaded")
 
     def __init__(self, source: Source, end: int) -> None:
-        """`end`: nobody will ask for what lies behind it."""
+        """`end`: what lies behind it is never read."""
         self._source = source
         self._end = end
         self._content = source.content

@@ -1,4 +1,4 @@
-"""What a rewrite leaves to do: unused things go, what was unused before stays, and metadata stays true."""
+"""Cleans up after rewrites: removes what they left unused, keeps what was unused before, and updates metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Part = Tensor | Buffer | Subgraph
 
 
 def parts_in_use(model: Model) -> set[Part]:
-    """What somebody refers to."""
+    """The tensors, buffers and subgraphs that something refers to."""
     parts: set[Part] = {*called(model)}
     for graph in model.subgraphs:
         parts.update(used_tensors(graph, graph.operators))
@@ -62,7 +62,7 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
-    """Drop subgraphs behind the first `listed` that nothing calls: made for rewrites of which nothing came."""
+    """Drop subgraphs behind the first `listed` that nothing calls: those of rewrites that were undone."""
     if len(model.subgraphs) == listed:
         return
     needed = called(model, model.subgraphs[:listed])
@@ -104,7 +104,7 @@ def _drop_others(model: Model, kept: list[Subgraph]) -> None:
 
 
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
-    """Keep these subgraphs alone, in this order; operators that call them are told their new places."""
+    """Keep these subgraphs alone, in this order; operators that call them get their new places."""
     index = {graph: place for place, graph in enumerate(model.subgraphs)}
     places = {index[graph]: place for place, graph in enumerate(kept)}
     for entry in model.metadata:
@@ -118,7 +118,7 @@ def _renumber(model: Model, kept: list[Subgraph]) -> None:
 
 
 def raise_runtime_version(model: Model) -> None:
-    """Raise `min_runtime_version` to what the operators that rewrites added need; one that says nothing is left alone.
+    """Raise `min_runtime_version` to what the operators that rewrites added need; an empty one stays empty.
 
     The bytes get a buffer of their own, as long as the old one (16 bytes in what TFLite's converters write).
     """

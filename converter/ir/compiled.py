@@ -21,15 +21,14 @@ def made_from(path: str | os.PathLike[str] | None) -> Path | None:
     """The quantized bundle that a compiled one was made from, where the work folder beside it has one."""
     if path is None:
         return None
-    found = Path(path).with_suffix(WORK) / "quantize" / f"model{Path(path).suffix}"
-    return found if found.is_file() else None
+    quantized = Path(path).with_suffix(WORK) / "quantize" / f"model{Path(path).suffix}"
+    return quantized if quantized.is_file() else None
 
 
 def check_not_compiled(model: Model, path: str | os.PathLike[str] | None) -> None:
-    """UsageError for a compiled model; it names the bundle to give instead, where that is known."""
+    """UsageError for a compiled model; it names the bundle to give instead, if that can be told."""
     if not is_compiled(model):
         return
-    known = made_from(path)
-    instead = "the bundle that it was made from" if known is None else str(known)
+    instead = made_from(path) or "the bundle that it was made from"
     what = "the model" if path is None else os.fspath(path)
     raise UsageError(f"{what} is compiled for an NPU already: give {instead}")

@@ -32,15 +32,15 @@ def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
         ModelFormatError: there are too many.
     """
     total = len(root.fields.get("metadata_buffer", ()))
-    known: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     graphs = root.get("subgraphs") or ()
     for graph in graphs:
         total += _lengths(graph, _GRAPH_VECTORS)
-        total += _listed(graph.get("tensors"), _TENSOR_VECTORS, known)
-        total += _listed(graph.get("operators"), _OPERATOR_VECTORS, known)
+        total += _listed(graph.get("tensors"), _TENSOR_VECTORS, sizes)
+        total += _listed(graph.get("operators"), _OPERATOR_VECTORS, sizes)
     for signature in root.get("signature_defs") or ():
         total += _lengths(signature, _GRAPH_VECTORS)
-    shared = _LITTLE + _MOST_SHARED * (len(graphs) + sum(known.values()))
+    shared = _LITTLE + _MOST_SHARED * (len(graphs) + sum(sizes.values()))
     allowed = MAX_EXTENT * max_objects // MAX_OBJECTS
     if total > shared:
         _refuse(total, shared, "the file is damaged, export or download it again")
@@ -56,12 +56,12 @@ def _refuse(total: int, most: int, remedy: str) -> NoReturn:
     )
 
 
-def _listed(tables: list[Table] | None, fields: Iterable[str], known: dict[int, int]) -> int:
+def _listed(tables: list[Table] | None, fields: Iterable[str], sizes: dict[int, int]) -> int:
     if tables is None:
         return 0
-    if id(tables) not in known:
-        known[id(tables)] = len(tables) + sum(_lengths(table, fields) for table in tables)
-    return known[id(tables)]
+    if id(tables) not in sizes:
+        sizes[id(tables)] = len(tables) + sum(_lengths(table, fields) for table in tables)
+    return sizes[id(tables)]
 
 
 def _lengths(table: Table, fields: Iterable[str]) -> int:

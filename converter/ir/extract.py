@@ -18,12 +18,12 @@ def cut_out(
     outputs: Sequence[Tensor],
 ) -> Model:
     """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes."""
-    made, moved = Model(), dict[int, int]()
+    region, moved = Model(), dict[int, int]()
 
     def add(
         graph: Subgraph, operators: Iterable[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        made.subgraphs.append(graph)
+        region.subgraphs.append(graph)
         copies: dict[int, Tensor] = {}
 
         def copied(tensor: Tensor) -> Tensor:
@@ -44,15 +44,15 @@ def cut_out(
         if index not in moved:
             called = model.subgraphs[index]
             # Its place is taken before its own callees come, which stand behind it.
-            moved[index] = len(made.subgraphs)
+            moved[index] = len(region.subgraphs)
             add(Subgraph(f"called_{moved[index]}"), called.operators, called.inputs, called.outputs)
 
     add(Subgraph("region"), operators, inputs, outputs)
-    return made
+    return region
 
 
 def _custom(operator: Operator) -> Table | None:
-    """What only an operator's own kernel understands of its table; the rest is indices and made anew."""
+    """What only an operator's own kernel understands of its table; the rest is indices, which change."""
     if operator.table is None or not operator.table.has("custom_options"):
         return None
     fields = ("custom_options", "custom_options_format")
@@ -73,16 +73,16 @@ def renamed(tensor: Tensor, name: str) -> Tensor:
     return replace(tensor, name=name, is_variable=False)
 
 
-def repeated(operator: Operator, known: dict[int, Tensor], name: Callable[[Tensor], str]) -> Operator:
-    """The operator once more, in no subgraph yet, on the `known` tensors (by identity of those that it has now).
+def repeated(operator: Operator, copies: dict[int, Tensor], name: Callable[[Tensor], str]) -> Operator:
+    """The operator once more, in no subgraph yet, on other tensors.
 
-    Others are renamed copies, and known from then on.
+    `copies` has them by identity of those that it has now; renamed copies are added for the rest.
     """
 
     def local(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
-            known[id(tensor)] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
-        return known[id(tensor)]
+        if id(tensor) not in copies:
+            copies[id(tensor)] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
+        return copies[id(tensor)]
 
     return operator.on(local)
 

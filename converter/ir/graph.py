@@ -60,15 +60,15 @@ class Tensor:
 
     @property
     def consumers(self) -> list[Operator]:
-        """Operators of the subgraph that read this tensor. Each is listed once, the longest reader first."""
+        """Operators of the subgraph that read this tensor. Each is listed once, in the order in which they began to read."""
         return list(self._uses)
 
     @property
     def has_rank(self) -> bool:
         """False where the file says that not even the number of dimensions is known."""
-        known = bool(self.shape) or self.table is None or bool(self.table.get("has_rank"))
-        # Writers of old leave `has_rank` out; a constant's bytes say that it is a scalar.
-        return known or self.is_constant
+        # Older writers leave `has_rank` out; a constant's bytes say that it is a scalar.
+        table = self.table
+        return bool(self.shape) or table is None or bool(table.get("has_rank")) or self.is_constant
 
     @property
     def is_dynamic(self) -> bool:
@@ -92,7 +92,7 @@ class Tensor:
 
     @property
     def wrong_size(self) -> str | None:
-        """Why the bytes of a constant do not fill its shape; None where they do, or nobody can say."""
+        """Why the bytes of a constant do not fill its shape; None where they do, or where that is unknown."""
         expected = self.dtype.byte_size(self.elements) if self.is_constant and not self.is_sparse else None
         actual = None if self.buffer is None or self.buffer.data is None else self.buffer.data.length
         if expected in (None, actual):
@@ -134,7 +134,7 @@ class Tensor:
         return parameters.real(stored) if parameters is not None and parameters.is_affine else stored
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """The same value, of a graph that is yet to be made: nobody defines or reads it."""
+        """The same value for another graph: nothing defines or reads it yet."""
         return replace(self, buffer=deepcopy(self.buffer, memo))
 
     def __repr__(self) -> str:
@@ -200,7 +200,7 @@ class Operator(_Link):
         self.options = options
         self.table = table
         self.shape_error = ""
-        """Why its recorded shapes are not what its inputs give; empty where they are, and where nobody looked."""
+        """Why its recorded shapes are not what its inputs give; empty where they are, or were not checked."""
         self.subgraph: Subgraph | None = None
 
     @property
@@ -233,7 +233,7 @@ class Operator(_Link):
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
-        """The same step on copies of its tensors, in no subgraph; what it says of itself is not copied but shared."""
+        """The same step on copies of its tensors, in no subgraph; its table is shared."""
         copy = self.on(lambda tensor: deepcopy(tensor, memo))
         copy.code, copy.options = deepcopy(self.code, memo), deepcopy(self.options, memo)
         return copy
@@ -337,16 +337,16 @@ class Subgraph(_Link):
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """List a tensor; operators may only use listed ones when the model is written."""
-        known = self.lists(tensor)
-        assert not known, f"{tensor} is listed already"
+        is_listed = self.lists(tensor)
+        assert not is_listed, f"{tensor} is listed already"
         self.tensors.append(tensor)
         self._listed[1].add(id(tensor))
         return tensor
 
     def lists(self, tensor: Tensor) -> bool:
         """True where the tensor is listed; looks the list through only where it was changed by others."""
-        known, ids = self._listed
-        if known is not self.tensors or len(ids) != len(self.tensors):
+        tensors, ids = self._listed
+        if tensors is not self.tensors or len(ids) != len(self.tensors):
             ids = {id(listed) for listed in self.tensors}
             self._listed = (self.tensors, ids)
         return id(tensor) in ids
@@ -383,7 +383,7 @@ class Subgraph(_Link):
         return operator.previous_link if isinstance(operator.previous_link, Operator) else None
 
     def remove(self, operator: Operator) -> None:
-        """Take an operator out; its outputs are then defined by nobody."""
+        """Take an operator out; nothing defines its outputs then."""
         assert operator.subgraph is self
         previous, following = operator.previous_link, operator.next_link
         previous.next_link, following.previous_link = following, previous

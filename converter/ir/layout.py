@@ -15,25 +15,28 @@ def external_weights(model: Model) -> int:
 
 def new_codes(model: Model) -> list[OperatorCode]:
     """Kinds of operators that the deprecated field does not have."""
-    field = "deprecated_builtin_code"
-    known = [code for code in model.operator_codes if code.table is not None]
-    return [code for code in known if code.table and code.table.get(field) != deprecated_code(code)]
+    return [
+        code
+        for code in model.operator_codes
+        if code.table is not None and code.table.get("deprecated_builtin_code") != deprecated_code(code)
+    ]
 
 
 def take_weights_inside(model: Model) -> bool:
     """Have all weights written inside the flatbuffer, as long as it stays under 2 GB; whether any was not."""
-    found = external_weights(model)
-    for buffer in model.buffers if found else ():
+    changed = False
+    for buffer in model.buffers:
         data = buffer.data
         if data is not None and data.external and data.source is not None:
             buffer.data = Data.region(data.source, data.offset, data.length, external=False)
             buffer.table = None
-    return bool(found)
+            changed = True
+    return changed
 
 
 def fill_old_codes(model: Model) -> bool:
     """Have each operator's kind written in the deprecated field, too; whether any was not."""
-    found = new_codes(model)
-    for code in found:
+    codes = new_codes(model)
+    for code in codes:
         code.table = None
-    return bool(found)
+    return bool(codes)

@@ -108,7 +108,7 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Give back the file that the model was read from; weights that nobody read yet are then out of reach."""
+        """Give back the file that the model was read from; weights that were not read yet are then out of reach."""
         if self.file is not None:
             self.file.close()
 
@@ -255,12 +255,11 @@ class _Numbering:
 
     def __init__(self, listed: Iterable[Any]) -> None:
         self.items = list(listed)
-        self._index = {id(item): index for index, item in enumerate(self.items)}
+        self._index = {item: index for index, item in enumerate(self.items)}
 
     def of(self, item: object) -> int:
-        index = self._index.get(id(item))
-        if index is None:
-            index = self._index[id(item)] = len(self.items)
+        index = self._index.setdefault(item, len(self.items))
+        if index == len(self.items):
             self.items.append(item)
         return index
 

@@ -52,7 +52,7 @@ class Quantization:
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
     def along(self, dimension: int) -> Quantization:
-        """The same parameters, told of another axis (a reshape or transpose moved it)."""
+        """The same parameters along another axis (a reshape or transpose moved it)."""
         fields = dict(self.table.fields)
         fields["quantized_dimension"] = dimension
         return Quantization(Table(self.table.spec, fields))

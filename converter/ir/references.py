@@ -32,14 +32,14 @@ def subgraph_indices(options: Table | None) -> tuple[int, ...]:
     """The subgraphs that these options name, each as often as they do."""
     if options is None or options.name not in SUBGRAPH_FIELDS:
         return ()
-    found: list[int] = []
+    indices: list[int] = []
     for field in SUBGRAPH_FIELDS[options.name]:
         value = options.get(field)
         if isinstance(value, int):
-            found.append(value)
+            indices.append(value)
         elif value is not None:
-            found.extend(value.tolist())
-    return tuple(found)
+            indices.extend(value.tolist())
+    return tuple(indices)
 
 
 def check_references(subgraphs: Sequence[Subgraph]) -> None:

@@ -11,12 +11,12 @@ from edge_opt.ir.references import subgraph_indices
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read and do not define. Each is there once, the first one that is read comes first."""
     defined = {id(tensor) for operator in operators for tensor in operator.outputs}
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for operator in operators:
         for tensor in operator.inputs:
             if tensor is not None and id(tensor) not in defined:
-                found.setdefault(id(tensor), tensor)
-    return tuple(found.values())
+                tensors.setdefault(id(tensor), tensor)
+    return tuple(tensors.values())
 
 
 def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]) -> bool:
