@@ -60,7 +60,7 @@ class Tensor:
 
     @property
     def consumers(self) -> list[Operator]:
-        """Operators of the subgraph that read this tensor. Each is listed once, in the order in which they began to read."""
+        """Operators of the subgraph that read this tensor, each once, in the order in which they began to read."""
         return list(self._uses)
 
     @property
