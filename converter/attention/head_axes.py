@@ -13,8 +13,9 @@ from typing import TypeAlias
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelling import DEEPEST, OperandFactors, Trace, Weighings, trace_heads
-from edge_opt.attention.rules import MOVEMENT, UNARY, is_turned
+from edge_opt.attention.rules import MOVEMENT, is_turned
 from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir.operators import UNARY
 from edge_opt.ir.refusal import RefusedError
 
 Placed: TypeAlias = tuple[tuple[tuple[Tensor, Factored], ...], int]

@@ -32,7 +32,6 @@ CUTTING = operators_that(Effect.CUTTING)
 PADDING = operators_that(Effect.PADDING)
 REPEATING = operators_that(Effect.REPEATING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
-UNARY = frozenset(name for name in ELEMENTWISE if KINDS[name].least == 1)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, Elementwise()),

@@ -16,13 +16,12 @@ from edge_opt.attention.rules import (
     PADDING,
     PRODUCTS,
     REPEATING,
-    UNARY,
     data_input,
     is_product,
     multiplies_activations,
 )
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.operators import Effect, operators_that
+from edge_opt.ir.operators import UNARY, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import moved_from
 

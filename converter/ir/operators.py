@@ -175,6 +175,10 @@ def operators_that(*effects: Effect) -> frozenset[str]:
     return frozenset(name for name, kind in KINDS.items() if kind.effect in effects)
 
 
+UNARY: Final = frozenset(name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].least == 1)
+"""Elementwise operators of one operand."""
+
+
 # operator -> type of its data operand -> version; other types are version 1. Only operators that a rewrite adds are
 # listed. The runtime doesn't check the version, other readers do.
 # Source: LiteRT, tflite/tools/versioning/op_version.cc, GetBuiltinOperatorVersion.

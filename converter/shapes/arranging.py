@@ -312,10 +312,7 @@ def _block_size(call: Call) -> int:
     return block
 
 
-@rule(
-    "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR",
-    "TFLite, resize_bilinear.cc and resize_nearest_neighbor.cc, ResizeOutputTensor",
-)
+@rule("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", "TFLite, ResizeOutputTensor of each one's own file")
 def resize(call: Call) -> Results:
     """`[b, h, w, c]` takes the height and width that input 1, `[2]`, gives."""
     shape, size = call.shape(0, rank=4), call.sizes(1, rank=1)

@@ -39,10 +39,7 @@ def composite_facts(call: Call) -> Sequence[Fact]:
     return _run(call, call.number(name), _inputs(call))
 
 
-@rule(
-    "STABLEHLO_COMPOSITE CALL",
-    "TFLite, stablehlo_composite.cc, Prepare; schema.fbs, CallOptions (CALL has no kernel)",
-)
+@rule("STABLEHLO_COMPOSITE CALL", "TFLite, stablehlo_composite.cc, Prepare (CALL has no kernel)")
 def composite(call: Call) -> Results:
     """The results are those of the subgraph (a composite's decomposition), entered with the inputs."""
     return [fact.shape for fact in composite_facts(call)]

@@ -75,10 +75,8 @@ class _Derivation:
         indices = range(len(self._model.subgraphs))
         for index in sorted(indices, key=called_subgraphs(self._model).__contains__):
             if index not in self._walked:
-                inputs = {
-                    t: self._resize.get(t, self._recorded(t)) for t in self._model.subgraphs[index].inputs
-                }
-                self._walk(index, {tensor: Fact(shape) for tensor, shape in inputs.items()})
+                inputs = self._model.subgraphs[index].inputs
+                self._walk(index, {t: Fact(self._resize.get(t, self._recorded(t))) for t in inputs})
         count = sum(len(subgraph.tensors) for subgraph in self._model.subgraphs)
         return ShapeReport(count, tuple(self._disagreements.values()), self._shapes)
 

@@ -56,10 +56,7 @@ class _Window(NamedTuple):
     shrink: bool
 
 
-@rule(
-    "STRIDED_SLICE",
-    "TFLite, strided_slice.cc, BuildStridedSliceParams and ResizeOutputTensor; strided_slice_logic.h",
-)
+@rule("STRIDED_SLICE", "TFLite, strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
 def strided_slice(call: Call) -> Results:
     """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
 

@@ -18,10 +18,7 @@ def batch_matmul(call: Call) -> Results:
     return [multiply((left, right), transposes=transposes, labels=call.labels())]
 
 
-@rule(
-    "FULLY_CONNECTED",
-    "TFLite, fully_connected.cc, PrepareImpl and UpdateOutputSize; the product itself by MatMul-1",
-)
+@rule("FULLY_CONNECTED", "TFLite, fully_connected.cc, UpdateOutputSize; the product itself by MatMul-1")
 def fully_connected(call: Call) -> Results:
     """Rows `[..., depth]` times weights `[units, depth]`, transposed.
 
