@@ -170,11 +170,13 @@ class OperatorCode:
 
 
 class _Link:
-    """A place in a subgraph's circular list of operators, in which the subgraph itself is between last and first."""
+    """A place in a subgraph's circular list of operators, in which the subgraph itself is between last and first.
 
-    def __init__(self) -> None:
-        self.previous_link: _Link = self
-        self.next_link: _Link = self
+    An operator in no subgraph has no links.
+    """
+
+    previous_link: _Link
+    next_link: _Link
 
 
 class Operator(_Link):
@@ -192,7 +194,6 @@ class Operator(_Link):
         table: Table | None = None,
         intermediates: Sequence[Tensor] = (),
     ) -> None:
-        super().__init__()
         self.code = code
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -290,7 +291,7 @@ class Subgraph(_Link):
     """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it."""
 
     def __init__(self, name: str = "", table: Table | None = None) -> None:
-        super().__init__()
+        self.previous_link = self.next_link = self
         self.name = name
         self.table = table
         self.tensors: list[Tensor] = []
@@ -387,7 +388,11 @@ class Subgraph(_Link):
         assert operator.subgraph is self
         previous, following = operator.previous_link, operator.next_link
         previous.next_link, following.previous_link = following, previous
-        operator.subgraph, operator.previous_link, operator.next_link = None, operator, operator
+        del (
+            operator.previous_link,
+            operator.next_link,
+        )  # a link to itself would keep it from being freed at once
+        operator.subgraph = None
         self._count -= 1
         for tensor in operator.inputs:
             _count_use(tensor, operator, -1)
