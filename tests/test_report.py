@@ -38,7 +38,7 @@ EMPTY = ("meta", "br", "img", "hr", "input", "link")
 @cache
 def report(path: Path = DEMO) -> Report:
     result = convert(path, dry_run=True)
-    return conversion_report(result, lint=LINT)
+    return replace(conversion_report(result), lint=LINT)
 
 
 @cache
@@ -56,7 +56,7 @@ def hostile() -> Report:
     left = SiteReport("mha_to_sha", result.sites[0].signature, 9, Status.SKIPPED, f"at '{HOSTILE}'")
     result.sites.append(left)
     result.input = f"/models/{'long' * 40}{HOSTILE.replace('/', '')}\udc80.tflite"
-    return conversion_report(result, data, lint=[("warning", HOSTILE)])
+    return replace(conversion_report(result, data), lint=[("warning", HOSTILE)])
 
 
 class Reader(HTMLParser):
@@ -128,7 +128,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
     assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in render(conversion_report(done), ".md")
     for suffix in (".md", ".html"):
-        page = render(conversion_report(done, lint=[]), suffix)
+        page = render(replace(conversion_report(done), lint=[]), suffix)
         assert "Nothing in the result that the target is known to refuse" in page
 
 

@@ -1,7 +1,6 @@
 """A conversion's report, made of its result and of the original model; draws one block as it was and as it became."""
 
 import os
-from collections.abc import Sequence
 from importlib.metadata import version
 
 from edge_opt.conversion import GENERIC, ConversionResult
@@ -10,8 +9,7 @@ from edge_opt.conversion.result import unsound
 from edge_opt.inspection import example_rewrite
 from edge_opt.passes import PASSES
 from edge_opt.report import Example, Report
-from edge_opt.targets import Target, load_target
-from edge_opt.targets.lint import lint as find_lint
+from edge_opt.targets import Target, lint, load_target
 
 
 def conversion_report(
@@ -20,7 +18,6 @@ def conversion_report(
     *,
     target: str | Target | None = None,
     sections: Sections = "prefill-decode",
-    lint: Sequence[tuple[str, str]] | None = None,
 ) -> Report:
     """What `edge_opt.report.write_report` takes.
 
@@ -29,7 +26,6 @@ def conversion_report(
         original: the model as it was, for the picture of one block; without it, the file that `result` names, if any.
         target: as given to `convert`.
         sections: as given to `convert`.
-        lint: (severity, sentence) about the result; without it, what the target's facts say of the model in `result`.
 
     Raises:
         ModelFormatError: the original cannot be read again.
@@ -42,11 +38,11 @@ def conversion_report(
         parts = open_container(source, sections).parts
         examples = (_example(result, part, facts) for part in parts)
         example = next(filter(None, examples), None)
-    if lint is None:
-        findings = [] if result.model is None else find_lint(result.model, facts)
-        lint = [(f.severity, f"{f.signature}: {f.message}" if f.signature else f.message) for f in findings]
-    ruined = [("error", text) for text in unsound(result)]
-    return Report(result, version("edge-opt"), example, [*ruined, *lint])
+    findings = [("error", text) for text in unsound(result)]
+    for finding in [] if result.model is None else lint(result.model, facts):
+        where = f"{finding.signature}: " if finding.signature else ""
+        findings.append((finding.severity, f"{where}{finding.message}"))
+    return Report(result, version("edge-opt"), example, findings)
 
 
 def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:
