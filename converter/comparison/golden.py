@@ -10,10 +10,9 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,6 @@ _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
 _MAX_RUNS = 1000
 _META = "meta"
-
-Run = Callable[[SignatureInfo], list[Arrays]]
-"""Runs one signature as often as the file says, on the inputs that follow from its seed."""
 
 
 def record(
@@ -77,7 +73,7 @@ def record(
         runs = max(runs, 1 + keeps_state(graph))
         chosen = [described[name] for name in choose(list(described), signatures)]
         count = sum(len(signature.outputs) for signature in chosen) * runs
-        meta = {
+        meta: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "generator": noise.GENERATOR_VERSION,
@@ -88,8 +84,11 @@ def record(
             "rtol": rtol,
             "share": _BUDGET // max(count, 1),
         }
-        run, arrays = partial(_run, worker, source, meta), dict[str, Array]()
-        meta["signatures"] = [_record_signature(run, signature, meta, arrays) for signature in chosen]
+        arrays: Arrays = {}
+        meta["signatures"] = [
+            _record_signature(signature, _run(worker, source, meta, signature), meta["share"], arrays)
+            for signature in chosen
+        ]
     packed = io.BytesIO()
     contents: dict[str, Any] = {_META: np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
     np.savez_compressed(packed, **contents)
@@ -109,10 +108,9 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         worker = stack.enter_context(Worker())
         source = stack.enter_context(find_models(model).source("model"))
         described = {signature.name: signature for signature in worker.describe(source.model)}
-        run = partial(_run, worker, source, meta)
         try:
             compared = tuple(
-                _check_signature(run, source.name, described, entry, meta, arrays)
+                _check_signature(worker, source, described, entry, meta, arrays)
                 for entry in meta["signatures"]
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -124,28 +122,28 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
 
 
 def _run(worker: Worker, source: Source, meta: Mapping[str, Any], signature: SignatureInfo) -> list[Arrays]:
+    """The outputs of as many runs as the file says, on the inputs that follow from its seed."""
     plans = [plan(signature, seed=meta["seed"], run=run) for run in range(meta["runs"])]
     return worker.run_plans(source.model, signature.name, plans)
 
 
 def _record_signature(
-    run: Run, signature: SignatureInfo, meta: Mapping[str, Any], arrays: Arrays
+    signature: SignatureInfo, results: Sequence[Arrays], share: int, arrays: Arrays
 ) -> dict[str, Any]:
-    results = run(signature)
     outputs = []
     for info in signature.outputs:
         entries = []
         for number, values in enumerate(results):
             key, array = f"{len(arrays)}", values[info.name]
-            arrays[key] = _sample(array, signature.name, info.name, number, meta["share"])
+            arrays[key] = _sample(array, signature.name, info.name, number, share)
             entries.append({"key": key, **_statistics(array, info)})
         outputs.append({"name": info.name, "runs": entries})
     return {**asdict(signature), "results": outputs}
 
 
 def _check_signature(
-    run: Run,
-    model: str,
+    worker: Worker,
+    source: Source,
     described: Mapping[str, SignatureInfo],
     entry: Mapping[str, Any],
     meta: Mapping[str, Any],
@@ -154,13 +152,13 @@ def _check_signature(
     golden = from_dict(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
     actual = described.get(golden.name)
     if actual is None:
-        return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {model}")
+        return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {source.name}")
     old, new = ([(i.name, i.declared, i.dtype) for i in each.inputs] for each in (golden, actual))
     if old != new:
         return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
     now = {info.name: info for info in actual.outputs}
     # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
-    results = run(golden)
+    results = _run(worker, source, meta, golden)
     outputs = []
     for info, output in zip(golden.outputs, entry["results"], strict=True):
         compared: OutputComparison | None = None
