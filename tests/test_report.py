@@ -1,5 +1,6 @@
 """Reports: the same content in every format, nothing of a model's names taken for markup, no file lost to one."""
 
+import hashlib
 import html
 import json
 import re
@@ -8,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,17 @@ def test_every_format_has_summary_signatures_figures_and_lint(suffix: str) -> No
     for wanted in (proved, "prefill_8", "decode", "bit for bit", LINT[0][1]):
         assert wanted in said
     assert "bit for bit" in render(report(QUANTIZED), suffix)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_report_says_when_with_what_and_of_which_files_it_is(suffix: str, tmp_path: Path) -> None:
+    result = convert(DEMO, tmp_path / "out.tflite", verify="none")
+    text = html.unescape(render(conversion_report(result), suffix)).replace("\\_", "_")
+    for path in (DEMO, tmp_path / "out.tflite"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in text
+    for package in ("edge-opt", "ai-edge-litert"):
+        assert version(package) in text
+    assert re.search(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", text)
 
 
 def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> None:
@@ -250,7 +263,7 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
     assert not re.search(r"(?<!\\)\*\*bold", outside)
     assert not re.search(r"(?m)^# head", text)
     rows = [line for line in outside.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5, 6}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 5, 6}
 
 
 @pytest.mark.parametrize(("target", "told"), [("mediatek", True), ("generic", False)])

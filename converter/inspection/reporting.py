@@ -1,7 +1,11 @@
 """A conversion's report, made of its result and of the original model; draws one block as it was and as it became."""
 
+import hashlib
 import os
+import platform
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
 from edge_opt.conversion import GENERIC, ConversionResult
 from edge_opt.conversion.container import Part, Sections, open_container
@@ -42,7 +46,22 @@ def conversion_report(
     for finding in [] if result.model is None else lint(result.model, facts):
         where = f"{finding.signature}: " if finding.signature else ""
         findings.append((finding.severity, f"{where}{finding.message}"))
-    return Report(result, version("edge-opt"), example, findings)
+    return Report(result, version("edge-opt"), example, findings, _origin(result))
+
+
+def _origin(result: ConversionResult) -> dict[str, str]:
+    """When the report was made and with what, and the digests of the files that it is about."""
+    origin = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "edge-opt": version("edge-opt"),
+        "ai-edge-litert": version("ai-edge-litert"),
+        "Python": platform.python_version(),
+    }
+    for name, path in (("input", result.input), ("output", result.output)):
+        if path is not None and Path(path).is_file():
+            with Path(path).open("rb") as file:
+                origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return origin
 
 
 def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:

@@ -1,8 +1,8 @@
 """The content of a report, the same for every format; a table is a list of rows, its heads first."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did, ready to be written down. `lint` are (severity, sentence) about the result."""
+    """What a conversion did, ready to be written down. `lint` are (severity, sentence) about the result.
+
+    `origin`: when it was made and with which versions, and the digests of the files; names and values.
+    """
 
     result: ConversionResult
     version: str
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -103,6 +107,7 @@ class Report:
         return {
             **self.result.to_dict(),
             "version": self.version,
+            "origin": dict(self.origin),
             "summary": self.summary,
             "largest_differences": [{"bucket": bucket, "sites": count} for bucket, count in self.errors()],
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],

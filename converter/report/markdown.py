@@ -27,7 +27,8 @@ def to_markdown(report: Report) -> str:
         "## For the target",
         "\n".join(lint),
         *([] if report.example is None else _example(report.example)),
-        f"edge-opt {report.version}, {report.result.seconds:.1f} s.",
+        "## Where this comes from",
+        _table([("", ""), *report.origin.items(), ("time", f"{report.result.seconds:.1f} s")]),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -30,7 +30,8 @@ def to_html(report: Report) -> str:
     body.append(_section(f"Lint for {report.result.target}", _lint(report)))
     if report.example is not None:
         body.append(_section("One block, before and after", _example(report.example)))
-    body.append(f"<footer>edge-opt {escape(report.version)}, {report.result.seconds:.1f} s</footer>")
+    origin = [*report.origin.items(), ("time", f"{report.result.seconds:.1f} s")]
+    body.append(_section("Where this comes from", table([("", ""), *origin])))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

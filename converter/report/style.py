@@ -45,5 +45,4 @@ svg .input rect{fill:var(--input);stroke:var(--input-line)}
 svg .edge{fill:none;stroke:var(--faint);stroke-width:1.2;opacity:.8}
 @media(max-width:40rem){main{padding:1.25rem 1rem 3rem}section>.scroll :is(td,th){white-space:normal}
 th,td{padding:.4rem .5rem}details,figure{padding:.6rem .7rem}svg{width:100%;height:auto;min-width:30rem}}
-footer{margin-top:3rem;color:var(--faint);font-size:.85rem}
 """
