@@ -91,8 +91,9 @@ def replacing(
         temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        nothing = "no part of this file was left behind"
-        raise OutputError(f"{path} could not be written: {_reason(error)}; {nothing}") from error
+        raise OutputError(
+            f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
+        ) from error
     finally:
         os.close(fd)
     try:
