@@ -97,3 +97,9 @@ def test_the_text_of_a_rewrite_folds_heads_that_are_alike() -> None:
     assert any("CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in line for line in before)
     assert sum("BATCH_MATMUL" in line for line in after) == 4
     assert "... 3 more like these 11 ..." in after
+
+
+def test_explain_says_what_a_conversion_for_that_target_would_do(capsys: Captured) -> None:
+    for target, decode in (("generic", "converted"), ("qualcomm-htp", "skipped")):
+        sites = run(capsys, "explain", DEMO, "--target", target, "--json").json["sites"]
+        assert {site["status"] for site in sites if site["signature"] == "decode"} == {decode}
