@@ -237,6 +237,18 @@ def test_depthwise_convolutions(
     check("DEPTHWISE_CONV_2D", inputs, options)
 
 
+@examples
+@given(SIZES, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1))
+def test_convolutions_in_3d(depth: int, fd: int, stride: int, dilation: int, padding: int) -> None:
+    options = {
+        "padding": padding, "strideD": stride, "strideH": 1, "strideW": 2, "dilationDFactor": dilation,
+        "dilationHFactor": 1, "dilationWFactor": 1,
+    }  # fmt: skip
+    inputs = [T((2, depth, 4, 5, 3)), T((fd, 2, 2, 3, 7)), T((7,))]
+    fits = padding == 0 or (fd - 1) * dilation + 1 <= depth + stride
+    check("CONV_3D", inputs, options, stricter=not fits)
+
+
 def test_sparse_tensors() -> None:
     """The interpreter cannot allocate them here: it wants a table of sparsity."""
     assert derived_shapes(one_operator("DENSIFY", [const([[1.0, 0.0]], "FLOAT32")], [T(())])) == [(1, 2)]

@@ -293,6 +293,9 @@ WEIGHTED: list[Row] = [
         ("DEPTHWISE_CONV_2D", [T((2, 5, 5, 4)), T(filters), T(bias)], {**_STRIDES, "depthMultiplier": 1}, F, False)
         for filters, bias in [((2, 3, 3, 4), (4,)), ((1, 3, 3, 6), (6,)), ((1, 3, 3, 4), (5,))]
     ],
+    *[("CONV_3D", [T(shape), T(filters)], {**_STRIDES, "strideD": 1}, F, False) for shape, filters in [
+        ((2, 4, 4, 5, 3), (1, 2, 2, 4, 7)), ((4, 4, 5, 3), (1, 2, 2, 3, 7)),
+    ]],
     *[
         ("TRANSPOSE_CONV", [const([1, 8, 8, 5]), T(filters), T(shape), *bias], {"strideH": 2, "strideW": 2}, F, ok)
         for filters, shape, bias, ok in [

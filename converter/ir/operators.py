@@ -118,7 +118,7 @@ _KINDS: Final[dict[str, OperatorKind]] = {
     "REDUCE_MAX REDUCE_MIN": OperatorKind(Effect.REDUCTION, 2, copies=True),
     "BATCH_MATMUL": OperatorKind(Effect.PRODUCT, 2, data=(0, 1)),
     "FULLY_CONNECTED": OperatorKind(Effect.PRODUCT, 2, 3, outputs=None),
-    "CONV_2D DEPTHWISE_CONV_2D": OperatorKind(Effect.CONVOLUTION, 2, 3),
+    "CONV_2D CONV_3D DEPTHWISE_CONV_2D": OperatorKind(Effect.CONVOLUTION, 2, 3),
     "TRANSPOSE_CONV": OperatorKind(Effect.CONVOLUTION, 3, 4, data=(2,)),
     "SQUEEZE": OperatorKind(Effect.REARRANGING, copies=True),
     "RESHAPE": OperatorKind(Effect.REARRANGING, 1, 2, copies=True),

@@ -92,14 +92,14 @@ def _check_filled(call: Call, *indices: int) -> None:
 
 
 def _convolved(call: Call, windows: Sequence[int], channels: int) -> Results:
-    """The filters' window slides over height and width."""
+    """The filters' window slides over the axes between batch and channels: height and width, or depth too."""
     _check_filled(call, 0, 1)
     _check_bias(call, 2, channels)
-    height, width = (
+    places = (
         _places(call, axis, name, window, call.number(f"dilation_{name}_factor"))
-        for axis, name, window in zip((1, 2), "hw", windows, strict=True)
+        for axis, (name, window) in enumerate(zip("dhw"[-len(windows) :], windows, strict=True), start=1)
     )
-    return [(call.shape(0)[0], height, width, channels)]
+    return [(call.shape(0)[0], *places, channels)]
 
 
 @rule("CONV_2D", "TFLite, conv.cc, Prepare")
@@ -120,6 +120,15 @@ def depthwise_convolution(call: Call) -> Results:
         raise ShapeError(
             f"{call.text(1)} must be one filter for a multiple of the channels of {call.text(0)}"
         )
+    return _convolved(call, window, results)
+
+
+@rule("CONV_3D", "TFLite, conv3d.cc, Prepare")
+def convolution_3d(call: Call) -> Results:
+    """`[b, d, h, w, i]` with filters `[fd, fh, fw, i, o]` gives `[b, d', h', w', o]`."""
+    (*_, channels), (*window, depth, results) = call.shape(0, rank=5), call.shape(1, rank=5)
+    if not may_be_equal(channels, depth):
+        raise ShapeError(f"{call.text(0)} and the filters {call.text(1)} differ in their channels")
     return _convolved(call, window, results)
 
 
