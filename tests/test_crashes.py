@@ -17,6 +17,7 @@ from edge_opt.passes import Context, Pass, Status
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.row_rules import step_of
+from edge_opt.schema import new_table
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import load_target
 
@@ -95,6 +96,16 @@ def test_a_graph_that_no_exporter_writes_is_looked_at_and_converted_or_left(case
         result = convert(content, target=target, inline_composites=True, dry_run=True)
         assert all(site.reason for site in result.sites if site.status is not Status.CONVERTED)
         assert not [site for site in result.sites if "bug" in site.reason]
+
+
+def test_a_product_of_a_tensor_whose_rank_the_file_leaves_out_is_left() -> None:
+    model = parse(attention("", "MUL(%l, float32(2.0))"))
+    query = model.subgraphs[0].inputs[0]
+    query.shape, query.table = (), new_table("Tensor", has_rank=False)
+    content = to_bytes(model)
+    assert not load(content).subgraphs[0].inputs[0].has_rank
+    (site,) = convert(content, dry_run=True).sites
+    assert site.reason.startswith("a dimension is known only at run time, at BATCH_MATMUL")
 
 
 @pytest.mark.parametrize("name", ["STABLEHLO_COMPOSITE", "IF", "WHILE", "CALL"])

@@ -69,7 +69,7 @@ class OperandFactors:
         """Why the recorded shapes of an operator tell nothing; None where they do."""
         if operator.shape_error:
             return Refusal("the recorded shapes do not fit", operator)
-        if any(tensor is not None and tensor.is_dynamic for tensor in operator.inputs):
+        if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
             return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
         return None
 
