@@ -23,6 +23,7 @@ COMPLETION = "_EDGE_OPT_COMPLETE"
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_AGAIN_SECONDS = 0.05
 
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -67,13 +68,23 @@ def _asked_to_end(received: list[signal.Signals]) -> Iterator[None]:
         received.append(signal.Signals(number))
         raise KeyboardInterrupt
 
+    def unraised(what: "sys.UnraisableHookArgs") -> None:
+        """Python drops what is raised while it finalizes an object: an interrupt comes again a little later."""
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(what)
+            return
+        main_thread, number = threading.get_ident(), received[-1] if received else signal.SIGINT
+        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, number)).start()
+
     # One that is ignored stays so: `nohup` asks for that.
     ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, end)
+    hook, sys.unraisablehook = sys.unraisablehook, unraised
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
 

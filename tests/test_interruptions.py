@@ -196,6 +196,26 @@ def test_scratch_files_go_when_the_process_is_asked_to_end(
     assert names(scratch) == []
 
 
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_not_lost_where_python_drops_what_is_raised(
+    tmp_path: Path, sign: signal.Signals, code: int
+) -> None:
+    raised_in_a_finalizer = f"""
+import signal
+class Dropped:
+    def __del__(self):
+        signal.raise_signal({int(sign)})
+"""
+    script = raised_in_a_finalizer + _COMPARING.replace("print(", "Dropped(); print(")
+    with started(script, tmp_path / "endless.tflite") as process:
+        try:
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert process.returncode == code, said
+    assert "Exception ignored" not in said
+
+
 # The input
 
 
