@@ -112,7 +112,7 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     done = stage(ran(1000, 500), ran(600, 510))
     assert [str(entry) for entry in done.signatures] == [
         "prefill_8: converted, estimated 1.000 ms as exported, estimated 0.600 ms as converted (0.600 of it)",
-        "decode: exported, nothing was rewritten in it",
+        "decode: exported, estimated 0.500 ms as exported, estimated 0.510 ms as converted (1.020 of it)",
     ]
     assert "times are of SA8797" in done.summary()
     assert stage.grown() == [1, 0]

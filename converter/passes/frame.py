@@ -17,16 +17,16 @@ def check_frame(rewrite: Rewrite) -> None:
     Raises:
         RefusedError: it may touch something else.
     """
-    _check_place(rewrite)
-    _check_moving(rewrite)
+    span = _check_place(rewrite)
+    _check_moving(rewrite, span)
     _check_reading(rewrite)
     _check_definitions(rewrite)
     rewrite.late_readers()
     _check_order(rewrite)
 
 
-def _check_place(rewrite: Rewrite) -> None:
-    """The new operators take the anchor's place, so it must be the last of the old ones."""
+def _check_place(rewrite: Rewrite) -> list[Operator]:
+    """The new operators take the anchor's place, so it must be the last of the old ones; gives the region's span."""
     old = set(rewrite.old)
     if rewrite.anchor not in old:
         raise RefusedError(
@@ -37,18 +37,19 @@ def _check_place(rewrite: Rewrite) -> None:
         if inside != (operator in old):
             where = "belongs to the graph already" if inside else "is not in the graph any more"
             raise RefusedError(f"{_named(operator)} {where}")
-    if not old.issubset(rewrite.span()):
+    span = rewrite.span()
+    if not old.issubset(span):
         name = rewrite.anchor.outputs[0].name
         raise RefusedError(f"the old region goes on behind '{name}', where the new one is to stand")
+    return span
 
 
-def _check_moving(rewrite: Rewrite) -> None:
+def _check_moving(rewrite: Rewrite, span: list[Operator]) -> None:
     """The new region runs where the old one ended, so what stands between its operators runs before it now.
 
     The proof cannot see that: it runs the region alone.
     """
-    old = set(rewrite.old)
-    if old.issuperset(rewrite.span()):
+    if set(rewrite.old).issuperset(span):
         return
     subgraphs = rewrite.calls.subgraphs if rewrite.calls is not None else ()
     for operator in (*rewrite.removed(), *rewrite.added()):
