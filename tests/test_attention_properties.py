@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("EDGE_OPT_ATTENTION_GRAPHS", "0"))
 """How many graphs to try, drawn anew each time; 0 tries a fixed moderate number of fixed ones."""
 
 graphs = settings(
-    max_examples=EXAMPLES or 60,
+    max_examples=EXAMPLES or 40,
     derandomize=not EXAMPLES,
     deadline=None,
     database=None,
@@ -80,7 +80,7 @@ def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
     check(case, form, reference=reference)
 
 
-@settings(graphs, max_examples=EXAMPLES or 25)
+@settings(graphs, max_examples=EXAMPLES or 16)
 @given(cases())
 def test_heads_cut_as_far_up_as_they_go_compute_the_same_bits(case: Case) -> None:
     # One head as `[1, T*H]`, read by the next block as it is, looks like T merged heads.
@@ -89,7 +89,7 @@ def test_heads_cut_as_far_up_as_they_go_compute_the_same_bits(case: Case) -> Non
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])
-@settings(graphs, max_examples=EXAMPLES or 25)
+@settings(graphs, max_examples=EXAMPLES or 16)
 @given(cases(length=4), st.sampled_from((1, 2)), st.booleans())
 def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: int, later: bool) -> None:
     attention = build(case)

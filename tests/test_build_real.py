@@ -179,7 +179,7 @@ def test_short_prompts_would_have_made_a_bundle_that_ignores_its_cache(
     )
     work, short, ruined = folder / "gemma.work", folder / "short.jsonl", folder / "ruined"
     short.write_text("".join(json.dumps(f"w{line} w5 w6") + "\n" for line in range(7, 10)))
-    config = json.loads((work / "configure" / "stage.json").read_text())["told"]["config"]
+    config = json.loads((work / "configure" / "stage.json").read_text())["values"]["config"]
     inputs = {"model": str(work / "export" / "model.litertlm"), "prompts": str(short)}
     with pytest.raises(UsageError, match=r"too little text .* \d+ tokens in all, 8\d\d are missing"):
         pipeline.calibrate(Job("calibrate", str(folder / "none"), inputs, config), lambda *_: None)
@@ -331,7 +331,7 @@ def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:
 
     written = config_manager.build_pipeline_config(
         "google/gemma", "qualcomm", "SM8850", cache_length=2048
-    ).to_dict()
+    ).to_json()
     found = configured(file=json.loads(written))
     assert found["config"]["cache_length"] == 2048
     assert found["config"]["soc_model"] == "SM8750"
