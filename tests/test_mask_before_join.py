@@ -57,6 +57,11 @@ def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
         ("SOFTMAX(%masked) {beta: 1.0}", "LOGISTIC(%masked)"),
         ("ADD(%logits, %mask)", "ADD(%logits, %logits)"),
         ("ADD(%logits, %mask)", "MUL(%logits, %mask)"),
+        ("{axis: 3}", "{axis: 3, fused_activation_function: 1}"),
+        (
+            "%mask: int16[1,1,4,12] q(0.003, 0)",
+            f"%mask: int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)",
+        ),
         ("%mask: int16[1,1,4,12]", "%mask: int16[1,1,4,1]"),
         (
             "[1,1,4,12] q(0.0005, 0) = CONCATENATION(%old, %new)",
@@ -69,6 +74,8 @@ def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
         "no SOFTMAX",
         "no mask",
         "no addition",
+        "an activation fused into the join",
+        "a scale for each column of the mask",
         "one column for all",
         "no products",
     ],

@@ -230,11 +230,11 @@ def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[st
     They are paired by place where both regions are the same operators, else by name.
     """
     ours, theirs = ([tensor for operator in region for tensor in operator.inputs] for region in (a, b))
-    if [operator.name for operator in a] != [operator.name for operator in b]:
+    if [(one.name, len(one.inputs)) for one in a] != [(one.name, len(one.inputs)) for one in b]:
         named = {tensor.name: tensor for tensor in theirs if tensor is not None}
         theirs = [tensor and named.get(tensor.name) for tensor in ours]
     changed: dict[str, None] = {}
-    for one, other in zip(ours, theirs, strict=False):
+    for one, other in zip(ours, theirs, strict=True):
         data = [t.buffer.data for t in (one, other) if t and t.is_constant and t.buffer and t.buffer.data]
         if one and len(data) == 2 and not np.array_equal(data[0].view(), data[1].view()):
             changed[one.name] = None

@@ -49,7 +49,12 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         parts = [part for part in join.inputs if part is not None]
         products = all(part.producer and part.producer.name == "BATCH_MATMUL" for part in parts)
         same_numbers = all(_numbers(part) == _numbers(joined) for part in parts)
-        if at_columns and alone and products and same_numbers and mask.shape[-1:] == joined.shape[-1:]:
+        # Clipped logits are to be clipped before the mask is added; one scale a column would have to be cut, too.
+        plain = not join.option("fused_activation_function") and not any(
+            tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
+        )
+        columns = mask.shape[-1:] == joined.shape[-1:]
+        if at_columns and alone and products and same_numbers and plain and columns:
             return join
     return None
 
