@@ -12,12 +12,8 @@ from edge_opt.ir.graph import Operator, Tensor
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = (
-        auto()
-    )  # each result element is computed from the operands' elements at its place; they may broadcast
-    ALONG_ROWS = (
-        auto()
-    )  # each row of the last axis is computed from the operand's row, which has the same length
+    ELEMENTWISE = auto()  # a result's element is computed from those at its place; operands may broadcast
+    ALONG_ROWS = auto()  # a row of the last axis is computed from the operand's row, of the same length
     REDUCTION = auto()  # folds whole axes
     PRODUCT = auto()  # of matrices
     CONVOLUTION = auto()
