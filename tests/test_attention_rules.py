@@ -15,13 +15,12 @@ from text_parser import parse
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.cuts import Cutter
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import FORMS
-from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import MOVEMENT, RULES
+from edge_opt.attention.split import Cutter, join_heads
 from edge_opt.ir import (
     Constants,
     DType,

@@ -11,9 +11,8 @@ from edge_opt.attention.block import Block
 from edge_opt.attention.factors import Axis, Factored
 from edge_opt.attention.form import Form
 from edge_opt.attention.labelling import DEEPEST, OperandFactors, output_index
-from edge_opt.attention.movement_rules import keeps_order
 from edge_opt.attention.rule import Labelled
-from edge_opt.attention.rules import MOVEMENT
+from edge_opt.attention.rules import MOVEMENT, keeps_order
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.region import read_outside
 

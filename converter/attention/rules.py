@@ -1,30 +1,372 @@
-"""The table of rules: which one holds for which operator. Nothing here knows what attention looks like."""
+"""Rules of operators that rearrange, cut, join or repeat tensors, and the table of all rules, by operator.
 
-from collections.abc import Mapping
+A labelled axis may move, but it must stay whole. What only joins or repeats tensors for the heads vanishes.
+"""
 
-from edge_opt.attention.arithmetic_rules import (
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Axis, Factored
+from edge_opt.attention.rule import (
     AlongLastAxis,
     BatchMatMul,
     Elementwise,
     FullyConnected,
+    Labelled,
+    OneHead,
+    Operands,
     Reduce,
+    Rule,
     Select,
+    constant_integers,
 )
-from edge_opt.attention.movement_rules import (
-    Broadcast,
-    Concatenation,
-    Gather,
-    Pack,
-    Pad,
-    Regroup,
-    Slice,
-    Split,
-    Transpose,
-    Unpack,
-)
-from edge_opt.attention.rule import Rule
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.refusal import RefusedError
+
+# One tensor in another order
+
+
+class Regroup(Rule):
+    """RESHAPE, SQUEEZE, EXPAND_DIMS: row-major order stays, so labels stay on their factors."""
+
+    def operands(self, of: Labelled) -> Operands:
+        source = of.input(0)
+        grouped = fx.regroup(of.factored, source.shape)
+        if grouped is None:
+            expected = f"a shape that {fx.to_text(of.factored)} refines"
+            text = "the head axis is cut through the middle"
+            raise RefusedError(text, of.operator, source, expected, source.shape)
+        return {0: grouped}
+
+    def made(self, one: OneHead) -> Tensor:
+        return one.piece(0)
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return of.piece_shape(keep=keep) == fx.piece_shape(self.operands(of)[0], keep=keep)
+
+
+class Transpose(Regroup):
+    """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
+
+    def operands(self, of: Labelled) -> Operands:
+        permutation = constant_integers(of.operator, 1)
+        axes: list[Axis] = [()] * len(permutation)
+        for target, source in enumerate(permutation):
+            axes[source] = of.factored[target]
+        return {0: tuple(axes)}
+
+    def made(self, one: OneHead) -> Tensor:
+        if keeps_order(one.of):
+            return one.piece(0)
+        source = self.operands(one.of)[0]
+        kept = one.axes(source)
+        sizes = fx.piece_shape_on(source, kept)
+        order = [kept.index(axis) for axis in constant_integers(one.of.operator, 1) if axis in kept]
+        if _swaps_last_two(order, sizes):
+            # Axes of size 1 aside this exchanges rows and columns, which a matrix product can do itself.
+            order = [*range(len(order) - 2), len(order) - 1, len(order) - 2]
+        steering = one.integers("perm", order)
+        return one.clone({0: one.piece(0), 1: steering}, tuple(sizes[axis] for axis in order))
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return keeps_order(of) and super().vanishes(of, keep=keep)
+
+
+def _swaps_last_two(permutation: list[int], sizes: tuple[int, ...]) -> bool:
+    wide = [axis for axis in permutation if sizes[axis] > 1]
+    last = len(permutation) - 1
+    return wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2])
+
+
+def keeps_order(of: Labelled) -> bool:
+    """True where a RESHAPE, its kin or a TRANSPOSE leaves one head's elements in row-major order."""
+    if of.operator.name != "TRANSPOSE":
+        return True
+    order = zip(constant_integers(of.operator, 1), of.piece_shape(keep=True), strict=True)
+    wide = [axis for axis, size in order if size > 1]
+    return wide == sorted(wide)
+
+
+# A part of a tensor, or something around it
+
+
+def _resized(of: Labelled, source: Tensor, refusal: str) -> Factored:
+    """Factors of an operand that is longer or shorter on some axes. They may hold no heads: there it is whole."""
+    changed = [axis for axis, size in enumerate(of.tensor.shape) if size != source.shape[axis]]
+    if any(fx.tells_heads(of.factored[axis]) for axis in changed):
+        raise RefusedError(refusal, of.operator, source)
+    plain = fx.plain(source.shape)
+    return tuple(plain[axis] if axis in changed else own for axis, own in enumerate(of.factored))
+
+
+class Slice(Rule):
+    """SLICE and STRIDED_SLICE."""
+
+    def operands(self, of: Labelled) -> Operands:
+        _begins(of.operator)
+        return {0: _resized(of, of.input(0), "a slice cuts through the heads")}
+
+    def made(self, one: OneHead) -> Tensor:
+        own, whole = self.operands(one.of)[0], _begins(one.of.operator)
+        axes = one.axes(one.of.factored, own)
+        source, shape = one.on_axes(0, own, axes), fx.piece_shape_on(one.of.factored, axes)
+        begins = [whole[axis] for axis in axes]
+        inputs = {0: source, 1: one.integers("begin", begins)}
+        if one.of.operator.name == "SLICE":
+            return one.clone({**inputs, 2: one.integers("size", shape)}, shape)
+        ends = [begin + size for begin, size in zip(begins, shape, strict=True)]
+        inputs |= {2: one.integers("end", ends), 3: one.integers("strides", [1] * len(axes))}
+        return one.clone(inputs, shape, begin_mask=0, end_mask=0)
+
+
+def _begins(operator: Operator) -> list[int]:
+    """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
+    begins, source = constant_integers(operator, 1), operator.input(0)
+    if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
+        raise RefusedError("a slice must keep the rank", operator, source)
+    if operator.name == "SLICE":
+        return begins
+    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
+    if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
+        raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
+    open_begin = int(operator.option("begin_mask"))
+    return [
+        0 if open_begin >> axis & 1 else max(begin if begin >= 0 else begin + size, 0)
+        for axis, (begin, size) in enumerate(zip(begins, source.shape, strict=True))
+    ]
+
+
+class Pad(Rule):
+    """PAD, PADV2 and MIRROR_PAD: rows of relative positions are shifted by padding them and cutting them again."""
+
+    def operands(self, of: Labelled) -> Operands:
+        constant_integers(of.operator, 1)
+        return {0: _resized(of, of.input(0), "the axis of the heads is padded")}
+
+    def made(self, one: OneHead) -> Tensor:
+        own, numbers = self.operands(one.of)[0], constant_integers(one.of.operator, 1)
+        axes = one.axes(one.of.factored, own)
+        source = one.on_axes(0, own, axes)
+        around = one.integers("paddings", [numbers[2 * i : 2 * i + 2] for i in axes])
+        return one.clone({0: source, 1: around}, fx.piece_shape_on(one.of.factored, axes))
+
+
+class Split(Rule):
+    """SPLIT and SPLIT_V: each result is a slice; one head's part is split in the same way."""
+
+    def operands(self, of: Labelled) -> Operands:
+        data, _ = _data_and_axis(of)
+        return {data: _resized(of, of.input(data), "a split cuts through the heads")}
+
+    def made(self, one: OneHead) -> Tensor:
+        data, axis = _data_and_axis(one.of)
+        own = self.operands(one.of)[data]
+        axes = one.axes(one.of.factored, own)
+        source, position = one.on_axes(data, own, axes), axes.index(axis)
+        sizes = fx.piece_shape_on(one.of.factored, axes)
+        shapes = [
+            (*sizes[:position], output.shape[axis], *sizes[position + 1 :])
+            for output in one.of.operator.outputs
+        ]
+        where = one.integers("axis", np.int32(position))
+        return one.clone_all({data: source, 2 * (1 - data): where}, shapes)[one.of.output]
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return len(of.operator.outputs) == 1
+
+    def left(self, of: Labelled, head: int) -> int:
+        return _data_and_axis(of)[0]
+
+
+def _data_and_axis(of: Labelled) -> tuple[int, int]:
+    """Which input of a SPLIT or SPLIT_V is split, and on what axis."""
+    data, steering = (1, 0) if of.operator.name == "SPLIT" else (0, 2)
+    return data, constant_integers(of.operator, steering)[0] % len(of.factored)
+
+
+class Unpack(Rule):
+    """Each result is one step of an axis that it no longer has; one head's part is unpacked in the same way."""
+
+    def operands(self, of: Labelled) -> Operands:
+        shape = of.input(0).shape
+        axis = of.axis(len(shape))
+        return {0: (*of.factored[:axis], *fx.plain((shape[axis],)), *of.factored[axis:])}
+
+    def made(self, one: OneHead) -> Tensor:
+        own = self.operands(one.of)[0]
+        position = one.axes(own).index(one.of.axis(len(own)))
+        shapes = [one.shape] * len(one.of.operator.outputs)
+        return one.clone_all({0: one.piece(0)}, shapes, axis=position)[one.of.output]
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return len(of.operator.outputs) == 1
+
+
+# One tensor of several, or of one several times
+
+
+class Concatenation(Rule):
+    """On another axis the label passes through; on the labelled axis piece g is part g, and nothing is left.
+
+    `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
+    """
+
+    def operands(self, of: Labelled) -> Operands:
+        axis, parts = of.axis(len(of.factored)), range(len(of.operator.inputs))
+        before, whole, after = of.factored[:axis], of.factored[axis], of.factored[axis + 1 :]
+        if not fx.tells_heads(whole):
+            return {index: (*before, *fx.plain((of.input(index).shape[axis],)), *after) for index in parts}
+        cut = self._cut(of)
+        if cut is None:
+            raise RefusedError("the parts of a concatenation are not the heads", of.operator)
+        return dict.fromkeys(parts, (*before, cut[1] or fx.repeated(whole), *after))
+
+    @staticmethod
+    def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
+        shapes = {tensor.shape for tensor in of.operator.inputs if tensor is not None}
+        if len(shapes) != 1 or of.operator.option("fused_activation_function"):
+            return None
+        return fx.take_outer(of.factored[of.axis(len(of.factored))], len(of.operator.inputs))
+
+    def made(self, one: OneHead) -> Tensor:
+        operands = self.operands(one.of)
+        axes = one.axes(one.of.factored, *operands.values())
+        inputs = {index: one.on_axes(index, own, axes) for index, own in operands.items()}
+        position = axes.index(one.of.axis(len(one.of.factored)))
+        return one.clone(inputs, fx.piece_shape_on(one.of.factored, axes), axis=position)
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return fx.tells_heads(of.factored[of.axis(len(of.factored))])
+
+    def left(self, of: Labelled, head: int) -> int:
+        cut = self._cut(of)
+        assert cut is not None
+        return fx.mixed_index(cut[0], head)
+
+
+class Pack(Concatenation):
+    """As CONCATENATION, along an axis that the parts do not have."""
+
+    def operands(self, of: Labelled) -> Operands:
+        axis = of.axis(len(of.factored))
+        if fx.tells_heads(of.factored[axis]) and not fx.only_labels(of.factored[axis]):
+            raise RefusedError("the parts of a PACK are not the heads", of.operator)
+        part = (*of.factored[:axis], *of.factored[axis + 1 :])
+        return dict.fromkeys(range(len(of.operator.inputs)), part)
+
+    def made(self, one: OneHead) -> Tensor:
+        position = one.axes(one.of.factored).index(one.of.axis(len(one.of.factored)))
+        return one.clone({index: one.piece(index) for index in self.operands(one.of)}, axis=position)
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return len(of.operator.inputs) == 1 or super().vanishes(of, keep=keep)
+
+    def left(self, of: Labelled, head: int) -> int:
+        return fx.mixed_index(of.factored[of.axis(len(of.factored))], head)
+
+
+class Broadcast(Rule):
+    """BROADCAST_TO and TILE: a repeat over the heads is what each head has anyway, so it goes."""
+
+    def operands(self, of: Labelled) -> Operands:
+        source = of.input(0)
+        offset = len(of.factored) - len(source.shape)
+        axes: list[Axis] = []
+        for size, whole, axis in zip(
+            source.shape, of.tensor.shape[offset:], of.factored[offset:], strict=True
+        ):
+            cut = fx.cut_axis(axis, whole // size)
+            if cut is not None:
+                axes.append(cut[1] or fx.repeated(axis))
+            elif fx.tells_heads(axis):
+                raise RefusedError("a repeat cuts through the heads", of.operator, source)
+            else:
+                axes.extend(fx.plain((size,)))
+        return {0: tuple(axes)}
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        own = self.operands(of)[0]
+        return math.prod(fx.piece_shape(own, keep=keep)) == math.prod(of.piece_shape(keep=keep))
+
+    def made(self, one: OneHead) -> Tensor:
+        own = self.operands(one.of)[0]
+        offset = len(one.of.factored) - len(own)
+        source = one.on_axes(0, own, [axis - offset for axis in one.axes(one.of.factored) if axis >= offset])
+        values = list(one.shape)
+        if one.of.operator.name == "TILE":
+            values = [size // part for size, part in zip(values, source.shape, strict=True)]
+        return one.clone({0: source, 1: one.integers("shape", values)})
+
+
+class Gather(Rule):
+    """GATHER by a constant that repeats the keys of K heads for N: head (k, g) takes k. On another axis it stays.
+
+    With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
+    """
+
+    def operands(self, of: Labelled) -> Operands:
+        source, span = of.input(0), self._span(of)
+        size, batch = source.shape[span.start], self._batch(of)
+        gathered = tuple(factor for axis in of.factored[span] for factor in axis)
+        own: Axis | None = fx.plain((size,))[0]
+        if fx.tells_heads(gathered) and not batch:
+            own = _repeated_part(gathered, constant_integers(of.operator, 1), size)
+        if own is None:
+            text = "a GATHER does not repeat its operand for the heads"
+            raise RefusedError(text, of.operator, source)
+        operands: Operands = {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
+        if batch:
+            operands[1] = (*of.factored[:batch], *of.factored[span])
+        return operands
+
+    @staticmethod
+    def _batch(of: Labelled) -> int:
+        """How many axes the operand and the positions have in common."""
+        batch = int(of.operator.option("batch_dims"))
+        return batch + len(of.input(1).shape) if batch < 0 else batch
+
+    def _span(self, of: Labelled) -> slice:
+        """The axes of the result that stand for the gathered one."""
+        axis = of.axis(len(of.input(0).shape))
+        return slice(axis, axis + len(of.input(1).shape) - self._batch(of))
+
+    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
+        return not self._batch(of) and any(map(fx.tells_heads, of.factored[self._span(of)]))
+
+    def made(self, one: OneHead) -> Tensor:
+        operands = self.operands(one.of)
+        kept = one.axes(operands[0])
+        sizes, position = fx.piece_shape_on(operands[0], kept), kept.index(self._span(one.of).start)
+        batch = sum(axis < self._batch(one.of) for axis in kept)
+        positions = one.of.input(1).shape
+        if 1 in operands:
+            positions = fx.piece_shape(operands[1], keep=one.keep_axes)
+        gathered = (*sizes[:position], *positions[batch:], *sizes[position + 1 :])
+        read = {index: one.piece(index) for index in operands}
+        return one.clone(read, gathered, axis=position, batch_dims=batch)
+
+
+def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:
+    """What of the gathered positions tells the operand's `size` steps apart, if the rest is nothing but heads.
+
+    The indices must be 0 .. size-1, each `inner` times in a row, and all of that `outer` times over.
+    """
+    if not indices or not size:
+        return None
+    inner = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
+    outer = len(indices) // (inner * size)
+    if [i // inner % size for i in range(len(indices))] != list(indices):
+        return None
+    first = fx.take_outer(gathered, outer)
+    second = first and fx.cut_axis(first[1], size)
+    if not second or not fx.only_labels(second[1]):
+        return None
+    return second[0] or fx.repeated(gathered)
+
 
 PRODUCTS = operators_that(Effect.PRODUCT)
 MOVEMENT = operators_that(Effect.REARRANGING)

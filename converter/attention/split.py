@@ -4,22 +4,262 @@ Tensors that carry heads are cut where they come in, what is between is cloned p
 where the old graph had them side by side.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block
 from edge_opt.attention.composite_rules import with_composites
-from edge_opt.attention.cuts import Cutter
-from edge_opt.attention.factors import Factored
+from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.form import Form
-from edge_opt.attention.joins import join_heads
 from edge_opt.attention.labelling import OperandFactors, output_index
-from edge_opt.attention.plan import Plan, plan_split
+from edge_opt.attention.plan import Cut, Plan, Step, leading, plan_split
 from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
-from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
+from edge_opt.attention.rules import keeps_order
+from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Subgraph, Tensor, topological
 from edge_opt.ir.region import read_outside, still_needed
+from edge_opt.output.words import name_below
+from edge_opt.schema.table import Table
+
+# Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
+SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
+_NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
+
+
+@dataclass(eq=False)
+class Cutter:
+    """Makes cuts, each once."""
+
+    form: Form
+    assembly: Assembly
+    pieces: int
+    tiles: int
+
+    def __post_init__(self) -> None:
+        self._sources: dict[Cut, Tensor] = {}
+        self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
+        self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
+
+    def source(self, cut: Cut) -> Tensor:
+        """The tensor that is cut: rearranged as the cut says, those moves left out that are a RESHAPE at most."""
+        if cut not in self._sources:
+            source = cut.source
+            for move in cut.moves:
+                if not keeps_order(Labelled(move.operator, fx.plain(move.tensor.shape))):
+                    inputs = [self._unscaled(source, move.input(0)), *move.operator.inputs[1:]]
+                    name = name_below(move.tensor.name, "unscaled")
+                    moved = self.assembly.tensor(name, move.tensor.shape, source)
+                    source = self.assembly.copy(move.operator, inputs, moved)
+            if cut.moves:
+                source = self._unscaled(source, cut.moves[-1].tensor)
+            # A scaling may raise the rank: `[N,T,H] * [1,1,1,1]`.
+            shape, name = fx.sizes(cut.factored), name_below(source.name, "ranked")
+            self._sources[cut] = self.assembly.reshaped(source, shape, name)
+        return self._sources[cut]
+
+    def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
+        return self.assembly.reshaped(source, like.shape, name_below(like.name, "unscaled"))
+
+    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        """One head's part of a tensor, cut off."""
+        if fx.is_shared(factored):
+            return tensor
+        key = (tensor, factored, fx.piece_key(factored, head))
+        if key not in self._pieces:
+            self._pieces[key] = self._make(tensor, factored, head)
+        return self._pieces[key]
+
+    def scaled(self, step: Step, piece: Tensor, head: int) -> Tensor:
+        """A piece multiplied by a number, whatever rearrangements the cut moved in front of that."""
+        of = step.result
+        read = list(of.operator.inputs)
+        read[step.operand] = piece
+        for index, tensor in enumerate(read):
+            if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
+                number = tensor.array().reshape(())
+                read[index] = self.assembly.constant(tensor, number, tensor.quantization)
+        name = name_below(of.tensor.name, name_of_piece(of, head, self.pieces, self.tiles))
+        return self.assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
+
+    def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        target = fx.piece_shape(factored, keep=self.form.keep_axes)
+        axes = fx.labelled_axes(factored)
+        if not axes and target == tensor.shape:
+            return tensor
+        if tensor.has_numbers:
+            return self._constant_piece(tensor, factored, head)
+        if not axes:
+            return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
+        axis = axes[0]
+        lead = leading(factored[axis])
+        if not lead:
+            piece = self.piece(*self._exposed(tensor, factored, axis), head)
+            return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
+        count = fx.sizes((lead,))[0]
+        rest = factored[axis][len(lead) :]
+        drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
+        part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
+        remaining = () if drops else (rest,)
+        piece = self.piece(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
+        return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
+
+    def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
+        """The tensor with an axis `(rows)(heads)` as two axes, so that the heads can be cut off."""
+        inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
+        axes = (*factored[:axis], factored[axis][:inner], factored[axis][inner:], *factored[axis + 1 :])
+        return self.assembly.reshaped(tensor, fx.sizes(axes), name_below(tensor.name, "exposed")), axes
+
+    def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
+        """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
+        key = (tensor, axis, count)
+        if key not in self._parts:
+            part = "piece" if self.tiles > 1 else "head" if count == self.pieces else "group"
+            size = tensor.shape[axis] // count
+            between = () if drops else (size,)
+            shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
+            parts = [
+                self.assembly.tensor(name_below(tensor.name, f"{part}_{i}"), shape, tensor)
+                for i in range(count)
+            ]
+            if drops:
+                self.assembly.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
+            elif tensor.dtype in SPLIT_TYPES:
+                where = self.assembly.integers("split/axis", axis)
+                self.assembly.emit("SPLIT", [where, tensor], *parts, num_splits=count)
+            else:
+                for index, made in enumerate(parts):
+                    self._slice(tensor, axis, index * size, made)
+            self._parts[key] = tuple(parts)
+        return self._parts[key]
+
+    def _slice(self, tensor: Tensor, axis: int, begin: int, output: Tensor) -> None:
+        begins = [begin if i == axis else 0 for i in range(len(tensor.shape))]
+        steering = [
+            self.assembly.integers(name_below(output.name, "begin"), begins),
+            self.assembly.integers(name_below(output.name, "size"), output.shape),
+        ]
+        self.assembly.emit("SLICE", [tensor, *steering], output)
+
+    def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        keep = self.form.keep_axes
+        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
+        quantization = tensor.quantization
+        if quantization is not None and quantization.is_per_axis:
+            axis = quantization.dimension
+            kept = fx.piece_axes(factored, keep=keep)
+            fields = dict(quantization.table.fields)
+            for name in ("scale", "zero_point", "min", "max"):
+                if len(fields.get(name, ())) > 1:
+                    fields[name] = _head_of(fields[name], (factored[axis],), head)
+            fields["quantized_dimension"] = kept.index(axis) if axis in kept else 0
+            quantization = Quantization(Table(quantization.table.spec, fields))
+        return self.assembly.constant(tensor, values, quantization)
+
+
+def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
+    """One head's part of an array, flat."""
+    expanded = values.reshape([f.size for axis in factored for f in axis])
+    index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
+    return np.ascontiguousarray(expanded[index]).ravel()
+
+
+Run = tuple[int, list["Factor"]]
+"""Elements of a head in front of some labelled factors that stand side by side, and these factors."""
+
+
+def join_heads(
+    assembly: Assembly, form: Form, heads: list[Tensor], output: Tensor, factored: Factored
+) -> None:
+    """Define `output`, which has the heads where `factored` says, from the pieces of all heads.
+
+    `[.., (N)(H)]` is one CONCATENATION along H; where labels stand apart, as in `[B, (K), H, (G)(T)]`, it is one for
+    each: first along T for every k, then along K.
+    """
+    joiner = _Joiner(assembly, form, output)
+    tensors = dict(enumerate(heads))
+    runs = labelled_runs(factored)
+    for position, run in reversed(list(enumerate(runs))):
+        tensors = joiner.join(tensors, run, last=position == 0)
+
+
+def labelled_runs(factored: Factored) -> list[Run]:
+    """The labelled factors in row-major order, those side by side together."""
+    runs: list[Run] = []
+    front, beside = 1, False
+    for factor in fx.merge_neighbours(factor for axis in factored for factor in axis):
+        if not factor.stride:
+            front *= factor.size
+        elif beside:
+            runs[-1][1].append(factor)
+        else:
+            runs.append((front, [factor]))
+        beside = factor.stride > 0
+    return runs
+
+
+@dataclass(eq=False)
+class _Joiner:
+    assembly: Assembly
+    form: Form
+    output: Tensor
+
+    def join(self, tensors: dict[int, Tensor], run: Run, *, last: bool) -> dict[int, Tensor]:
+        """Tensors by head, with those put together that differ in the run's digits of the head only."""
+        front, digits = run
+        groups: dict[int, dict[int, Tensor]] = {}
+        for head, tensor in tensors.items():
+            others = head - sum(factor.digit(head) * factor.stride for factor in digits)
+            groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
+        return {
+            head: self._side_by_side([parts[i] for i in range(len(parts))], front, last=last)
+            for head, parts in groups.items()
+        }
+
+    def _side_by_side(self, parts: list[Tensor], front: int, *, last: bool) -> Tensor:
+        parts = self._cuttable(parts, front)
+        shape, count = parts[0].shape, len(parts)
+        places = _boundaries(shape, front)
+        if last and self.form.cut == "unpack" and self.output.dtype in SPLIT_TYPES:
+            for axis in places:
+                if self.output.shape == (*shape[:axis], count, *shape[axis:]):
+                    self.assembly.emit("PACK", parts, self.output, values_count=count, axis=axis)
+                    return self.output
+        joined = {axis: _times(shape, axis, count) for axis in places if axis < len(shape)}
+        exact = next((axis for axis, sizes in joined.items() if sizes == self.output.shape), None)
+        axis = max(joined) if exact is None else exact
+        if last and exact is not None:
+            self.assembly.emit("CONCATENATION", parts, self.output, axis=axis)
+            return self.output
+        made = self.assembly.tensor(name_below(self.output.name, "heads"), joined[axis], self.output)
+        self.assembly.emit("CONCATENATION", parts, made, axis=axis)
+        return self.assembly.reshape_to(made, self.output) if last else made
+
+    def _cuttable(self, parts: list[Tensor], front: int) -> list[Tensor]:
+        """The parts in a shape that has an axis behind `front` elements.
+
+        A reshape of every part is left out where it can be: the joined ones are reshaped as one.
+        """
+        roots = [self.assembly.source(part) for part in parts]
+        for candidates in (roots, parts):
+            shape = candidates[0].shape
+            if any(axis < len(shape) for axis in _boundaries(shape, front)):
+                return candidates
+        flat = (front, parts[0].elements // front)
+        return [self.assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
+
+
+def _boundaries(shape: Shape, front: int) -> list[int]:
+    """Axes in front of which a shape has `front` elements, i.e. where something can be put side by side."""
+    return [axis for axis in range(len(shape) + 1) if math.prod(shape[:axis]) == front]
+
+
+def _times(shape: Shape, axis: int, count: int) -> Shape:
+    return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])
+
 
 _LEAST_RANK = 3
 
