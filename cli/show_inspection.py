@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_opt.cli import output, streams
 from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent
-from edge_opt.inspection.overlay import node_data
+from edge_opt.inspection.reporting import node_data
 from edge_opt.output.atomic import resolve_target, write_whole
 from edge_opt.output.words import many, shortened, size
 from edge_opt.passes import Status

@@ -11,7 +11,7 @@ from edge_opt.attention.surroundings import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.passes import SiteReport, Status
-from edge_opt.passes.left import attention_left
+from edge_opt.passes.mha_to_sha import attention_left
 
 ATTENTION = """
   %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}

@@ -14,7 +14,7 @@ from generation_models import ROWS, export
 
 from edge_opt import compare
 from edge_opt.comparison import filling
-from edge_opt.comparison.filling import FilledCaches
+from edge_opt.comparison.generate import FilledCaches
 from edge_opt.output.record import from_dict
 from edge_opt.proof.errors import RuntimeCrashed
 from edge_opt.proof.inputs import InputPlan, Stored, array_of

@@ -11,7 +11,6 @@ import pytest
 from cli_runs import DEMO
 
 from edge_opt.comparison import golden
-from edge_opt.comparison.filling import keep
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -20,6 +19,7 @@ from edge_opt.comparison.findings import (
     SignatureComparison,
     measured,
 )
+from edge_opt.comparison.generate import keep
 from edge_opt.comparison.models import find_models
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.proof.metrics import Difference

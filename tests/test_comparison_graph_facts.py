@@ -10,7 +10,7 @@ from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.golden import check, record
-from edge_opt.comparison.graph_facts import keeps_state, with_facts
+from edge_opt.comparison.models import keeps_state, with_facts
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, to_bytes
 from edge_opt.proof.inputs import array_of, plan

@@ -7,8 +7,7 @@ import pytest
 
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import choose
-from edge_opt.comparison.filling import FilledCaches, _can_fill
-from edge_opt.comparison.generate import _plan, _Planner
+from edge_opt.comparison.generate import FilledCaches, _can_fill, _plan, _Planner
 from edge_opt.output.errors import UsageError
 from edge_opt.proof.inputs import Stored
 from edge_opt.proof.loop import Loop

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
-from edge_opt.comparison.graph_facts import keeps_state, tensor_info
+from edge_opt.comparison.models import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.region import backward_slice

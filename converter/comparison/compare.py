@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
 from edge_opt.comparison.bisect import Probe, first_difference
-from edge_opt.comparison.filling import FilledCaches, keep
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -20,9 +19,8 @@ from edge_opt.comparison.findings import (
     SignatureComparison,
     measured,
 )
-from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.graph_facts import agreed, keeps_state, with_facts
-from edge_opt.comparison.models import Models, find_models
+from edge_opt.comparison.generate import FilledCaches, compare_generation, keep
+from edge_opt.comparison.models import Models, agreed, find_models, keeps_state, with_facts
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown

@@ -20,8 +20,7 @@ import numpy as np
 
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
-from edge_opt.comparison.graph_facts import keeps_state, with_facts
-from edge_opt.comparison.models import find_models
+from edge_opt.comparison.models import find_models, keeps_state, with_facts
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import write_whole

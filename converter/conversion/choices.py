@@ -18,8 +18,7 @@ from edge_opt.output.errors import UsageError, unknown
 from edge_opt.output.progress import Progress
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
-from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.tile_rows import TileRows
+from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
 from edge_opt.targets import Target, load_target
 
 Verify = Literal["regions", "exhaustive", "full", "none"]

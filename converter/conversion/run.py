@@ -28,11 +28,11 @@ from edge_opt.conversion.container import (
     Part,
     find_stopped,
     find_unsound,
+    fix_inputs,
     model_content,
     open_container,
     remade,
 )
-from edge_opt.conversion.fixed_shapes import fix_inputs
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -49,8 +49,7 @@ from edge_opt.ir.opening import ModelLike
 from edge_opt.ir.read import rare_collections
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
-from edge_opt.passes.left import attention_left, attention_uncalled
-from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
 from edge_opt.proof.regions import RegionProver
 from edge_opt.shapes.trust import doubted
 from edge_opt.targets import Target

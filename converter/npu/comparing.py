@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.comparison.compare import choose
-from edge_opt.comparison.filling import FilledCaches
 from edge_opt.comparison.findings import first_of
+from edge_opt.comparison.generate import FilledCaches
 from edge_opt.comparison.models import find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import ModelLike

@@ -1,19 +1,89 @@
-"""Multi-head attention -> one single-head attention per head, joined at the end."""
+"""Multi-head attention -> one single-head attention per head, or per tile of query rows; and attention that stays."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.block import Block, Match, NotABlock, find_blocks
+from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.form import Form, form_for
 from edge_opt.attention.rules import PRODUCTS
+from edge_opt.attention.split import split_heads
 from edge_opt.attention.surroundings import products_beside
+from edge_opt.attention.tiles import row_tiles
+from edge_opt.ir import Model, Operator, Subgraph
+from edge_opt.ir.cleanup import called
+from edge_opt.ir.references import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.words import shortened
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.contract import Context, Demand, Pass, Site, SiteReport, SkippedSite, Status
+from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.passes.tile_rows import in_pieces, tiled_block
+from edge_opt.passes.spreads import attention_spreads
+from edge_opt.targets import Target
+from edge_opt.targets.target import composite_name
+
+_TILED = Form(cut="split", position="near", sink=False)
+
+
+class TileRows(Pass):
+    """`softmax` is per row, so query rows never mix: `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product.
+
+    Off unless the target or `--rows-per-tile` asks for it. The mask is cut once per mask and length, and shared by
+    heads and layers. These are the attentions that have one head; where there are several, `mha_to_sha` cuts rows and
+    heads in one go.
+    """
+
+    name: ClassVar[str] = "tile_rows"
+    summary: ClassVar[str] = "cuts attention further, into blocks of query rows"
+    demand: ClassVar[Demand] = Demand("bitwise")
+
+    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+        """One for each single-head attention that is to be cut."""
+        for match in find_blocks(context.subgraph):
+            if isinstance(match, Block) and match.heads == 1:
+                target = context.target.for_attention(match)
+                try:
+                    tiled = tiled_block(target, match)
+                except RefusedError as refused:
+                    yield SkippedSite(match.softmax, str(refused))
+                    continue
+                if tiled is not match:
+                    yield Site(match.softmax, partial(in_pieces, context, tiled, _TILED), heads=1, kv_heads=1)
+
+
+def tiled_block(target: Target, block: Block) -> Block:
+    """The attention cut into as few equal blocks of rows as the target's wish allows; itself where it stays whole.
+
+    Raises:
+        RefusedError: its rows cannot be cut that way.
+    """
+    rows = block.query_length
+    if target.rows_per_tile is None or target.rows_per_tile >= rows:
+        return block
+    size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
+    if 2 * size < target.rows_per_tile:
+        text = f"{rows} rows have no equal blocks of {target.rows_per_tile} rows or somewhat fewer"
+        raise RefusedError(text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size))
+    return row_tiles(block, rows // size)
+
+
+def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:
+    """The block with each of its pieces computed alone."""
+    anchor = block.output.producer
+    assert anchor is not None
+    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    return Rewrite(
+        context.subgraph,
+        tuple(old),
+        tuple(new),
+        anchor,
+        calls=context.model,
+        spreads=(attention_spreads(old, block.softmax),),
+        parts=block.pieces,
+    )
+
 
 ROUNDED = Demand("relative", 1e-6)
 """Of a block with FULLY_CONNECTED products."""
@@ -75,3 +145,68 @@ def _build(context: Context, block: Block, form: Form) -> Rewrite:
     if staying is not None:
         raise RefusedError("somebody else reads what several heads make together", staying)
     return rewrite
+
+
+def attention_left(
+    model: Model, graph: Subgraph, signature: str, sites: Sequence[SiteReport], *, split: bool
+) -> Iterator[SiteReport]:
+    """Multi-head attention of an entry point that is in none of its `sites`, as sites that were skipped.
+
+    It is in a graph that another operator calls (a branch of IF, a composite), or heads were not to be `split`.
+    """
+    index = sum(site.pass_name == MhaToSha.name for site in sites)
+    reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
+    for current, reason in with_callees(model, graph, reported):
+        for match in () if split and current is graph else find_blocks(current):
+            if match.heads > 1 if isinstance(match, Block) else match.is_attention:
+                yield _left(match, signature, index, reason)
+                index += 1
+
+
+def attention_uncalled(model: Model) -> Iterator[SiteReport]:
+    """Attention in subgraphs that neither a signature nor an operator reaches, as sites that were skipped."""
+    reached = called(model)
+    for place, graph in enumerate(model.subgraphs):
+        if graph not in reached:
+            matches = (
+                match for match in find_blocks(graph) if isinstance(match, Block) or match.is_attention
+            )
+            reason = f"in subgraph {place}, which no signature and no operator calls"
+            for index, match in enumerate(matches):
+                yield _left(match, f"subgraph {place}", index, reason)
+
+
+def _left(match: Match, signature: str, index: int, reason: str) -> SiteReport:
+    heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
+    name = match.softmax.outputs[0].name
+    return SiteReport(MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name)
+
+
+def with_callees(
+    model: Model, graph: Subgraph, reported: Container[str] = ()
+) -> Iterator[tuple[Subgraph, str]]:
+    """A graph and all that its operators call, each once, with why attention in it stays.
+
+    Composites that are sites themselves are told of there.
+    """
+    pending: list[tuple[Subgraph, str]] = [(graph, f"the pass {MhaToSha.name} was left out")]
+    seen: set[int] = set()
+    while pending:
+        current, reason = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current, reason
+        for operator in current.operators:
+            if current is graph and operator.name == COMPOSITE and operator.outputs[0].name in reported:
+                continue
+            pending += [
+                (model.subgraphs[place], _inside(operator)) for place in subgraph_indices(operator.options)
+            ]
+
+
+def _inside(operator: Operator) -> str:
+    if operator.name == COMPOSITE:
+        name = composite_name(operator)
+        return f"inside the composite '{name}', which was not opened: --inline-composites opens all"
+    return f"inside a graph that {operator.title} calls: only what a signature runs itself is rewritten"
