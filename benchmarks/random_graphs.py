@@ -25,7 +25,7 @@ from attention_checks import random_inputs
 from attention_graphs import build
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from edge_opt.attention.form import FORM_NAMES
+from edge_opt.attention.block import FORM_NAMES
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import PASSES, Context, SiteReport, run_pass

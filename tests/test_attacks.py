@@ -15,7 +15,8 @@ from schema_models import everything, names, pack, tfl
 from text_parser import parse
 
 import edge_opt
-from edge_opt.attention.block import NotABlock, find_blocks
+from edge_opt.attention.block import NotABlock
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load
 from edge_opt.ir.model import to_bytes

@@ -6,7 +6,8 @@ import pytest
 from cli_runs import run, written
 from text_parser import parse
 
-from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.block import Block, NotABlock
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.attention.surroundings import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.conversion.result import entry_points

@@ -15,8 +15,8 @@ from text_parser import parse
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.form import FORMS
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import MOVEMENT, RULES

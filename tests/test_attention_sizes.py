@@ -7,9 +7,8 @@ from attention_checks import only_block
 from pass_runs import refusal
 from text_parser import parse
 
-from edge_opt.attention.block import Block, find_blocks
-from edge_opt.attention.found import element_bytes, logits_bytes
-from edge_opt.attention.tiles import row_tiles
+from edge_opt.attention.block import Block, element_bytes, logits_bytes, row_tiles
+from edge_opt.attention.matcher import find_blocks
 
 T, S, H = 3, 5, 4
 

@@ -19,7 +19,7 @@ from text_parser import parse
 
 import edge_opt
 from edge_opt import inspection, schema
-from edge_opt.attention.form import FORM_NAMES
+from edge_opt.attention.block import FORM_NAMES
 from edge_opt.build import build
 from edge_opt.cli import app, models, options, output, phones
 from edge_opt.cli.wording import OPTIONS as WORDS

@@ -13,7 +13,7 @@ from cli_runs import run
 from generation_models import ROWS, export
 
 from edge_opt import compare
-from edge_opt.comparison import filling
+from edge_opt.comparison import generate
 from edge_opt.comparison.generate import FilledCaches
 from edge_opt.output.record import from_dict
 from edge_opt.proof.errors import RuntimeCrashed
@@ -80,7 +80,7 @@ def test_a_split_cache_gets_its_new_part_where_it_belongs(
 def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
     folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filling, "_MOST_CALLS", 1)
+    monkeypatch.setattr(generate, "_MOST_CALLS", 1)
     caches = filled(folder / "unsplit.tflite", worker, [0, 1], tmp_path)
     planned = [caches._needed(["decode"], number) for number in (0, 1)]
     assert max(planned) > ROWS, "otherwise this shows nothing"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_opt.attention.form import FORMS
+from edge_opt.attention.block import FORMS
 from edge_opt.conversion import convert
 from edge_opt.ir import Model
 from edge_opt.targets import load_target

@@ -16,7 +16,8 @@ from pretend_npu import pretend
 from sdk import require_qnn
 from text_parser import parse
 
-from edge_opt.attention.block import Block, find_blocks
+from edge_opt.attention.block import Block
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu import (

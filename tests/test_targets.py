@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from text_parser import parse
 
-from edge_opt.attention.block import Block, find_blocks
-from edge_opt.attention.found import logits_bytes
+from edge_opt.attention.block import Block, logits_bytes
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save, to_bytes
 from edge_opt.ir.layout import external_weights, new_codes, take_weights_inside

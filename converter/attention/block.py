@@ -1,141 +1,180 @@
-"""Finds attention blocks. Reads graphs, changes nothing.
-
-From a SOFTMAX forward to its value products and to the tensor where the heads are merged, and from there back along
-the head label to the logits products.
-"""
+"""What is found of a SOFTMAX: an attention block or none, the form that it is split in, and its rows as more pieces."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from edge_opt.attention.found import Block, Match, NotABlock
-from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.matcher import Matcher
-from edge_opt.attention.rules import is_product, multiplies_activations
-from edge_opt.attention.surroundings import (
-    SOFTMAXES,
-    between_products,
-    holds_several,
-    is_opaque,
-    is_residual,
-    last_computation,
-    producers,
-    products_above,
-    value_products,
-    weighing_sum,
-)
-from edge_opt.ir import Operator, Subgraph
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.labelling import OperandFactors, Weighings, trace_heads
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
-from edge_opt.shapes.trust import doubted
-
-__all__ = ["Block", "Match", "NotABlock", "find_blocks"]
-
-_LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})
 
 
-def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
-    """One match for every attention or other SOFTMAX of the subgraph, in execution order.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A choice of cut.
 
-    Where several SOFTMAXes weigh the same values together, they are one attention, told of the first. Attention without
-    a SOFTMAX stands at the operator that makes what weighs the values.
+    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis,
+    `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
+    there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
+    above RoPE and, with `composites`, above a norm over H. `sink` moves multiplications by a scalar below the cut, into
+    each head.
     """
-    with doubted([subgraph]):
-        yield from _found(subgraph)
+
+    cut: Literal["split", "unpack"] = "split"
+    position: Literal["near", "far", "above"] = "near"
+    sink: bool = True
+    composites: bool = True
+
+    @property
+    def keep_axes(self) -> bool:
+        """True where a head's tensors keep the head axis, at size 1."""
+        return self.cut != "unpack"
 
 
-def _found(subgraph: Subgraph) -> Iterator[Match]:
-    finder = _Finder(subgraph)
-    softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
-    # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
-    for softmax in reversed(softmaxes):
-        finder.match(softmax)
-    anchors = {*softmaxes, *finder.weights_without_softmax(softmaxes)}
-    inside: set[Operator] = set()
-    weighed: set[frozenset[Operator]] = set()
-    for softmax in (operator for operator in subgraph.operators if operator in anchors):
-        match = finder.match(softmax)
-        values = frozenset(match.products) if isinstance(match, Block) and match.heads == 1 else None
-        if softmax not in inside and values not in weighed:
-            yield match
-        if isinstance(match, Block):
-            inside |= match.core
-        if values is not None:
-            weighed.add(values)
+FORMS = {
+    "split": Form(),
+    "unpack": Form(cut="unpack", position="far"),
+    "split-above": Form(position="above"),
+}
+AS_FOUND = "as-found"
+"""Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
+`[.., N, H]` are unpacked and packed. This is what the reference graphs do."""
+
+FORM_NAMES = (AS_FOUND, *FORMS)
+"""The words for a form in target files."""
 
 
-class _Finder:
-    """Matches each SOFTMAX once: one block may have to look at the next."""
+def form_for(name: str, *, merged: bool) -> Form:
+    """The form that a target's word stands for, for a block that merges its heads or leaves them side by side."""
+    as_found = "split" if merged else "unpack"
+    return FORMS[as_found if name == AS_FOUND else name]
 
-    def __init__(self, subgraph: Subgraph) -> None:
-        self._subgraph = subgraph
-        self._operands = OperandFactors()
-        self._known: dict[Operator, Match] = {}
 
-    def match(self, softmax: Operator) -> Match:
-        """What a SOFTMAX belongs to."""
-        if softmax not in self._known:
-            try:
-                self._known[softmax] = self._match(softmax)
-            except RefusedError as refused:
-                self._known[softmax] = NotABlock(softmax, refused.refusal)
-        return self._known[softmax]
+_HALF = 2
 
-    def weights_without_softmax(self, softmaxes: list[Operator]) -> Iterator[Operator]:
-        """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
-        known: set[Operator] = set()
-        for softmax in softmaxes:
-            with suppress(RefusedError):
-                known.update(value_products(softmax))
-            known.update(products_above(producers(softmax))[0])
-        for product in self._subgraph.operators:
-            if product in known or not multiplies_activations(product):
-                continue
-            makers = [last_computation(product.input(index)) for index in (0, 1)]
-            for weights in (operator for operator in makers if operator is not None):
-                linear = is_product(weights)
-                scores = [weights] if linear else products_above(producers(weights))[0]
-                several = all(map(holds_several, scores)) and not any(map(is_residual, scores))
-                if scores and known.isdisjoint(scores) and several:
-                    known.update((product, *scores))
-                    yield weights
-                    break
 
-    def _match(self, softmax: Operator) -> Match:
-        if is_product(softmax):
-            raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
-        if softmax.shape_error:
-            raise RefusedError("the recorded shapes do not fit", softmax)
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer's attention, matched.
+
+    `output` is the tensor where the heads stand side by side, with factors `factored`; `others` are more of them, where
+    several products of values are never summed. `core` are the operators from the logits products to these, `logits`
+    the former with the factors of their results, `products` those of the values. `heads_are_rows` is True where a
+    product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys
+    (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there
+    are N*tiles pieces, and `query_length` is a tile's.
+
+    An attention with one head (or one of those that were split already) is one piece without a label: `output` is the
+    (sum of the) value product(s), and `logits` and `core` are empty.
+    """
+
+    softmax: Operator
+    output: Tensor
+    factored: Factored
+    head_size: int
+    query_length: int
+    key_lengths: tuple[int, ...]
+    mask: Tensor | None
+    products: Weighings
+    operands: OperandFactors
+    pieces: int = 1
+    kv_heads: int = 1
+    logits: dict[Operator, Factored] = field(default_factory=dict)
+    core: frozenset[Operator] = frozenset()
+    heads_are_rows: bool = False
+    tiles: int = 1
+    others: tuple[tuple[Tensor, Factored], ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """N, however the rows are cut."""
+        return self.pieces // self.tiles
+
+    @property
+    def merged(self) -> bool:
+        """True where the heads end beside the head size in one axis, `[.., N*H]`, False for `[.., N, H]`."""
+        return any(factor.stride for factor in self.factored[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class NotABlock:
+    """A SOFTMAX that is no attention, or one that does not match; `reason` says which condition failed."""
+
+    softmax: Operator
+    reason: Refusal
+    is_attention: bool = True
+
+
+Match = Block | NotABlock
+
+
+def logits_bytes(block: Block) -> int:
+    """Bytes of one head's logits `[T, S]` on an NPU, S being all keys. T is that of a whole head."""
+    rows = block.query_length * block.tiles
+    return rows * sum(block.key_lengths) * element_bytes(block.softmax.input(0))
+
+
+def element_bytes(tensor: Tensor) -> int:
+    """Bytes of an element on an NPU, which keeps floats in half precision."""
+    return _HALF if tensor.dtype.is_float else max((tensor.dtype.bits or 8) // 8, 1)
+
+
+def row_tiles(block: Block, count: int) -> Block:
+    """The attention as `count` (two or more) times as many blocks of query rows, as independent of each other as heads.
+
+    `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
+    Piece p is head p % N of tile p // N: the outer digit is the tile, so a tile's heads are made one after the other
+    and joined to finished rows.
+
+    Raises:
+        RefusedError: the rows cannot be followed to the logits.
+    """
+    if block.others:
+        raise RefusedError("the probabilities weigh several values that are never summed", block.softmax)
+    refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
+    for factored in _with_rows(block, count):
         try:
-            products = value_products(softmax)
+            return _labelled(block, factored, count)
         except RefusedError as refused:
-            return _without_values(softmax, refused.refusal)
-        if not all(weighing.head_size for weighing in products.values()):
-            raise RefusedError("an empty tensor", next(iter(products)))
-        logits, ends = products_above(producers(softmax))
-        if not logits:
-            return _without_scores(softmax, ends)
-        around = (softmax, *products, *logits)
-        if any(tensor.is_dynamic for operator in around for tensor in operator.outputs):
-            raise RefusedError("a dimension is known only at run time", softmax)
-        return Matcher(self._subgraph, softmax, products, logits, self._operands, self.match).match()
+            refusal = refused
+    raise refusal
 
 
-def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
-    """A SOFTMAX behind which no value product is seen; it is attention all the same if its rows weigh something."""
-    opaque = reason.operator is not None and is_opaque(reason.operator)
-    summed = weighing_sum(softmax)
-    if summed is not None:
-        raise RefusedError("the probabilities weigh values by MUL and a sum, which is not split", summed)
-    if not opaque and between_products(softmax):
-        raise RefusedError("the probabilities are not followed through this operator", reason.operator)
-    return NotABlock(softmax, reason, is_attention=opaque)
+def _with_rows(block: Block, count: int) -> Iterator[Factored]:
+    """The factors with T cut into `count` tiles, wherever T may be: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
+    rows = block.query_length
+    if rows % count:
+        return
+    for place, axis in enumerate(block.factored):
+        for index, factor in enumerate(axis):
+            if factor.stride == 0 and factor.size % rows == 0:
+                parts = (Factor(factor.size // rows), Factor(count, block.heads), Factor(rows // count))
+                own = (*axis[:index], *(part for part in parts if part.size > 1), *axis[index + 1 :])
+                yield (*block.factored[:place], own, *block.factored[place + 1 :])
 
 
-def _without_scores(softmax: Operator, ends: list[Operator]) -> NotABlock:
-    """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
-    blocker = ends[0] if ends else None
-    if all(end.name in _LINEAR for end in ends) and not between_products(softmax):
-        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
-        return NotABlock(softmax, reason, is_attention=False)
-    if blocker is None:
-        raise RefusedError("no product of queries and keys is found above this SOFTMAX")
-    raise RefusedError("the scores are not followed through this operator", blocker)
+def _labelled(block: Block, factored: Factored, count: int) -> Block:
+    """The block with other factors, where every piece of them reaches the logits as rows of its own."""
+    trace = trace_heads([(block.output, factored)], block.products, block.operands)
+    if trace.lost is not None or not trace.logits:
+        raise RefusedError(trace.refusal or "no logits product leads to this SOFTMAX", block.softmax)
+    for product, labelled in trace.products.items():
+        rows = labelled[block.products[product].rows]
+        if not any(factor.stride * factor.size > block.heads for factor in rows):
+            raise RefusedError("what is cut are no rows of the value product", product)
+    pieces = block.heads * count
+    for product, labelled in trace.logits.items():
+        if fx.piece_count(labelled) != pieces:
+            raise RefusedError("not every row reaches the logits", product)
+    return replace(
+        block,
+        factored=factored,
+        pieces=pieces,
+        query_length=block.query_length // count,
+        logits=trace.logits,
+        core=frozenset(trace.core),
+        heads_are_rows=False,
+        tiles=count,
+    )

@@ -7,9 +7,8 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.block import Block
+from edge_opt.attention.block import Block, Form
 from edge_opt.attention.factors import Axis, Factored
-from edge_opt.attention.form import Form
 from edge_opt.attention.labelling import DEEPEST, OperandFactors, output_index
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT, keeps_order

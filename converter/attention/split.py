@@ -12,10 +12,9 @@ import numpy as np
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.block import Block
+from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composite_rules import with_composites
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.form import Form
 from edge_opt.attention.labelling import OperandFactors, output_index
 from edge_opt.attention.plan import Cut, Plan, Step, leading, plan_split
 from edge_opt.attention.rule import Labelled, OneHead, name_of_piece

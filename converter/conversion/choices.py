@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, get_args
 
-from edge_opt.attention.form import FORM_NAMES
+from edge_opt.attention.block import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
 from edge_opt.conversion.result import ConversionResult
 from edge_opt.ir import Model

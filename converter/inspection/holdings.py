@@ -9,7 +9,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edge_opt.attention.block import Block, NotABlock, find_blocks
+from edge_opt.attention.block import Block, NotABlock
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.comparison.models import signature_info
 from edge_opt.conversion import convert
 from edge_opt.conversion.container import (

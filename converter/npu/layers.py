@@ -6,8 +6,8 @@ Edits nothing.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from edge_opt.attention.block import Block, NotABlock, find_blocks
-from edge_opt.attention.found import logits_bytes
+from edge_opt.attention.block import Block, NotABlock, logits_bytes
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.extract import cut_out
 from edge_opt.ir.operators import Effect, operators_that

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from edge_opt.attention.block import Block
-from edge_opt.attention.form import FORMS
+from edge_opt.attention.block import FORMS, Block
 from edge_opt.conversion import convert
 from edge_opt.npu.figures import Figures, Profile
 from edge_opt.npu.process import CompilerFailedError, CompilerTimeoutError

@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.attention.block import Block, Match, NotABlock, find_blocks
+from edge_opt.attention.block import Block, Form, Match, NotABlock, form_for, row_tiles
 from edge_opt.attention.composite_rules import COMPOSITE
-from edge_opt.attention.form import Form, form_for
+from edge_opt.attention.matcher import find_blocks
 from edge_opt.attention.rules import PRODUCTS
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.surroundings import products_beside
-from edge_opt.attention.tiles import row_tiles
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.cleanup import called
 from edge_opt.ir.references import subgraph_indices

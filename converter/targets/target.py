@@ -12,10 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from edge_opt.attention.block import Block
+from edge_opt.attention.block import AS_FOUND, FORM_NAMES, Block, logits_bytes
 from edge_opt.attention.composite_rules import COMPOSITE
-from edge_opt.attention.form import AS_FOUND, FORM_NAMES
-from edge_opt.attention.found import logits_bytes
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.atomic import write_whole
