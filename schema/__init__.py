@@ -5,8 +5,7 @@ It must not know what operators mean; that is the library's part.
 
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile, read_model
-from edge_opt.schema.table import Table, new_table, vector
-from edge_opt.schema.tables import ENUMS, TABLES, UNIONS
+from edge_opt.schema.table import ENUMS, TABLES, UNIONS, Table, new_table, vector
 from edge_opt.schema.writer import model_bytes, write_model
 
 __all__ = [

@@ -15,19 +15,19 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from edge_opt.output.errors import ModelFormatError, UsageError
-from edge_opt.schema.data import Bytes, Data, Source
-from edge_opt.schema.table import NUMPY_TYPES, Table
-from edge_opt.schema.tables import (
+from edge_opt.schema.data import Bytes, Data, Source, Window
+from edge_opt.schema.table import (
     ENUMS,
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
+    NUMPY_TYPES,
     STORED_AFTER,
     TFLITE,
     FieldSpec,
     Schema,
+    Table,
     TableSpec,
 )
-from edge_opt.schema.window import Window
 
 # Gemma3-270M has 15,000 tables, 80,000 objects in all. The bound keeps a file made of nothing but tiny tables
 # within a second and 200 MiB; who trusts a larger model raises it.

@@ -17,10 +17,9 @@ from copy import copy
 from functools import partial
 from typing import ClassVar, Final, NamedTuple
 
-from edge_opt.schema.data import Source, beginning
+from edge_opt.schema.data import Source, beginning, write_bytes
 from edge_opt.schema.sections import Bundle, Content, Place, place_content
-from edge_opt.schema.tables import IDENTIFIER
-from edge_opt.schema.transfer import write_bytes
+from edge_opt.schema.table import IDENTIFIER
 
 _LOCAL, _END = b"PK\x03\x04", b"PK\x05\x06"
 _LOCAL_SIZE: Final = 30

@@ -13,7 +13,7 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as bindings
 
-from edge_opt.schema.tables import SCALAR_CODES, Default, Row
+from edge_opt.schema.table import SCALAR_CODES, Default, Row
 
 FILE = Path(__file__).resolve().parent.parent / "schema" / "tables.json"
 

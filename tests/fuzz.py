@@ -29,8 +29,7 @@ from edge_opt.ir import from_tables, load, to_bytes
 from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema import Data, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import MAGIC
-from edge_opt.schema.table import NUMPY_TYPES
-from edge_opt.schema.tables import ENUMS, TABLES, UNIONS, FieldSpec
+from edge_opt.schema.table import ENUMS, NUMPY_TYPES, TABLES, UNIONS, FieldSpec
 
 SECONDS = 1.0
 """Processor time that a mutant may take."""

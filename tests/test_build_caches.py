@@ -12,8 +12,7 @@ from edge_opt.build.caches import SlidingLayers, notes, ring_of, shortest_ring
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import ModelFormatError, UsageError
-from edge_opt.schema.executor_metadata import read_executor_metadata
-from edge_opt.schema.litertlm import read_bundle
+from edge_opt.schema.litertlm import read_bundle, read_executor_metadata
 
 GEMMA = SlidingLayers(window=512, sliding=5, count=6)
 

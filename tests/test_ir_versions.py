@@ -8,7 +8,7 @@ from edge_opt.ir.cleanup import raise_runtime_version
 from edge_opt.ir.operators import _RUNTIMES, _VERSIONS, operator_version, runtime_version
 from edge_opt.ir.options import options_table
 from edge_opt.schema import Data
-from edge_opt.schema.tables import ENUMS
+from edge_opt.schema.table import ENUMS
 
 F32, F16, I8, I16, I32, I64, U8, BOOL = (
     DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.BOOL,

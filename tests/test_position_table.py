@@ -21,8 +21,7 @@ from edge_opt.passes.contract import Site
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
-from edge_opt.schema.executor_metadata import SECTION_TYPE
-from edge_opt.schema.litertlm import read_bundle
+from edge_opt.schema.litertlm import SECTION_TYPE, read_bundle
 from edge_opt.targets import load_target
 
 TEXT = (Path(__file__).parent.parent / "testdata" / "pass_position_table.txt").read_text()

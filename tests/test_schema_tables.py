@@ -5,7 +5,7 @@ import pytest
 from make_tables import generate
 
 from edge_opt.schema import ENUMS, TABLES, UNIONS, Data, new_table, vector
-from edge_opt.schema.tables import TABLES_FILE
+from edge_opt.schema.table import TABLES_FILE
 
 
 def test_tables_agree_with_the_installed_bindings() -> None:

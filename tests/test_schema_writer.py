@@ -24,7 +24,7 @@ from schema_models import (
 
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema import Data, Table, model_bytes, new_table, read_model, write_model, writer
-from edge_opt.schema.tables import UNIONS
+from edge_opt.schema.table import UNIONS
 from edge_opt.schema.writer import place_model
 
 

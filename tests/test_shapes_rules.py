@@ -3,7 +3,7 @@
 import page_shapes
 
 from edge_opt.attention.rules import RULES as ATTENTION_RULES
-from edge_opt.schema.tables import ENUMS
+from edge_opt.schema.table import ENUMS
 from edge_opt.shapes.rules import RULES
 
 

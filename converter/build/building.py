@@ -40,8 +40,8 @@ from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.output.progress import Progress
 from edge_opt.output.record import Record
 from edge_opt.report import check_report_path
+from edge_opt.schema.data import copy_range
 from edge_opt.schema.litertlm import stamp_by_content
-from edge_opt.schema.transfer import copy_range
 from edge_opt.soundness import sentences
 from edge_opt.targets import load_target, target_names
 

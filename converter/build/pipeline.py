@@ -39,8 +39,7 @@ from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.output.progress import Progress
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
-from edge_opt.schema.executor_metadata import section_of
-from edge_opt.schema.litertlm import read_bundle
+from edge_opt.schema.litertlm import read_bundle, section_of
 from edge_opt.soundness.ranges import power_of_two
 
 SUPPORTED = "0.10"

@@ -22,7 +22,7 @@ from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.proof.roles import known_length
 from edge_opt.schema.data import Data
-from edge_opt.schema.executor_metadata import read_executor_metadata
+from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.call import Array, Call, constants_of, recorded_shape
 from edge_opt.shapes.folding import fold

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from edge_opt.ir.checks import check_references
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS
-from edge_opt.ir.options import options_table
-from edge_opt.ir.references import SUBGRAPH_FIELDS, check_references
+from edge_opt.ir.options import SUBGRAPH_FIELDS, options_table
 from edge_opt.output.errors import ModelFormatError
 
 _MAX_SIZE = (1 << 31) - 1  # of the format, which stores a size as int32

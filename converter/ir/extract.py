@@ -7,7 +7,7 @@ import numpy as np
 
 from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
-from edge_opt.ir.references import SUBGRAPH_FIELDS, subgraph_indices
+from edge_opt.ir.options import SUBGRAPH_FIELDS, subgraph_indices
 from edge_opt.schema.table import Table, new_table
 
 

@@ -19,8 +19,7 @@ from edge_opt.ir.dtypes import DType
 from edge_opt.ir.options import default_options
 from edge_opt.ir.quantization import Quantization, same_quantization
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import Table
-from edge_opt.schema.tables import ENUMS
+from edge_opt.schema.table import ENUMS, Table
 
 BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
 _OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}

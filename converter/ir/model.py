@@ -24,8 +24,7 @@ from edge_opt.output.errors import ModelFormatError
 from edge_opt.output.html import shown
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile
-from edge_opt.schema.table import Table, new_table
-from edge_opt.schema.tables import UNIONS
+from edge_opt.schema.table import UNIONS, Table, new_table
 from edge_opt.schema.writer import model_bytes, write_model
 
 

@@ -2,8 +2,7 @@
 
 from functools import cache
 
-from edge_opt.schema.table import Table, new_table
-from edge_opt.schema.tables import ENUMS, UNIONS
+from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
 
 # Operators whose options table is not named after them (schema.fbs, union BuiltinOptions).
 _SHARED_OPTIONS = {

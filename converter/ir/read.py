@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir.checks import check_subgraph
+from edge_opt.ir.checks import check_references, check_subgraph
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.extent import check_extent
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model, Signature, check_new_key
 from edge_opt.ir.quantization import Quantization
-from edge_opt.ir.references import check_references
 from edge_opt.output.errors import ModelFormatError, UsageError, unknown
 from edge_opt.schema.bundle import open_bundle
 from edge_opt.schema.data import Source

@@ -5,7 +5,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.references import subgraph_indices
+from edge_opt.ir.options import subgraph_indices
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:

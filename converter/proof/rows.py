@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.extract import renumbered
 from edge_opt.ir.operators import required_version
-from edge_opt.ir.references import subgraph_indices
+from edge_opt.ir.options import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.references import subgraph_indices
+from edge_opt.ir.options import subgraph_indices
 from edge_opt.shapes.broadcast import misfit
 from edge_opt.shapes.call import Array, Call, Fact, recorded_shape, small_value
 from edge_opt.shapes.control_flow import common_shape, variable_behind, variable_shapes

@@ -18,7 +18,7 @@ from edge_opt.ir import DType, Operator
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.atomic import write_whole
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
-from edge_opt.schema.tables import ENUMS
+from edge_opt.schema.table import ENUMS
 
 
 @dataclass(frozen=True, slots=True)
