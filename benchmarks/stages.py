@@ -20,8 +20,8 @@ from typing import Any
 
 # Stage -> what does it: (module, object in it).
 STAGES = {
-    "read the tables": [("edge_opt.ir.read", "read_model")],
-    "build the graph": [("edge_opt.ir.read", "from_tables")],
+    "read the tables": [("edge_opt.ir.opening", "read_model")],
+    "build the graph": [("edge_opt.ir.opening", "from_tables")],
     "match": [("edge_opt.passes.mha_to_sha", "find_blocks")],
     "split, check shapes and frames": [
         ("edge_opt.passes.contract", "run_pass"),

@@ -21,9 +21,8 @@ from edge_opt.ir import (
     load,
     to_bytes,
 )
-from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.ir.region import reads
+from edge_opt.ir.region import cut_out, reads
 from edge_opt.output.errors import EdgeOptError
 from edge_opt.schema import Data, Table, new_table, read_model
 

@@ -7,7 +7,7 @@ from text_parser import parse
 
 from edge_opt.ir import DType, Operator, OperatorCode, Subgraph, Tensor, topological
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.ir.quantization import Quantization
+from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.region import reads, still_needed
 from edge_opt.schema.table import new_table
 

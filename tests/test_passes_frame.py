@@ -9,8 +9,8 @@ from text_parser import parse
 from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor
+from edge_opt.ir.dtypes import same_quantization
 from edge_opt.ir.graph import Buffer
-from edge_opt.ir.quantization import same_quantization
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Pass

@@ -20,7 +20,7 @@ from text_parser import parse
 import edge_opt
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load, save
-from edge_opt.ir.read import rare_collections
+from edge_opt.ir.opening import rare_collections
 from edge_opt.ir.text import to_text
 from edge_opt.npu.process import ended
 from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError

@@ -159,7 +159,7 @@ def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: pytest
 
 
 def test_and_the_graphs_may_then_be_larger_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.ir.extent.MAX_EXTENT", 10)
+    monkeypatch.setattr("edge_opt.ir.checks.MAX_EXTENT", 10)
     with pytest.raises(ModelFormatError, match="expected at most 10: if it is trusted, set the environment"):
         load(DEMO)
     monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", str(500_000 * 1000))

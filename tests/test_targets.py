@@ -11,7 +11,7 @@ from edge_opt.attention.block import Block, logits_bytes
 from edge_opt.attention.matcher import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save, to_bytes
-from edge_opt.ir.layout import external_weights, new_codes, take_weights_inside
+from edge_opt.ir.cleanup import external_weights, new_codes, take_weights_inside
 from edge_opt.ir.text import to_text
 from edge_opt.output.errors import UsageError
 from edge_opt.proof.runner import Worker

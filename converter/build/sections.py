@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from edge_opt.ir import Model, load
-from edge_opt.ir.compiled import CALL, is_compiled
-from edge_opt.ir.opening import MAIN_SECTION
+from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.npu.figures import constants, size_of
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import LiteRTLMSection, read_bundle

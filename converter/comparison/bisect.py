@@ -16,8 +16,7 @@ import numpy as np
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.models import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
-from edge_opt.ir.extract import cut_out
-from edge_opt.ir.region import backward_slice
+from edge_opt.ir.region import backward_slice, cut_out
 from edge_opt.ir.text import operator_text
 from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.protocol import Array

@@ -41,12 +41,17 @@ from edge_opt.conversion.result import (
     check_soundness,
 )
 from edge_opt.ir import Constants, Model, Subgraph
-from edge_opt.ir.cleanup import keep_signature, name_apart, parts_in_use, raise_runtime_version, remove_unused
-from edge_opt.ir.compiled import check_not_compiled
-from edge_opt.ir.layout import fill_old_codes, take_weights_inside
+from edge_opt.ir.cleanup import (
+    fill_old_codes,
+    keep_signature,
+    name_apart,
+    parts_in_use,
+    raise_runtime_version,
+    remove_unused,
+    take_weights_inside,
+)
 from edge_opt.ir.model import restored_on_failure
-from edge_opt.ir.opening import ModelLike
-from edge_opt.ir.read import rare_collections
+from edge_opt.ir.opening import ModelLike, check_not_compiled, rare_collections
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled

@@ -22,8 +22,7 @@ from edge_opt.conversion.container import (
     positions_of,
 )
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
-from edge_opt.ir.compiled import is_compiled, made_from
-from edge_opt.ir.opening import ModelLike
+from edge_opt.ir.opening import ModelLike, is_compiled, made_from
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport

@@ -1,6 +1,6 @@
 """The model as a graph: TFLite's own words, with use-def chains that edits keep right."""
 
-from edge_opt.ir.dtypes import DType
+from edge_opt.ir.dtypes import DType, Quantization, same_quantization
 from edge_opt.ir.graph import (
     Buffer,
     Operator,
@@ -12,8 +12,7 @@ from edge_opt.ir.graph import (
     topological,
 )
 from edge_opt.ir.model import Constants, Metadata, Model, Signature, Signatures, save, to_bytes, to_tables
-from edge_opt.ir.quantization import Quantization, same_quantization
-from edge_opt.ir.read import from_tables, load
+from edge_opt.ir.opening import from_tables, load
 
 __all__ = [
     "Buffer",

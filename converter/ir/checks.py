@@ -1,19 +1,28 @@
-"""What a graph must hold to be a model: the same checks for what is read and for what is written."""
+"""What a graph must hold to be a model: the same checks for what is read and for what is written.
+
+What is read is counted first, before it is built: shared vectors can make graphs far larger than their file.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Final, NoReturn
 
 import numpy as np
 
-from edge_opt.ir.checks import check_references
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS
-from edge_opt.ir.options import SUBGRAPH_FIELDS, options_table
+from edge_opt.ir.options import SUBGRAPH_FIELDS, options_table, subgraph_indices
 from edge_opt.output.errors import ModelFormatError
+from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
+from edge_opt.schema.table import Table
 
 _MAX_SIZE = (1 << 31) - 1  # of the format, which stores a size as int32
 _MAX_ELEMENTS = 1 << 48
 _MAX_RANK = 32  # of a numpy array, in its older versions
+
+# The runtime prepares nested subgraphs on its stack; exporters nest two or three deep.
+DEEPEST: Final = 48
 
 
 def check_subgraphs(subgraphs: Sequence[Subgraph]) -> None:
@@ -82,6 +91,46 @@ def _check_operator(operator: Operator, name: str, where: str) -> None:
         raise ModelFormatError(f"{where}: has no options, which say what subgraph to run")
 
 
+def check_references(subgraphs: Sequence[Subgraph]) -> None:
+    """Check that there is a subgraph, that every named one exists, and that none leads back to itself or goes too deep.
+
+    The runtime would call itself until its stack ends.
+
+    Raises:
+        ModelFormatError: names subgraph and operator.
+    """
+    if not subgraphs:
+        raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
+    called = [_calls(graph, len(subgraphs)) for graph in subgraphs]
+    try:
+        order = list(TopologicalSorter(dict(enumerate(called))).static_order())
+    except CycleError as error:
+        circle = set(error.args[1])
+        caller = max(circle)
+        callee = min(circle.intersection(called[caller]))
+        what = f"calls subgraph {callee}, which leads back here: it would never end"
+        raise ModelFormatError(f"{called[caller][callee]}: {what}") from None
+    depths: dict[int, int] = {}
+    for index in order:
+        depth = depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
+        if depth > DEEPEST:
+            name = subgraphs[index].name
+            raise ModelFormatError(
+                f"subgraph {index} '{name}': calls go {depth} subgraphs deep, expected at most {DEEPEST}"
+            )
+
+
+def _calls(graph: Subgraph, count: int) -> dict[int, str]:
+    """Each subgraph that operators name, with the first that does."""
+    calls: dict[int, str] = {}
+    for position, operator in enumerate(graph.operators):
+        for index in subgraph_indices(operator.options):
+            place = calls.setdefault(index, f"subgraph '{graph.name}', operator {position} ({operator.name})")
+            if not 0 <= index < count:
+                raise ModelFormatError(f"{place}: subgraph {index} does not exist, there are {count}")
+    return calls
+
+
 def tensors_of(graph: Subgraph, operators: Iterable[Operator]) -> list[Tensor]:
     """The tensors that a subgraph lists, then those that it and its operators use besides."""
     return list(dict.fromkeys([*graph.tensors, *used_tensors(graph, operators)]))
@@ -126,3 +175,62 @@ def _stands_alone(tensor: Tensor) -> bool:
     """
     external = tensor.table is not None and bool(tensor.table.get("external_buffer"))
     return tensor.is_constant or external or tensor.is_variable or not tensor.elements
+
+
+# Tensors, operators and their indices and sizes; Gemma3-1B with prefill and decode has 50,000. The bound keeps what
+# the reader lets through within a second.
+MAX_EXTENT: Final = 1 << 18
+
+_LITTLE: Final = 20_000
+_MOST_SHARED: Final = 4
+
+_GRAPH_VECTORS: Final = ("inputs", "outputs")
+_TENSOR_VECTORS: Final = ("shape", "shape_signature")
+_OPERATOR_VECTORS: Final = ("inputs", "outputs", "intermediates")
+
+
+def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
+    """Refuse a model whose graphs hold more than `MAX_EXTENT` things, each counted as often as it is referred to.
+
+    The bound grows with `max_objects`. A thousand subgraphs that share one vector of a hundred thousand tensors take
+    little room in a file and very much in memory: a model that shares far more than exporters do is refused earlier.
+
+    Raises:
+        ModelFormatError: there are too many.
+    """
+    total = len(root.fields.get("metadata_buffer", ()))
+    sizes: dict[int, int] = {}
+    graphs = root.get("subgraphs") or ()
+    for graph in graphs:
+        total += _lengths(graph, _GRAPH_VECTORS)
+        total += _listed(graph.get("tensors"), _TENSOR_VECTORS, sizes)
+        total += _listed(graph.get("operators"), _OPERATOR_VECTORS, sizes)
+    for signature in root.get("signature_defs") or ():
+        total += _lengths(signature, _GRAPH_VECTORS)
+    shared = _LITTLE + _MOST_SHARED * (len(graphs) + sum(sizes.values()))
+    allowed = MAX_EXTENT * max_objects // MAX_OBJECTS
+    if total > shared:
+        _refuse(total, shared, "the file is damaged, export or download it again")
+    if total > allowed:
+        _refuse(total, allowed, raise_the_bound(max_objects))
+
+
+def _refuse(total: int, most: int, remedy: str) -> NoReturn:
+    raise ModelFormatError(
+        f"the graphs hold {total} tensors, operators and indices, expected at most {most}: {remedy}",
+        table="Model",
+        field="subgraphs",
+    )
+
+
+def _listed(tables: list[Table] | None, fields: Iterable[str], sizes: dict[int, int]) -> int:
+    if tables is None:
+        return 0
+    if id(tables) not in sizes:
+        sizes[id(tables)] = len(tables) + sum(_lengths(table, fields) for table in tables)
+    return sizes[id(tables)]
+
+
+def _lengths(table: Table, fields: Iterable[str]) -> int:
+    present = table.fields
+    return sum(len(present[field]) for field in fields if field in present)

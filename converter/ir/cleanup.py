@@ -1,4 +1,7 @@
-"""Cleans up after rewrites: removes what they left unused, keeps what was unused before, and updates metadata."""
+"""Edits of a whole model that change no number: what rewrites left unused is removed, metadata is updated.
+
+What was unused before a rewrite stays. Readers that know older files only find weights and operators where they look.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from edge_opt.ir.extract import renumbered
-from edge_opt.ir.graph import Buffer, Subgraph, Tensor, used_tensors
-from edge_opt.ir.model import Model
+from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor, used_tensors
+from edge_opt.ir.model import Model, deprecated_code
 from edge_opt.ir.operators import runtime_version
-from edge_opt.ir.region import called_by
+from edge_opt.ir.region import called_by, renumbered
 from edge_opt.output.errors import UsageError
 from edge_opt.schema.data import Data
 
@@ -178,3 +180,37 @@ def _unreadable() -> UsageError:
         f"the model orders operators by their place (metadata {CONTROL_EDGES}) in a form that is not known, so its "
         "subgraphs cannot be moved: leave extract_signature=... out"
     )
+
+
+def external_weights(model: Model) -> int:
+    """How many weights are stored after the flatbuffer, where `Buffer.offset` says."""
+    return sum(buffer.data is not None and buffer.data.external for buffer in model.buffers)
+
+
+def new_codes(model: Model) -> list[OperatorCode]:
+    """Kinds of operators that the deprecated field does not have."""
+    return [
+        code
+        for code in model.operator_codes
+        if code.table is not None and code.table.get("deprecated_builtin_code") != deprecated_code(code)
+    ]
+
+
+def take_weights_inside(model: Model) -> bool:
+    """Have all weights written inside the flatbuffer, as long as it stays under 2 GB; whether any was not."""
+    changed = False
+    for buffer in model.buffers:
+        data = buffer.data
+        if data is not None and data.external and data.source is not None:
+            buffer.data = Data.region(data.source, data.offset, data.length, external=False)
+            buffer.table = None
+            changed = True
+    return changed
+
+
+def fill_old_codes(model: Model) -> bool:
+    """Have each operator's kind written in the deprecated field, too; whether any was not."""
+    codes = new_codes(model)
+    for code in codes:
+        code.table = None
+    return bool(codes)

@@ -1,8 +1,13 @@
-"""The element types of tensors, and how numpy sees each of them."""
+"""What the elements of tensors are: their type, and the parameters by which integers stand for real numbers."""
+
+from __future__ import annotations
 
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.schema.table import Table, new_table
 
 
 class DType(IntEnum):
@@ -72,3 +77,74 @@ _PACKED_BITS = {
     DType.FLOAT8_E4M3FN: 8,
     DType.FLOAT8_E5M2: 8,
 }
+
+
+class Quantization:
+    """What a tensor's QuantizationParameters table says; never edited in place, so tensors may share one.
+
+    `scale` float32 `[c]`, `zero_point` int64 `[c]` with c = 1 (per tensor) or the size of axis
+    `dimension` (per axis); both empty where the table carries only calibration ranges.
+    """
+
+    __slots__ = ("dimension", "scale", "table", "zero_point")
+
+    def __init__(self, table: Table) -> None:
+        scale, zero_point = table.get("scale"), table.get("zero_point")
+        self.table = table
+        self.scale: NDArray[np.float32] = np.empty(0, np.float32) if scale is None else scale
+        self.zero_point: NDArray[np.int64] = (
+            np.zeros(len(self.scale), np.int64) if zero_point is None or not len(zero_point) else zero_point
+        )
+        self.dimension: int = table.get("quantized_dimension")
+
+    @classmethod
+    def affine(cls, scale: float, zero_point: int = 0) -> Quantization:
+        """Per-tensor parameters."""
+        return cls(new_table("QuantizationParameters", scale=[scale], zero_point=[zero_point]))
+
+    @property
+    def is_affine(self) -> bool:
+        """True where there is a scale, i.e. the stored integers stand for real numbers."""
+        return len(self.scale) > 0
+
+    @property
+    def is_blockwise(self) -> bool:
+        """True where the scales are another tensor, which the file names by its place among the subgraph's tensors."""
+        details = self.table.get("details")
+        return details is not None and details.name == "BlockwiseQuantization"
+
+    @property
+    def is_per_axis(self) -> bool:
+        """True where every index of axis `dimension` has parameters of its own."""
+        return len(self.scale) > 1
+
+    def real(self, stored: float) -> float:
+        """The real number that a stored one stands for, by the first of the parameters."""
+        return (stored - int(self.zero_point[0])) * float(self.scale[0])
+
+    def along(self, dimension: int) -> Quantization:
+        """The same parameters along another axis (a reshape or transpose moved it)."""
+        fields = dict(self.table.fields)
+        fields["quantized_dimension"] = dimension
+        return Quantization(Table(self.table.spec, fields))
+
+    def key(self) -> tuple[bytes, bytes, int]:
+        """Equal keys: the same mapping from stored to real numbers."""
+        return (self.scale.tobytes(), self.zero_point.tobytes(), self.dimension if self.is_per_axis else 0)
+
+    def __repr__(self) -> str:
+        if not self.is_affine:
+            return "Quantization()"
+        if self.is_per_axis:
+            return f"Quantization({len(self.scale)} scales along axis {self.dimension})"
+        return f"Quantization(scale={float(self.scale[0])!r}, zero_point={int(self.zero_point[0])})"
+
+
+def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
+    """True where both map stored numbers to real ones alike (no parameters counts as one mapping)."""
+    if a is b:
+        return True
+    if any(parameters is not None and parameters.is_blockwise for parameters in (a, b)):
+        return False  # what a place means depends on the subgraph
+    key_a, key_b = (p.key() if p is not None and p.is_affine else None for p in (a, b))
+    return key_a == key_b

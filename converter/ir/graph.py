@@ -15,9 +15,8 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.ir.dtypes import DType
+from edge_opt.ir.dtypes import DType, Quantization, same_quantization
 from edge_opt.ir.options import default_options
-from edge_opt.ir.quantization import Quantization, same_quantization
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import ENUMS, Table
 

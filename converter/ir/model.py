@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir.checks import check_subgraphs, tensors_of
-from edge_opt.ir.dtypes import DType
+from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
-from edge_opt.ir.quantization import Quantization
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.output.html import shown
 from edge_opt.schema.data import Data

@@ -1,6 +1,7 @@
-"""Which table holds the options of an operator, and what they are where they are left out."""
+"""Which table holds the options of an operator, what they are where they are left out, what subgraphs they name."""
 
 from functools import cache
+from typing import Final
 
 from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
 
@@ -21,6 +22,22 @@ _SHARED_OPTIONS = {
     for operator in operators.split()
 }
 
+# Options table -> the fields that hold subgraph indices (schema.fbs names them by these words only).
+SUBGRAPH_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "CallOnceOptions": ("init_subgraph_index",),
+    "CallOptions": ("subgraph",),
+    "IfOptions": ("then_subgraph_index", "else_subgraph_index"),
+    "StableHLOCompositeOptions": ("decomposition_subgraph_index",),
+    "StablehloCaseOptions": ("branch_subgraph_indices",),
+    "StablehloCustomCallOptions": ("called_computations",),
+    "StablehloReduceOptions": ("body_subgraph_index",),
+    "StablehloReduceWindowOptions": ("body_subgraph_index",),
+    "StablehloScatterOptions": ("update_computation_subgraph_index",),
+    "StablehloSortOptions": ("comparator_subgraph_index",),
+    "StablehloWhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+    "WhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+}
+
 
 @cache
 def options_table(operator: str) -> str | None:
@@ -37,3 +54,17 @@ def default_options(operator: str) -> Table | None:
     """Options with nothing but the schema's defaults; None for an operator that has none. Not to be edited."""
     table = options_table(operator)
     return None if table is None else new_table(table)
+
+
+def subgraph_indices(options: Table | None) -> tuple[int, ...]:
+    """The subgraphs that these options name, each as often as they do."""
+    if options is None or options.name not in SUBGRAPH_FIELDS:
+        return ()
+    indices: list[int] = []
+    for field in SUBGRAPH_FIELDS[options.name]:
+        value = options.get(field)
+        if isinstance(value, int):
+            indices.append(value)
+        elif value is not None:
+            indices.extend(value.tolist())
+    return tuple(indices)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
-from edge_opt.ir.quantization import Quantization
 from edge_opt.schema.table import Table
 
 __all__ = ["operator_text", "subgraph_text", "to_text"]

@@ -7,9 +7,9 @@ from typing import ClassVar
 from edge_opt.attention.composite_rules import COMPOSITE, body_of
 from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
-from edge_opt.ir.extent import MAX_EXTENT
-from edge_opt.ir.extract import repeated
+from edge_opt.ir.checks import MAX_EXTENT
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.region import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 

@@ -13,10 +13,9 @@ from typing import Self
 import numpy as np
 
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.extract import cut_out
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.region import is_pure, needed_for
+from edge_opt.ir.region import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.proof.examination import Examiner, Question, Region, Settings

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
-from edge_opt.ir.extract import renumbered
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.region import renumbered
 from edge_opt.proof import noise
 from edge_opt.proof.pair import Cut, take
 from edge_opt.proof.row_rules import Box, Indices, Step, sizes, slim, step_of, union

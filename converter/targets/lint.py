@@ -9,7 +9,7 @@ import numpy as np
 from edge_opt.attention.block import element_bytes
 from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
-from edge_opt.ir.layout import external_weights, new_codes
+from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
