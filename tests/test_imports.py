@@ -42,10 +42,10 @@ ALLOWED = {
 }
 # package -> where it may be imported from
 THIRD_PARTY = {
-    "ai_edge_litert": ("converter/proof/", "converter/integrations/"),
-    "tensorflow": ("converter/proof/", "converter/integrations/"),
-    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/prompts.py"),
-    "torch": ("converter/integrations/", "converter/evaluation/scoring.py"),
+    "ai_edge_litert": ("converter/proof/",),
+    "tensorflow": ("converter/proof/",),
+    "litert_torch": ("converter/build/pipeline.py", "converter/build/prompts.py"),
+    "torch": ("converter/evaluation/scoring.py"),
     "litert_lm": ("converter/evaluation/scoring.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),

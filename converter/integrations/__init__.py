@@ -1,1 +1,1 @@
-"""Where models come from and where they go: litert-torch, and LiteRT's ahead-of-time pipeline."""
+"""Where edge-opt is a part of somebody else's pipeline."""
