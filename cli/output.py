@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from edge_opt.output.progress import Progress
+from edge_opt.output.words import Progress
 
 EXIT_BUG = 70
 GOOD, BAD = "green", "bold red"

@@ -12,8 +12,7 @@ from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.cli.show_profile import step_lines
 from edge_opt.npu.figures import ITSELF_SINCE
-from edge_opt.output.progress import Progress
-from edge_opt.output.words import size
+from edge_opt.output.words import Progress, size
 
 _MINUTE = 60.0
 _AUXILIARY = (

@@ -23,7 +23,7 @@ from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
 from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw, draw
-from edge_opt.report.folding import hoisted, longest_repeat
+from edge_opt.report.document import hoisted, longest_repeat
 from edge_opt.report.writing import render
 from edge_opt.targets import load_target
 

@@ -36,8 +36,8 @@ from edge_opt.npu.process import CompilerMissingError
 from edge_opt.npu.sdk import libraries_digest
 from edge_opt.output.atomic import replacing, resolve_target, write_whole
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
-from edge_opt.output.progress import Progress
 from edge_opt.output.record import Record
+from edge_opt.output.words import Progress
 from edge_opt.report import check_report_path
 from edge_opt.schema.data import copy_range
 from edge_opt.schema.litertlm import stamp_by_content

@@ -16,7 +16,7 @@ from edge_opt.build.work import Job, StageFailedError
 from edge_opt.evaluation.findings import Evaluation, Part, Said, cut, other_tokens, score
 from edge_opt.ir.opening import Opened
 from edge_opt.output.errors import UsageError
-from edge_opt.output.progress import Progress
+from edge_opt.output.words import Progress
 from edge_opt.schema.litertlm import read_bundle
 
 ModelPath = str | os.PathLike[str]

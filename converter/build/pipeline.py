@@ -36,7 +36,7 @@ from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint
 from edge_opt.npu.process import CompilerFailedError
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
-from edge_opt.output.progress import Progress
+from edge_opt.output.words import Progress
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
 from edge_opt.schema.litertlm import read_bundle, section_of

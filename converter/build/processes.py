@@ -17,7 +17,7 @@ from edge_opt.build.work import Job, StageAnswer, StageFailedError
 from edge_opt.evaluation.scoring import check_runtimes
 from edge_opt.npu.sdk import search_path
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
-from edge_opt.output.progress import Progress
+from edge_opt.output.words import Progress
 
 _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)

@@ -24,7 +24,7 @@ from edge_opt.comparison.models import Models, agreed, find_models, keeps_state,
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
-from edge_opt.output.progress import Progress
+from edge_opt.output.words import Progress
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits
 from edge_opt.proof.protocol import Array

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_opt.output.html import shown
 from edge_opt.output.record import Record
-from edge_opt.output.words import many
+from edge_opt.output.words import as_html, many
 from edge_opt.proof.metrics import Difference, measure, merge
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.tensors import TensorInfo
@@ -221,7 +220,7 @@ class ComparisonReport(Record):
         return f"ComparisonReport({self.a!r}, {self.b!r}: {self.summary()})"
 
     def _repr_html_(self) -> str:
-        return shown(
+        return as_html(
             "\n".join([f"{self.summary()}.", *self.logits(), *self.caches, *self.notes()]), self.rows()
         )
 

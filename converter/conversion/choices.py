@@ -15,7 +15,7 @@ from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, unknown
-from edge_opt.output.progress import Progress
+from edge_opt.output.words import Progress
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha, TileRows

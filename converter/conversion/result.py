@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
 from edge_opt.output.errors import EdgeOptError
-from edge_opt.output.html import shown
 from edge_opt.output.record import Record
-from edge_opt.output.words import many, one_line, size
+from edge_opt.output.words import as_html, many, one_line, size
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
@@ -102,7 +101,7 @@ class ConversionResult(Record):
         return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
 
     def _repr_html_(self) -> str:
-        return shown(self.summary(), entry_points(self))
+        return as_html(self.summary(), entry_points(self))
 
     @property
     def converted(self) -> list[SiteReport]:

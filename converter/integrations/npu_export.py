@@ -30,8 +30,8 @@ from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, did_you_mean
-from edge_opt.output.progress import Progress
 from edge_opt.output.record import Record
+from edge_opt.output.words import Progress
 from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.targets import Target, load_target

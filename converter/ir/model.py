@@ -20,7 +20,7 @@ from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode,
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
 from edge_opt.output.errors import ModelFormatError
-from edge_opt.output.html import shown
+from edge_opt.output.words import as_html
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import UNIONS, Table, new_table
@@ -97,7 +97,7 @@ class Model:
             (name, str(len(graph)), str(len(graph.inputs)), str(len(graph.outputs)))
             for name, graph in self.entry_points()
         ]
-        return shown(repr(self), [("signature", "operators", "inputs", "outputs"), *rows])
+        return as_html(repr(self), [("signature", "operators", "inputs", "outputs"), *rows])
 
     def __enter__(self) -> Self:
         return self

@@ -24,8 +24,8 @@ from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.output.errors import UsageError
-from edge_opt.output.progress import Progress
 from edge_opt.output.record import Record
+from edge_opt.output.words import Progress
 from edge_opt.proof.inputs import InputPlan, array_of, pair
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.protocol import Array

@@ -20,8 +20,8 @@ from edge_opt.npu.profiling import COMPILERS, compiled_target, model_file, profi
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.npu.trials import Choice, Compile, Trial, TrialPlan, choices, outcomes
 from edge_opt.output.errors import UsageError
-from edge_opt.output.progress import Progress
 from edge_opt.output.record import Record
+from edge_opt.output.words import Progress
 from edge_opt.processes import end_all
 from edge_opt.targets import Target
 

@@ -1,8 +1,13 @@
-"""Names of tensors, counts and sizes as people read them, the same wherever they are printed."""
+"""Text for people, the same wherever it is shown: names, counts and sizes, HTML, and how far work is.
 
+Text of a model may hold anything.
+"""
+
+import html
 import math
 import re
 import signal
+from collections.abc import Callable, Sequence
 
 _LONGEST = 70
 _KIBI = 1024
@@ -66,3 +71,25 @@ def size(count: int | None) -> str:
     power = min(int(math.log(count, _KIBI)), 4)
     value = count / _KIBI**power
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"
+
+
+def escape(text: str) -> str:
+    """Text for HTML."""
+    return html.escape(one_line(text))
+
+
+def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
+    """Rows as a table, the first being its heads."""
+    head, *body = rows
+    cells = "".join(f"<th scope=col>{escape(text)}</th>" for text in head)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
+    return f"<div class={kind}><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
+
+
+def as_html(text: str, rows: Sequence[Sequence[str]]) -> str:
+    """What a notebook shows of an object: its lines, and a table."""
+    return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines()) + html_table(rows)
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, the steps that are done, and the steps in all."""

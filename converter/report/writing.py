@@ -1,14 +1,18 @@
-"""A report written down, in the format that the file's ending names."""
+"""A report written down, in the format that the file's ending names: JSON, Markdown or the HTML page."""
 
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.output.atomic import resolve_target, write_whole
 from edge_opt.output.errors import UsageError
 from edge_opt.output.record import to_json
-from edge_opt.report.document import Report
+from edge_opt.output.words import one_line
+from edge_opt.report.document import NO_LINT, Example, Report
+from edge_opt.report.page import to_html
 
 FORMATS = (".json", ".md", ".html")
 
@@ -48,9 +52,85 @@ def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: boo
 
 def render(report: Report, suffix: str) -> str:
     """The report as text of one format."""
-    from edge_opt.report.markdown import to_markdown  # noqa: PLC0415  only the chosen format is loaded
-    from edge_opt.report.page import to_html  # noqa: PLC0415
-
     if suffix == ".json":
         return json.dumps(to_json(report), indent=2, allow_nan=False) + "\n"
     return to_markdown(report) if suffix == ".md" else to_html(report)
+
+
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_TAGS = {"&": "&amp;", "<": "&lt;"}
+
+
+def to_markdown(report: Report) -> str:
+    """The whole report, for a pull request or a wiki."""
+    lint = [f"- **{severity}**: {_cell(message)}" for severity, message in report.lint] or [NO_LINT]
+    parts = [
+        f"# edge-opt: {_cell(report.title)}",
+        report.summary,
+        "## Signatures",
+        _table(entry_points(report.result)),
+        "## Sites",
+        _sites(report),
+        "## What the proofs measured",
+        *_measured(report),
+        *_whole(report),
+        "## For the target",
+        "\n".join(lint),
+        *([] if report.example is None else _example(report.example)),
+        "## Where this comes from",
+        _table([("", ""), *report.origin.items(), ("time", f"{report.result.seconds:.1f} s")]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sites(report: Report) -> str:
+    rows = [
+        (site.pass_name, site.signature, str(site.index), str(site.status), site.reason or proof(site))
+        for site in report.result.sites
+    ]
+    head = ("pass", "signature", "site", "verdict", "why, or what the proof showed")
+    return _table([head, *rows]) if rows else "No pass found a place where it could apply."
+
+
+def _measured(report: Report) -> list[str]:
+    counts = report.errors()
+    if not counts:
+        return ["No region was run."]
+    return [_counts(("largest difference", "sites"), counts), *masked_rows(report.result)]
+
+
+def _whole(report: Report) -> list[str]:
+    if not report.result.whole:
+        return []
+    counts = report.distances()
+    heads = ("units in the last place", "elements of float outputs")
+    title = "## The whole models, before and after"
+    return [title, _table(report.whole()), *([_counts(heads, counts)] if counts else [])]
+
+
+def _example(example: Example) -> list[str]:
+    before, after = (_fenced(example.lines(version)) for version in (example.before, example.after))
+    return [f"## One block of {_cell(example.signature)}", "Before:", before, "After:", after]
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    """A block of code that no name in it can end."""
+    plain = [one_line(line) for line in lines]
+    longest = max((len(run) for line in plain for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([fence, *plain, fence])
+
+
+def _counts(heads: tuple[str, str], counts: Iterable[tuple[str, int]]) -> str:
+    return _table([heads, *((bucket, f"{count:,}") for bucket, count in counts)])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(map(_cell, row))} |" for row in rows)
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
+
+
+def _cell(text: str) -> str:
+    """Names come from the model, so they may hold anything."""
+    plain = "".join(_TAGS.get(letter, letter) for letter in one_line(text))
+    return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
