@@ -24,7 +24,7 @@ from typing import Any
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
 from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.trials import Choice, TrialPlan, choices, outcomes
+from edge_opt.npu.search import Choice, TrialPlan, choices, outcomes
 from edge_opt.output.errors import EdgeOptError
 from edge_opt.targets import Target, load_target
 

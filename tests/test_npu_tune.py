@@ -38,8 +38,7 @@ from edge_opt.npu import (
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.sdk import LIBRARY
-from edge_opt.npu.search import rank
-from edge_opt.npu.trials import Choice, TrialPlan, choices
+from edge_opt.npu.search import Choice, TrialPlan, choices, rank
 from edge_opt.output.errors import UsageError
 from edge_opt.processes import _running
 from edge_opt.targets import Target, load_target

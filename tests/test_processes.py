@@ -22,7 +22,7 @@ from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load, save
 from edge_opt.ir.opening import rare_collections
 from edge_opt.ir.text import to_text
-from edge_opt.npu.process import ended
+from edge_opt.npu.sdk import ended
 from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.output.words import signal_name
 

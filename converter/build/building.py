@@ -32,8 +32,7 @@ from edge_opt.conversion import Verify
 from edge_opt.conversion.container import Sections, find_unsound
 from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.opening import WORK, Opened
-from edge_opt.npu.process import CompilerMissingError
-from edge_opt.npu.sdk import libraries_digest
+from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
 from edge_opt.output.atomic import replacing, resolve_target, write_whole
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.output.record import Record

@@ -34,7 +34,7 @@ from edge_opt.inspection.reporting import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint
-from edge_opt.npu.process import CompilerFailedError
+from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.output.words import Progress
 from edge_opt.report import write_report

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from edge_opt.npu.chips import CHIPS
-from edge_opt.npu.process import CompilerMissingError
-from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
+from edge_opt.npu.sdk import CHIPS, SDK_VARIABLES, CompilerMissingError, find_libraries
 from edge_opt.output.errors import unknown
 
 

@@ -22,12 +22,10 @@ from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.container import Sections
 from edge_opt.ir import Subgraph
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
-from edge_opt.npu.chips import CHIPS, estimate_note
 from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
 from edge_opt.npu.hexagon import judged_by
-from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.profiling import profile
-from edge_opt.npu.sdk import find_sdk
+from edge_opt.npu.sdk import CHIPS, CompilerFailedError, CompilerMissingError, estimate_note, find_sdk
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, did_you_mean
 from edge_opt.output.record import Record

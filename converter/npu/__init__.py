@@ -5,10 +5,9 @@ Changes no model, and holds no vendor's code.
 
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
 from edge_opt.npu.figures import Profile, SpillFigures, TimeEstimate, VelaFigures
-from edge_opt.npu.process import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
 from edge_opt.npu.profiling import profile
-from edge_opt.npu.search import Tuning, tune, tuned_target
-from edge_opt.npu.trials import Trial
+from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
+from edge_opt.npu.search import Trial, Tuning, tune, tuned_target
 from edge_opt.targets.target import write_target
 
 __all__ = [

@@ -21,8 +21,7 @@ from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
-from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
-from edge_opt.npu.sdk import find_sdk
+from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
 from edge_opt.output.errors import UsageError
 from edge_opt.output.record import Record
 from edge_opt.output.words import Progress

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edge_opt.ir import Model, save
-from edge_opt.npu import process
 from edge_opt.npu.figures import Compilation, VelaFigures, read_floor
 from edge_opt.npu.layers import cut_entry_point
-from edge_opt.npu.process import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, run_program, why_ended
 
 DEFAULT_CHIP = "ethos-u85-512"
 _COUNT = re.compile(r"^(CPU|NPU) operators = (\d+)", re.MULTILINE)
@@ -65,11 +64,11 @@ def compile_model(
             file = Path(folder) / "signature.tflite"
             save(cut_entry_point(model, name), file)
             options = [f"--accelerator-config={chip}", *flags, f"--output-dir={folder}"]
-            done = process.run(who, [*vela, str(file), *options], seconds)
+            done = run_program(who, [*vela, str(file), *options], seconds)
             summaries = [file.read_text(encoding="utf-8") for file in Path(folder).glob("*_summary_*.csv")]
         output = done.stdout + done.stderr
         if done.returncode or not summaries:
-            last = (output.strip().splitlines() or [process.ended(done.returncode)])[-1][:200]
+            last = (output.strip().splitlines() or [why_ended(done.returncode)])[-1][:200]
             raise CompilerFailedError(
                 f"{who} ended with code {done.returncode} on signature '{name}': {last}; see its --help for "
                 f"configurations that it knows"
@@ -81,7 +80,7 @@ def compile_model(
             raise CompilerFailedError(f"{who}'s output cannot be read: {error}") from error
         floor, left = read_floor(subgraph), read_refusals(output)
         signatures.append(VelaFigures(name, operators, taken, floor=floor, on_cpu=left, **summary))
-    answer = process.run(who, [*vela, "--version"])
+    answer = run_program(who, [*vela, "--version"])
     return Compilation(tuple(signatures), {"ethos-u-vela": answer.stdout.strip()})
 
 

@@ -23,11 +23,19 @@ from subprocess import CompletedProcess
 import numpy as np
 
 from edge_opt.ir import Model, Subgraph
-from edge_opt.npu import process
-from edge_opt.npu.chips import CHIPS, Chip, estimate_for, estimate_note
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
-from edge_opt.npu.process import CompilerFailedError
-from edge_opt.npu.sdk import LIBRARY, Sdk, search_path
+from edge_opt.npu.sdk import (
+    CHIPS,
+    LIBRARY,
+    Chip,
+    CompilerFailedError,
+    Sdk,
+    estimate_for,
+    estimate_note,
+    run_program,
+    search_path,
+    why_ended,
+)
 from edge_opt.output.errors import UsageError, did_you_mean
 from edge_opt.proof.protocol import Array
 
@@ -252,14 +260,14 @@ def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tup
             **({} if run is None else {"EDGE_OPT_PROBE_RUN": str(run)}),
             "LD_LIBRARY_PATH": search_path(*folders, scratch=Path(folder)),
         }
-        done = process.run(f"{path.name}: the Hexagon compiler", command, compiler.seconds, environment)
+        done = run_program(f"{path.name}: the Hexagon compiler", command, compiler.seconds, environment)
         probe_log = read_probe_log(log.read_text(errors="replace") if log.exists() else "")
     if done.returncode and run is None:
         if _UNKNOWN_CHIP in done.stderr:
             raise UsageError(
                 f"the Hexagon compiler knows no chip '{compiler.chip}', {did_you_mean(compiler.chip, CHIPS)}"
             )
-        reason = first_complaint(done.stdout, done.stderr) or process.ended(done.returncode)
+        reason = first_complaint(done.stdout, done.stderr) or why_ended(done.returncode)
         raise CompilerFailedError(
             f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
             f"or another form"
@@ -311,7 +319,7 @@ def emulate(
 
 def _failure(done: Done, probe_log: ProbeLog) -> str:
     """Why there is nothing to compare; empty where the whole graph ran."""
-    ended = process.ended(done.returncode)
+    ended = why_ended(done.returncode)
     reason = first_complaint(done.stdout, done.stderr) or ended
     if probe_log.interface and not probe_log.known:
         return f"QNN interface {probe_log.interface} is not one that edge-opt's probe was tried with"

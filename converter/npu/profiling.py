@@ -14,8 +14,7 @@ from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import RUNS, Compilation, Figures, PartFigures, Profile, SpillFigures, StepFigures
 from edge_opt.npu.layers import cut_entry_point
-from edge_opt.npu.process import CompilerFailedError
-from edge_opt.npu.sdk import find_sdk
+from edge_opt.npu.sdk import CompilerFailedError, find_sdk
 from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, load_target
 

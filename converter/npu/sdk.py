@@ -1,4 +1,4 @@
-"""Finds what it takes to compile for a Hexagon NPU: LiteRT's tool and plugin, the user's own QNN libraries, our probe.
+"""What it takes to compile for an NPU here: chips, LiteRT's tool and plugin, the user's own QNN libraries, our probe.
 
 The libraries are never copied or bundled.
 """
@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,9 +16,43 @@ from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
 
 from edge_opt import processes
-from edge_opt.npu.process import CompilerMissingError
+from edge_opt.output.errors import EdgeOptError, UsageError
+
+
+class CompilerMissingError(UsageError):
+    """The compiler, or the vendor's libraries that it needs, are not on this machine."""
+
+
+class CompilerFailedError(EdgeOptError):
+    """The compiler ended without a result, or printed figures that we cannot read."""
+
+
+class CompilerTimeoutError(CompilerFailedError):
+    """The compiler was not done in the time that it was given; with more it may be."""
+
+
+def run_program(
+    name: str,
+    command: Sequence[str],
+    seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> CompletedProcess[str]:
+    """How it ended, and what it printed on both streams; CompilerTimeoutError after `seconds`."""
+    try:
+        return processes.run(command, seconds, environment)
+    except TimeoutExpired as error:
+        raise CompilerTimeoutError(
+            f"{name} was not done after {seconds:g} seconds; give more with seconds=..."
+        ) from error
+
+
+def why_ended(code: int) -> str:
+    """What is known of a process that does not say why it ended."""
+    return processes.killed_by(code) or "it does not say why"
+
 
 LIBRARY = "libQnnHtp.so"
 SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
@@ -167,3 +202,55 @@ def cache_folder() -> Path:
             f"{fallback} belongs to somebody else: name a folder of yours in XDG_CACHE_HOME"
         )
     return fallback
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A chip as the compiler calls it; `vtcm` is its NPU's on-chip memory in MiB."""
+
+    name: str
+    hexagon: int
+    vtcm: int
+
+
+# https://github.com/google-ai-edge/LiteRT, litert/vendors/qualcomm/core/schema/soc_table.cc; SA8775 and SA8797 are in
+# no public table: their versions are those whose graphs and estimates they share (measured, docs/npu.md).
+_CHIPS = {
+    68: "SA8295:8 SM8350:4",
+    69: "SM8450:8 SM8475:8 SXR2230P:8",
+    73: "SA8255:8 SA8775:8 SC8380XP:8 SM8550:8 QCS9100:8 QCS9075:8 SSG2125P:2 SAR1130P:2",
+    75: "SM8650:8 QCS8300:8 QCS8275:8",
+    79: "SM8750:8 SXR2330P:8",
+    81: "SA8797:8 SM8850:8 SAR2230P:4 SW6100:4",
+}
+CHIPS = {
+    name: Chip(name, hexagon, int(vtcm))
+    for hexagon, entries in _CHIPS.items()
+    for name, _, vtcm in (entry.partition(":") for entry in entries.split())
+}
+"""Chips whose Hexagon version is known."""
+
+ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
+"""Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; phones' are not among them."""
+
+_JUDGES = ("SA8775", "SA8797")
+
+
+def estimate_for(chip: str) -> Chip | None:
+    """The chip whose estimate is taken: itself, else one of the nearest Hexagon version; None for one unknown here."""
+    known = CHIPS.get(chip)
+    if known is None or chip in ESTIMATED:
+        return known
+    return min((CHIPS[name] for name in _JUDGES), key=lambda judge: abs(judge.hexagon - known.hexagon))
+
+
+def estimate_note(chip: str, judge: Chip) -> str:
+    """What an estimate of another chip is, in one sentence; nothing where it is of the chip itself."""
+    if judge.name == chip:
+        return ""
+    version = CHIPS[chip].hexagon
+    same = "the same version" if version == judge.hexagon else "the nearest that has an estimate"
+    return (
+        f"the compiler estimates no time for {chip} (Hexagon v{version}): times are of {judge.name} "
+        f"(v{judge.hexagon}, {same})"
+    )

@@ -15,8 +15,7 @@ from pathlib import Path
 from edge_opt.attention.block import FORMS, Block
 from edge_opt.conversion import convert
 from edge_opt.npu.figures import Figures, Profile
-from edge_opt.npu.process import CompilerFailedError, CompilerTimeoutError
-from edge_opt.npu.sdk import cache_folder, libraries_digest
+from edge_opt.npu.sdk import CompilerFailedError, CompilerTimeoutError, cache_folder, libraries_digest
 from edge_opt.output.record import Record, from_dict
 from edge_opt.targets import Target
 
