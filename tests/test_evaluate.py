@@ -13,12 +13,10 @@ from cli_runs import run
 from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
 from text_parser import parse
 
-from edge_opt.build import evaluating
+from edge_opt.build import evaluating, scoring
 from edge_opt.build.processes import Processes
+from edge_opt.build.scoring import Checkpoint, Evaluation, ModelScore, Runtime, Said, cut
 from edge_opt.build.work import Job, StageAnswer, StageFailedError
-from edge_opt.evaluation import scoring
-from edge_opt.evaluation.findings import Evaluation, ModelScore, Said, cut, score
-from edge_opt.evaluation.scoring import Checkpoint, Runtime
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import EdgeOptError, UsageError
 
@@ -120,11 +118,11 @@ def test_perplexity_is_one_over_the_mean_chance_and_agreement_a_share_of_what_wa
 
 def test_perplexity_counts_every_token_alike() -> None:
     uneven = [Said([1], [2], [math.log(0.5)]), Said([1], [2, 3, 4], [math.log(0.25)] * 3)]
-    assert score("m", uneven, 0).perplexity == pytest.approx(2 ** (7 / 4))
+    assert ModelScore.of("m", uneven, 0).perplexity == pytest.approx(2 ** (7 / 4))
 
 
 def test_a_token_without_any_chance_makes_perplexity_infinite_and_json_null() -> None:
-    found = score("m", [Said([1], [2], [-math.inf])], 0)
+    found = ModelScore.of("m", [Said([1], [2], [-math.inf])], 0)
     assert found.perplexity == math.inf
     assert Evaluation([found], 1).to_dict()["models"][0]["perplexity"] is None
 

@@ -22,7 +22,7 @@ from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load, save
 from edge_opt.ir.opening import rare_collections
 from edge_opt.ir.text import to_text
-from edge_opt.npu.sdk import ended
+from edge_opt.npu.sdk import why_ended
 from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.output.words import signal_name
 
@@ -121,7 +121,7 @@ def test_overlapping_blocks_leave_the_collector_as_they_found_it() -> None:
 
 def test_signals_without_a_name_are_numbers() -> None:
     assert signal_name(signal.SIGKILL) == "SIGKILL"
-    assert ended(-(signal.SIGRTMIN + 1)) == f"killed by signal {signal.SIGRTMIN + 1}"
+    assert why_ended(-(signal.SIGRTMIN + 1)) == f"killed by signal {signal.SIGRTMIN + 1}"
 
 
 _COMPILING = """

@@ -10,10 +10,10 @@ from typing import Any
 
 from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts, text_of
+from edge_opt.build.scoring import Evaluation, ModelScore, Part, Said, cut, other_tokens
 from edge_opt.build.sections import SENTENCEPIECE, TOKENIZER
 from edge_opt.build.source import Kind, look_at, read_json
 from edge_opt.build.work import Job, StageFailedError
-from edge_opt.evaluation.findings import Evaluation, Part, Said, cut, other_tokens, score
 from edge_opt.ir.opening import Opened
 from edge_opt.output.errors import UsageError
 from edge_opt.output.words import Progress
@@ -197,7 +197,7 @@ def compare(
         check_same(said[name], first or said[name])
         agreed, peak = done.values["agreed"], max(peak, done.peak_bytes or 0)
     skipped = sum(not one.scored for one in said[reference])
-    scores = [score(name, said[name], agreed.get(name)) for name in models]
+    scores = [ModelScore.of(name, said[name], agreed.get(name)) for name in models]
     return Evaluation(scores, len(text.parts) - skipped, skipped), peak
 
 

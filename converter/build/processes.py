@@ -13,8 +13,8 @@ from typing import Any
 
 from edge_opt import processes
 from edge_opt.build.pipeline import check_versions
+from edge_opt.build.scoring import check_runtimes
 from edge_opt.build.work import Job, StageAnswer, StageFailedError
-from edge_opt.evaluation.scoring import check_runtimes
 from edge_opt.npu.sdk import search_path
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.output.words import Progress

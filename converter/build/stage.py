@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.pipeline import STAGES
+from edge_opt.build.scoring import score
 from edge_opt.build.work import Job
-from edge_opt.evaluation.scoring import score
 from edge_opt.output.errors import EdgeOptError, OutputError
 from edge_opt.output.record import from_dict
 from edge_opt.processes import begin_child
