@@ -9,7 +9,7 @@ from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signatu
 from edge_opt.ir.options import options_table
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import infer_operator
-from edge_opt.shapes.call import constants_of
+from edge_opt.shapes.rules import constants_of
 
 # The runtime has no version 1 of these.
 _VERSIONS = {"BROADCAST_TO": 2}

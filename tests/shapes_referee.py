@@ -17,9 +17,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from edge_opt import ir
 from edge_opt.ir.options import options_table
 from edge_opt.shapes import ShapeError, derive, infer_operator
-from edge_opt.shapes.call import Call, Constant
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.inference import called_subgraphs
+from edge_opt.shapes.rules import Call, Constant
 
 Shape = tuple[int, ...]
 Options = dict[str, Any] | None

@@ -9,7 +9,7 @@ from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, 
 from edge_opt.ir.region import needed_for
 from edge_opt.output.words import name_below
 from edge_opt.schema.table import Table, new_table
-from edge_opt.shapes.call import constants_of
+from edge_opt.shapes.rules import constants_of
 
 
 class Assembly:

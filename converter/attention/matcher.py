@@ -36,8 +36,8 @@ from edge_opt.attention.surroundings import (
 )
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
-from edge_opt.shapes.call import constants_of
-from edge_opt.shapes.trust import doubted
+from edge_opt.shapes.inference import doubted
+from edge_opt.shapes.rules import constants_of
 
 _SUMS = frozenset({"SUM", "MEAN"})
 _SMALL = 1 << 16

@@ -24,8 +24,8 @@ from edge_opt.proof.roles import known_length
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes import ShapeError, derive, infer_operator
-from edge_opt.shapes.call import Array, Call, constants_of, recorded_shape
 from edge_opt.shapes.folding import fold
+from edge_opt.shapes.rules import Array, Call, constants_of, recorded_shape
 from edge_opt.soundness import Unsound, broken_ranges, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]

@@ -56,7 +56,7 @@ from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
 from edge_opt.proof.regions import RegionProver
-from edge_opt.shapes.trust import doubted
+from edge_opt.shapes.inference import doubted
 from edge_opt.targets import Target
 
 

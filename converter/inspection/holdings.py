@@ -34,7 +34,7 @@ from edge_opt.report import Example
 from edge_opt.report.document import hoisted
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, ExecutorMetadata, LiteRTLMBundle, read_executor_metadata
 from edge_opt.schema.sections import Bundle
-from edge_opt.shapes.trust import doubted
+from edge_opt.shapes.inference import doubted
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, Target, lint, load_target
 

@@ -13,7 +13,7 @@ from edge_opt.ir.operators import required_version
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import is_pure, read_outside, reads, with_called
 from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.call import Enter, Fact, constants_of, recorded_shape
+from edge_opt.shapes.rules import Enter, Fact, constants_of, recorded_shape
 
 _CANNOT_WAIT = "what others read of the old region comes back into it, or cannot wait for the new one"
 

@@ -5,13 +5,9 @@ from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the tab
     control_flow,
     numeric,
     slicing,
-    windows,
 )
-from edge_opt.shapes.broadcast import broadcast, verify_broadcast
-from edge_opt.shapes.dimension import Shape, ShapeError
-from edge_opt.shapes.inference import derive, infer_shapes
-from edge_opt.shapes.matmul import matmul
-from edge_opt.shapes.report import Disagreement, ShapeReport
+from edge_opt.shapes.dimension import Shape, ShapeError, broadcast, matmul, verify_broadcast
+from edge_opt.shapes.inference import Disagreement, ShapeReport, derive, infer_shapes
 from edge_opt.shapes.rules import infer_operator
 
 __all__ = [

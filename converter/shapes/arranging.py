@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
@@ -19,7 +18,7 @@ from edge_opt.shapes.dimension import (
     size_text,
     total,
 )
-from edge_opt.shapes.rules import rule
+from edge_opt.shapes.rules import Call, Results, rule
 
 _MAX_RANK = 8  # of PAD, REVERSE_V2, SQUEEZE and TRANSPOSE
 _STRETCH = -1

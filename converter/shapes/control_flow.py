@@ -5,9 +5,8 @@ from functools import reduce
 
 from edge_opt.ir import Model, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes.call import Call, Fact, Results, recorded_shape
 from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, product
-from edge_opt.shapes.rules import rule
+from edge_opt.shapes.rules import Call, Fact, Results, recorded_shape, rule
 
 _MOST_WIDENINGS = 64
 

@@ -1,4 +1,7 @@
-"""Shapes in which some sizes are dynamic: arithmetic on sizes, and the error. It knows no operator."""
+"""Shapes in which some sizes are dynamic: arithmetic on sizes, broadcasting, matrix products, and the error.
+
+The rules are those of the `Broadcastable` trait of MLIR and of OpenVINO's MatMul-1. Nothing here knows an operator.
+"""
 
 from __future__ import annotations
 
@@ -87,3 +90,154 @@ def shape_text(shape: Sequence[int] | None) -> str:
 def size_text(size: int) -> str:
     """The size for a sentence: `256`, or `?`."""
     return "?" if size < 0 else str(size)
+
+
+def broadcast(*shapes: Iterable[int] | None) -> Shape | None:
+    """Infer the shape of a result from the shapes of its operands.
+
+    Each shape is a tuple, -1 a dynamic dimension, None an unranked operand. Ranks are made equal
+    with 1s on the left, then dimension by dimension:
+
+        (?, ?) -> ?    (?, 1) -> ?    (?, n) -> n    (1, 1) -> 1    (1, n) -> n    (n, n) -> n
+
+    Unranked operands are left out; if all are, the result is None. Size 0 counts as an n, as in numpy.
+
+    Source: MLIR's `Broadcastable` trait, `InferResultShape`.
+
+    Raises:
+        ShapeError: there is no operand, two static sizes over 1 differ, or a dimension is no size.
+    """
+    labels = [f"operand {index}" for index in range(len(shapes))]
+    ranked = [as_shape(shape, label) for shape, label in zip(shapes, labels, strict=True)]
+    return broadcast_operands(ranked, labels)
+
+
+def broadcast_operands(shapes: Sequence[Shape | None], labels: Sequence[str]) -> Shape | None:
+    """Do as `broadcast`; in a refusal the operands go by their `labels`, as many as shapes."""
+    if not shapes:
+        raise ShapeError("a broadcast needs at least one operand, got none")
+    first = shapes[0]
+    if first is not None and min(first, default=0) >= 0 and all(shape == first for shape in shapes):
+        return first
+    ranked = [(shape, label) for shape, label in zip(shapes, labels, strict=True) if shape is not None]
+    rank = max((len(shape) for shape, _ in ranked), default=0)
+    return tuple(_broadcast_axis(ranked, axis) for axis in range(-rank, 0)) if ranked else None
+
+
+def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
+    """One dimension of the result; `axis` counts from the end."""
+    result, place = 1, ""
+    for shape, label in ranked:
+        if len(shape) < -axis:
+            continue
+        size, here = shape[axis], f"{label} (axis {axis + len(shape)})"
+        merged = _infer_dimension(result, size)
+        if merged is None:
+            detail = f"sizes do not broadcast: {result} in {place}, {size} in {here}"
+            raise ShapeError(f"{detail}: expected equal sizes, or 1 in one of them")
+        if merged != result:
+            result, place = merged, here
+    return result
+
+
+def _infer_dimension(left: int, right: int) -> int | None:
+    """Infer one dimension of the result; None where two static sizes exclude each other.
+
+    Source: MLIR's `Broadcastable` trait, `InferDim`.
+    """
+    if left == 1 or (left < 0 and right != 1):
+        return right
+    return left if right < 0 or right in (1, left) else None
+
+
+def verify_broadcast(
+    operands: Sequence[Iterable[int] | None], result: Iterable[int] | None, allow_refinement: bool = False
+) -> None:
+    """Check that `result` is a legal result shape for the operands.
+
+    With nothing inferred (no ranked operand) or an unranked result there is nothing to check. Else the ranks
+    must be equal, and each static dimension of the result must equal the inferred one. An inferred dynamic
+    dimension against a static one is refused, as the trait's pseudo-code and its third incorrect example have
+    it; with `allow_refinement` it passes, as the trait's table has it.
+
+    Source: MLIR's `Broadcastable` trait, `Verify`.
+
+    Raises:
+        ShapeError: the operands do not broadcast, or the result does not fit what they give.
+    """
+    inferred = broadcast(*operands)
+    actual = as_shape(result, "the result")
+    reason = misfit(inferred, actual, allow_refinement=allow_refinement)
+    if reason:
+        raise ShapeError(f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}")
+
+
+def misfit(inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool) -> str | None:
+    """Say why a recorded shape does not fit the inferred one; None where it does, or one of them is not known."""
+    if inferred is None or actual is None:
+        return None
+    if len(inferred) != len(actual):
+        return f"rank {len(inferred)} expected, rank {len(actual)} recorded"
+    for axis, (expected, recorded) in enumerate(zip(inferred, actual, strict=True)):
+        if recorded < 0 or expected == recorded or (expected < 0 and allow_refinement):
+            continue
+        return f"axis {axis} is {size_text(expected)}, recorded as {recorded}"
+    return None
+
+
+_LABELS = ("operand 0", "operand 1")
+
+
+def matmul(
+    a: Iterable[int] | None, b: Iterable[int] | None, *, transpose_a: bool = False, transpose_b: bool = False
+) -> Shape | None:
+    """Infer the shape of `a x b`.
+
+    Each shape is a tuple, -1 a dynamic dimension. With an unranked operand the result is None.
+
+        [X] x [X]                      -> []
+        [X] x [B, ..., X, Y]           -> [B, ..., Y]
+        [B, ..., X, Y] x [Y]           -> [B, ..., X]
+        [B, ..., X, Y] x [B, ..., Y, Z] -> [B, ..., X, Z]
+
+    `transpose_a` and `transpose_b` swap the two last axes; a 1-D operand has nothing to swap. Batch axes
+    broadcast.
+
+    Source: OpenVINO, MatMul-1.
+
+    Raises:
+        ShapeError: an operand is a scalar, the inner sizes differ, or the batch axes do not broadcast.
+    """
+    shapes = (as_shape(a, _LABELS[0]), as_shape(b, _LABELS[1]))
+    return multiply(shapes, transposes=(transpose_a, transpose_b), labels=_LABELS)
+
+
+def multiply(
+    shapes: tuple[Shape | None, Shape | None], *, transposes: tuple[bool, bool], labels: Sequence[str]
+) -> Shape | None:
+    """Do as `matmul`; in a refusal the two operands go by their `labels`."""
+    if () in shapes:
+        raise ShapeError(f"{labels[shapes.index(())]} is a scalar: a matrix product needs rank 1 or more")
+    left, right = shapes
+    if left is None or right is None:
+        return None
+    left_rows, left_columns = _axes(left, transposes[0])
+    right_rows, right_columns = _axes(right, transposes[1])
+    if not may_be_equal(left[left_columns], right[right_rows]):
+        raise ShapeError(
+            f"inner dimensions differ: {left[left_columns]} in {labels[0]} (axis {left_columns}), "
+            f"{right[right_rows]} in {labels[1]} (axis {right_rows})"
+        )
+    batch = broadcast_operands((left[:-2], right[:-2]), labels)
+    assert batch is not None
+    rows = (left[left_rows],) if len(left) > 1 else ()
+    columns = (right[right_columns],) if len(right) > 1 else ()
+    return batch + rows + columns
+
+
+def _axes(shape: Shape, transpose: bool) -> tuple[int, int]:
+    """Which axes are rows and columns; a vector has one for both, and it is the inner one."""
+    last = len(shape) - 1
+    if last == 0:
+        return 0, 0
+    return (last, last - 1) if transpose else (last - 1, last)

@@ -3,17 +3,82 @@
 Elements may stay unknown (None); nothing large is ever computed.
 """
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
 from edge_opt.ir import Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes import arithmetic
-from edge_opt.shapes.call import Array, Call, Results
 from edge_opt.shapes.control_flow import composite_facts
-from edge_opt.shapes.dimension import Shape, product
+from edge_opt.shapes.dimension import Element, Shape, broadcast_operands, product, size_of
+from edge_opt.shapes.rules import Array, Call, Results
+
+_EXACT = "iubO"
+"""Kinds of arrays whose elements are computed as Python's whole numbers."""
+
+
+def _truncated(a: int, b: int) -> int:
+    """C's division: towards zero."""
+    return abs(a) // abs(b) if (a >= 0) == (b >= 0) else -(abs(a) // abs(b))
+
+
+_NUMBERS: dict[str, Callable[..., Any]] = {
+    "ABS": abs,
+    "ADD": operator.add,
+    "DIV": _truncated,
+    "EQUAL": operator.eq,
+    "FLOOR_DIV": operator.floordiv,
+    "FLOOR_MOD": operator.mod,
+    "GREATER": operator.gt,
+    "GREATER_EQUAL": operator.ge,
+    "LESS": operator.lt,
+    "LESS_EQUAL": operator.le,
+    "LOGICAL_AND": lambda a, b: bool(a) and bool(b),
+    "LOGICAL_NOT": operator.not_,
+    "LOGICAL_OR": lambda a, b: bool(a) or bool(b),
+    "MAXIMUM": max,
+    "MINIMUM": min,
+    "MUL": operator.mul,
+    "NEG": operator.neg,
+    "NOT_EQUAL": operator.ne,
+    "SUB": operator.sub,
+}
+_REALS: dict[str, Callable[..., Any]] = {
+    **{name: _NUMBERS[name] for name in ("ABS", "ADD", "MUL", "NEG", "SUB")},
+    "DIV": np.divide,
+    "MAXIMUM": np.maximum,
+    "MINIMUM": np.minimum,
+}
+_SELECTIONS = frozenset({"SELECT", "SELECT_V2"})
+
+_REDUCTIONS: dict[str, tuple[str, int | None]] = {
+    "SUM": ("ADD", 0),
+    "REDUCE_PROD": ("MUL", 1),
+    "REDUCE_MAX": ("MAXIMUM", None),
+    "REDUCE_MIN": ("MINIMUM", None),
+    "REDUCE_ALL": ("LOGICAL_AND", 1),
+    "REDUCE_ANY": ("LOGICAL_OR", 0),
+    "UNSORTED_SEGMENT_PROD": ("MUL", 1),
+}
+"""The operator that combines two elements, and what no elements give."""
+
+
+def _compute(name: str, *elements: Element) -> Element:
+    if name == "MUL" and 0 in elements:
+        return 0
+    if None in elements or (name in ("DIV", "FLOOR_DIV", "FLOOR_MOD") and elements[1] == 0):
+        return None
+    return int(_NUMBERS[name](*elements))
+
+
+def _select(condition: Element, a: Element, b: Element) -> Element:
+    if condition is None:
+        return a if a == b else None
+    return a if condition else b
+
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array] | None]
 """Gives the result, of operators that may have several a list of them; the shapes are the results'."""
@@ -70,9 +135,8 @@ def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Array:
     return call.some(0).reshape(shapes[0])
 
 
-def _shape(call: Call, _: Sequence[Shape]) -> Array:
-    elements = [dim if dim >= 0 else None for dim in call.shape(0)]
-    return np.array([*elements, None], object)[:-1]
+def _unknown_where_dynamic(shape: Shape) -> Array:
+    return np.array([*(size if size >= 0 else None for size in shape), None], object)[:-1]
 
 
 def _cast(call: Call, _: Sequence[Shape]) -> Array:
@@ -144,25 +208,39 @@ def _range(call: Call, shapes: Sequence[Shape]) -> Array:
     return np.asarray(start + delta * np.arange(shapes[0][0], dtype=start.dtype))
 
 
-def _broadcast_args(call: Call, shapes: Sequence[Shape]) -> Array:
-    (count,) = shapes[0]
-    values = [call.some(index) for index in (0, 1)]
-    padded = [np.array([1] * (count - value.size) + value.tolist(), object) for value in values]
-    return np.asarray(np.frompyfunc(arithmetic.broadcast_size, 2, 1)(*padded))
+def _broadcast_args(call: Call, _: Sequence[Shape]) -> Array:
+    sizes = broadcast_operands([tuple(map(size_of, call.elements(index))) for index in (0, 1)], call.labels())
+    return _unknown_where_dynamic(sizes or ())
 
 
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array | None:
+    """Real numbers are computed by numpy if all are known, whole ones exactly and element by element."""
     if call.name in _MAY_ACTIVATE and call.number("fused_activation_function"):
         raise RefusedError("an activation is fused into it", call.op)
-    return arithmetic.elementwise(call.name, _any_known(call))
+    values = _any_known(call)
+    if any(value.dtype.kind not in _EXACT for value in values):
+        if call.name not in _REALS or any(value.dtype == object for value in values):
+            return None
+        with np.errstate(all="ignore"):
+            return np.asarray(_REALS[call.name](*values))
+    function = _select if call.name in _SELECTIONS else partial(_compute, call.name)
+    objects = [value.astype(object) for value in values]
+    # For arrays without axes numpy gives a bare element.
+    return np.asarray(np.frompyfunc(function, len(values), 1)(*objects), object)
+
+
+def _reduced(name: str, value: Array, axes: Collection[int]) -> Array:
+    """Combine all elements along these axes; unknown where an unknown one does not drop out."""
+    combine, nothing = _REDUCTIONS[name]
+    if value.dtype.kind not in _EXACT or (nothing is None and not value.size):
+        raise RefusedError("the elements are not followed")
+    function = np.frompyfunc(partial(_compute, combine), 2, 1, identity=nothing)
+    return np.asarray(function.reduce(value.astype(object), axis=tuple(axes)), object)
 
 
 def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
     value, axes = call.some(0), call.integers(1)
-    folded = {axis % value.ndim for axis in axes} if value.ndim else set()
-    kept = [axis for axis in range(value.ndim) if axis not in folded]
-    rows = value.transpose([*kept, *sorted(folded)]).reshape(*(value.shape[axis] for axis in kept), -1)
-    return arithmetic.reduce_rows(call.name, rows).reshape(shapes[0])
+    return _reduced(call.name, value, {axis % value.ndim for axis in axes if value.ndim}).reshape(shapes[0])
 
 
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
@@ -170,8 +248,7 @@ def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     value, ids, count = call.some(0), call.numbers(1), shapes[0][0]
     if ids.ndim != 1 or not count:
         raise RefusedError("the segments are no vector", call.op)
-    rows = [np.moveaxis(value[ids == segment], 0, -1) for segment in range(count)]
-    return np.stack([arithmetic.reduce_rows(call.name, row) for row in rows])
+    return np.stack([_reduced(call.name, value[ids == segment], [0]) for segment in range(count)])
 
 
 _FOLDERS: dict[str, Folder] = {
@@ -186,7 +263,7 @@ _FOLDERS: dict[str, Folder] = {
     "RANGE": _range,
     "RANK": lambda call, _: np.array(len(call.shape(0)), np.int32),
     "RESHAPE": _as_shaped,
-    "SHAPE": _shape,
+    "SHAPE": lambda call, _: _unknown_where_dynamic(call.shape(0)),
     "SLICE": _slice,
     "SPLIT": _split,
     "SPLIT_V": _split,
@@ -196,7 +273,7 @@ _FOLDERS: dict[str, Folder] = {
     "TRANSPOSE": lambda call, _: call.some(0).transpose(call.integers(1)),
     "UNPACK": lambda call, shapes: [call.some(0).take(i, call.number("axis")) for i in range(len(shapes))],
     "ZEROS_LIKE": lambda _, shapes: np.zeros(shapes[0], np.int64),
-    **dict.fromkeys(arithmetic.ELEMENTWISE, _elementwise),
-    **dict.fromkeys(arithmetic.REDUCTIONS, _reduce),
-    **dict.fromkeys(arithmetic.SEGMENTS, _segments),
+    **dict.fromkeys((*_NUMBERS, *_SELECTIONS), _elementwise),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    "UNSORTED_SEGMENT_PROD": _segments,
 }

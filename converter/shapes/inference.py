@@ -1,23 +1,124 @@
 """Derives every tensor of a model from its graph inputs and constants, and compares with what the file records.
 
-It never asks the interpreter, and never changes the model.
+It never asks the interpreter, and never changes the model; `doubted` marks operators, and takes the marks back.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.options import subgraph_indices
-from edge_opt.shapes.broadcast import misfit
-from edge_opt.shapes.call import Array, Call, Fact, recorded_shape, small_value
+from edge_opt.output.record import Record
 from edge_opt.shapes.control_flow import common_shape, variable_behind, variable_shapes
-from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, shape_text
+from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold
-from edge_opt.shapes.report import Disagreement, ShapeReport, Stated
 from edge_opt.shapes.results import wrong_quantization, wrong_types
-from edge_opt.shapes.rules import RULES, apply
+from edge_opt.shapes.rules import (
+    RULES,
+    Array,
+    Call,
+    Fact,
+    apply,
+    constants_of,
+    infer_operator,
+    recorded_shape,
+    small_value,
+)
+
+Stated: TypeAlias = Shape | str | None
+"""A shape, a type or quantization parameters in words, or None where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement(Record):
+    """One tensor of which the file says another thing than its operator gives.
+
+    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `recorded` and `derived` are shapes, or
+    types or quantization in words; `derived` is None where the operator's inputs cannot go together at all.
+    """
+
+    subgraph: str
+    tensor: str
+    operator: str
+    recorded: Stated
+    derived: Stated
+    reason: str
+
+    def __str__(self) -> str:
+        place = f"operator {self.operator}" if self.operator else "no operator"
+        where = f"subgraph '{self.subgraph}', {place}"
+        if self.derived is None:
+            return f"{where}: {self.reason}"
+        texts = (
+            text if isinstance(text, str) else shape_text(text) for text in (self.recorded, self.derived)
+        )
+        comparison = "is recorded as {}, derived as {}".format(*texts)
+        return f"{where}: tensor '{self.tensor}' {comparison}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeReport(Record):
+    """The outcome for a whole model of that many `tensors`.
+
+    `shapes` has every tensor that an operator, a graph input or a constant defines. A tensor of a subgraph that is
+    entered with several shapes has what these have in common.
+    """
+
+    tensors: int
+    disagreements: tuple[Disagreement, ...]
+    shapes: dict[Tensor, Shape | None] = field(repr=False)
+
+    _properties = ("derived", "unknown")
+    _left_out = ("shapes",)
+
+    @property
+    def unknown(self) -> int:
+        """How many operators' results have no derived shape."""
+        return sum(shape is None and tensor.producer is not None for tensor, shape in self.shapes.items())
+
+    @property
+    def derived(self) -> int:
+        """How many tensors' shapes are derived, or given: graph inputs and constants."""
+        return self.tensors - self.unknown
+
+
+@contextmanager
+def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
+    """Within the block, such operators have a `shape_error` and the name UNTRUSTED."""
+    checked = [graph for graph in graphs if not graph.is_checked]
+    errors = [(operator, _shape_error(operator)) for graph in checked for operator in graph.operators]
+    for operator, error in errors:
+        operator.shape_error = error
+    for graph in checked:
+        graph.is_checked = True
+    try:
+        yield
+    finally:
+        for operator, _ in errors:
+            operator.shape_error = ""
+        for graph in checked:
+            graph.is_checked = False
+
+
+def _shape_error(operator: Operator) -> str:
+    """Why the shapes of an operator tell nothing; empty where they do."""
+    shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
+    try:
+        derived = infer_operator(operator, shapes, constants_of(operator))
+    except ShapeError as error:
+        return error.detail
+    for shape, output in zip(derived, operator.outputs, strict=True):
+        reason = misfit(shape, recorded_shape(output), allow_refinement=True)
+        if reason is not None:
+            return f"{reason} of '{output.name}'"
+        if 0 in output.shape:
+            return f"'{output.name}' is empty"
+    return ""
+
 
 _DEEPEST = 64
 """Subgraphs inside subgraphs: more than the reader lets through, fewer than a Python stack holds."""

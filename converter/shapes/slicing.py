@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.arranging import check_one_per_axis
-from edge_opt.shapes.call import Call, Results
 from edge_opt.shapes.dimension import (
     DYNAMIC,
     Element,
@@ -15,7 +14,7 @@ from edge_opt.shapes.dimension import (
     may_be_equal,
     shape_text,
 )
-from edge_opt.shapes.rules import rule
+from edge_opt.shapes.rules import Call, Results, rule
 
 _MOST_STRIDED_INDICES = 31
 
