@@ -8,7 +8,7 @@ import pytest
 
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.proof import runner
-from edge_opt.proof.process import ChildProcess
+from edge_opt.proof.protocol import ChildProcess
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.runner import Worker
 

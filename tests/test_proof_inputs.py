@@ -10,8 +10,7 @@ import pytest
 from edge_opt.output.record import from_dict
 from edge_opt.proof import noise
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, converted, pair, plan
-from edge_opt.proof.roles import Role, role_of
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.proof.tensors import Role, SignatureInfo, TensorInfo, role_of
 
 Array = np.ndarray
 

@@ -8,7 +8,7 @@ import pytest
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
-from edge_opt.proof.judging import all_of, judge
+from edge_opt.proof.examination import all_of, judge
 from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.pair import Outcome, OutputProof, untold
 

@@ -8,8 +8,14 @@ from proof_models import tensor
 
 from edge_opt.proof.inputs import array_of, plan
 from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
-from edge_opt.proof.roles import cache_length, growing_axis, longest_prefill, new_tokens
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.proof.tensors import (
+    SignatureInfo,
+    TensorInfo,
+    cache_length,
+    growing_axis,
+    longest_prefill,
+    new_tokens,
+)
 
 Arrays = dict[str, Any]
 

@@ -9,10 +9,9 @@ import pytest
 from text_parser import parse
 
 from edge_opt.ir import to_bytes
-from edge_opt.proof import pool, runner, source
+from edge_opt.proof import runner
 from edge_opt.proof.errors import RuntimeUnavailable
-from edge_opt.proof.pool import WorkerPool
-from edge_opt.proof.source import check_model
+from edge_opt.proof.runner import WorkerPool, check_model
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -36,7 +35,7 @@ class Worker:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
-    monkeypatch.setattr(pool, "Worker", Worker)
+    monkeypatch.setattr(runner, "Worker", Worker)
     return WorkerPool(3)
 
 
@@ -123,7 +122,7 @@ def test_a_child_that_was_started_while_its_worker_was_retired_is_ended(
 
 
 def test_there_is_one_worker_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "Worker", Worker)
+    monkeypatch.setattr(runner, "Worker", Worker)
     assert [WorkerPool(count).count for count in (-1, 0, 1, 2)] == [1, 1, 1, 2]
 
 
@@ -135,8 +134,8 @@ def test_a_file_that_passed_is_read_once_and_the_oldest_are_forgotten(
     for file in files:
         file.write_bytes(content)
     read: list[Any] = []
-    load = source.load
-    monkeypatch.setattr(source, "load", lambda model: read.append(model) or load(model))
+    load = runner.load
+    monkeypatch.setattr(runner, "load", lambda model: read.append(model) or load(model))
     for file in (*files, files[32], files[1], files[0], files[0]):
         check_model(file)
     assert read == [str(file) for file in (*files, files[0])]

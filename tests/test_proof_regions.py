@@ -23,9 +23,8 @@ from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
 from edge_opt.proof.examination import Question, Region
 from edge_opt.proof.pair import ProofRequest
-from edge_opt.proof.pool import WorkerPool
 from edge_opt.proof.regions import RegionProver
-from edge_opt.proof.runner import Worker
+from edge_opt.proof.runner import Worker, WorkerPool
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
 

@@ -40,7 +40,7 @@ from edge_opt.output.words import Progress
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
 from edge_opt.schema.litertlm import read_bundle, section_of
-from edge_opt.soundness.ranges import power_of_two
+from edge_opt.soundness import power_of_two
 
 SUPPORTED = "0.10"
 """The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""

@@ -20,8 +20,7 @@ from edge_opt.ir.region import backward_slice, cut_out
 from edge_opt.ir.text import operator_text
 from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.protocol import Array
-from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import Source
+from edge_opt.proof.runner import Source, Worker
 from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]

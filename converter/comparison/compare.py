@@ -28,10 +28,8 @@ from edge_opt.output.words import Progress
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.proof.metrics import are_logits
 from edge_opt.proof.protocol import Array
-from edge_opt.proof.roles import role_of
-from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import Source
-from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
+from edge_opt.proof.runner import Source, Worker
+from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo, role_of
 
 Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
 

@@ -21,7 +21,11 @@ from edge_opt.proof.errors import RuntimeFailed
 from edge_opt.proof.inputs import InputPlan, Stored, plan
 from edge_opt.proof.loop import Call, Chunk, Loop, is_basic
 from edge_opt.proof.protocol import Arrays
-from edge_opt.proof.roles import (
+from edge_opt.proof.runner import Runnable, Source, Worker
+from edge_opt.proof.tensors import (
+    Kernels,
+    SignatureInfo,
+    TensorInfo,
     cache_length,
     caches_of,
     growing_axis,
@@ -30,9 +34,6 @@ from edge_opt.proof.roles import (
     part_of,
     role_of,
 )
-from edge_opt.proof.runner import Runnable, Worker
-from edge_opt.proof.source import Source
-from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
 
 _MOST_CALLS = 4  # twice what a comparison itself runs of the prefill, once in each model
 

@@ -29,8 +29,7 @@ from edge_opt.proof import metrics, noise
 from edge_opt.proof.errors import GoldenError
 from edge_opt.proof.inputs import plan
 from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.runner import Worker
-from edge_opt.proof.source import Source
+from edge_opt.proof.runner import Source, Worker
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 
 FORMAT = "edge-opt golden"

@@ -17,7 +17,7 @@ from edge_opt.ir import DType, Model, Operator, Signature, Tensor
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.options import subgraph_indices
-from edge_opt.proof.source import Source
+from edge_opt.proof.runner import Source
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
 

@@ -20,7 +20,7 @@ from edge_opt.passes import Pass
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.rewrite import remove_dead
-from edge_opt.proof.roles import known_length
+from edge_opt.proof.tensors import known_length
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes import ShapeError, derive, infer_operator

@@ -29,7 +29,7 @@ from edge_opt.passes import PASSES, Context, SiteReport
 from edge_opt.passes.contract import Site
 from edge_opt.passes.mha_to_sha import with_callees
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.proof.roles import growing_axes
+from edge_opt.proof.tensors import growing_axes
 from edge_opt.report import Example
 from edge_opt.report.document import hoisted
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, ExecutorMetadata, LiteRTLMBundle, read_executor_metadata

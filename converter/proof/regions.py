@@ -18,14 +18,12 @@ from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
-from edge_opt.proof.examination import Examiner, Question, Region, Settings
+from edge_opt.proof.examination import Examiner, Question, Region, Settings, all_of
 from edge_opt.proof.extremes import Side, kinds_for
 from edge_opt.proof.inputs import InputHint
-from edge_opt.proof.judging import all_of
 from edge_opt.proof.pair import ProofRequest
-from edge_opt.proof.pool import WorkerPool, free_cores
 from edge_opt.proof.rows import peak_bytes
-from edge_opt.proof.runner import Worker
+from edge_opt.proof.runner import Worker, WorkerPool, free_cores
 from edge_opt.proof.structure import Structure
 
 _HintsAndAxes = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]

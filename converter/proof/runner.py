@@ -1,6 +1,7 @@
-"""The parent's side of the worker process: starts it, sends requests, watches the clock, turns its end into errors.
+"""The parent's side of worker processes: what may be run, requests and errors, and several workers that share the work.
 
-Nothing here loads the native runtime. A worker that crashed or was stopped is replaced at the next request.
+Nothing here loads the native runtime, and nothing that our own reader and graph checks refuse goes to it. A worker that
+crashed or was stopped is replaced at the next request.
 """
 
 import os
@@ -8,14 +9,19 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 
+from edge_opt.ir import Model, load, save
+from edge_opt.ir.opening import ModelLike
+from edge_opt.output.errors import EdgeOptError, UsageError
 from edge_opt.output.record import from_dict
 from edge_opt.proof.errors import (
     BackendMissing,
@@ -27,9 +33,7 @@ from edge_opt.proof.errors import (
 from edge_opt.proof.inputs import InputPlan
 from edge_opt.proof.loop import Call, Chunk, Loop
 from edge_opt.proof.pair import VERSIONS, Outcome, ProofRequest
-from edge_opt.proof.process import ENDED, ChildProcess
-from edge_opt.proof.protocol import Array, Arrays, Header
-from edge_opt.proof.source import check_model
+from edge_opt.proof.protocol import ENDED, Array, Arrays, ChildProcess, Header
 from edge_opt.proof.tensors import Kernels, SignatureInfo
 
 Runnable = str | os.PathLike[str] | bytes
@@ -270,3 +274,109 @@ def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
             reason,
         )
     raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)
+
+
+Result = TypeVar("Result")
+
+
+def free_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class WorkerPool:
+    """At most `count` workers and as many things at a time; the first is started by `start`, or when there is work."""
+
+    def __init__(self, count: int) -> None:
+        self.count = max(count, 1)
+        self.workers = [Worker() for _ in range(self.count)]
+        self._users = dict.fromkeys(range(self.count), 0)
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(self.count, "proof")
+
+    def start(self) -> None:
+        """Start the first, so that loading the runtime overlaps with other work."""
+        self.workers[0].start()
+
+    def submit(self, do: Callable[[Worker], Result], *, alone: bool = True) -> Future[Result]:
+        """Have a worker do something. Without `alone`, no worker is started for it if one runs."""
+        return self._threads.submit(self._carry_out, do, alone)
+
+    def close(self) -> None:
+        """End all of them, what still runs included."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self.workers:
+            worker.retire()
+        self._threads.shutdown()
+        for worker in self.workers:
+            worker.close()
+
+    def _carry_out(self, do: Callable[[Worker], Result], alone: bool) -> Result:
+        with self._lock:
+            there = [place for place, worker in enumerate(self.workers) if worker.pid is not None]
+            usable = range(self.count) if alone else there or [0]
+            # Of equally busy ones that which is there: a start takes time and memory.
+            chosen = min(usable, key=lambda place: (self._users[place], place not in there))
+            self._users[chosen] += 1
+        try:
+            return do(self.workers[chosen])
+        finally:
+            with self._lock:
+                self._users[chosen] -= 1
+
+
+class Source:
+    """A context manager; `model` is what the worker takes, `name` what messages say."""
+
+    def __init__(self, given: ModelLike, role: str, name: str | None = None) -> None:
+        self._given = given
+        self._role = role
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.model: str | os.PathLike[str] | bytes = b""
+        path = os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
+        self.name = name or path
+
+    def __enter__(self) -> Self:
+        """Our own reader goes first: no file reaches the native runtime before it passed."""
+        if isinstance(self._given, Model):
+            self._folder = tempfile.TemporaryDirectory(prefix="edge-opt-")
+            self.model = Path(self._folder.name) / "model.tflite"
+            save(self._given, self.model)
+            return self
+        if not isinstance(self._given, str | os.PathLike | bytes):
+            kind = type(self._given).__name__
+            raise UsageError(f"{self._role} must be a path, the bytes of a model or a Model, not {kind}")
+        try:
+            check_model(self._given)
+        except EdgeOptError as error:
+            error.add_note(f"while reading {self._role}: {self.name}")
+            raise
+        self.model = self._given
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def check_model(model: str | os.PathLike[str] | bytes) -> None:
+    """Read the model's tables and graphs; a file that passed and was not written to since is not read again.
+
+    Raises:
+        ModelFormatError: it is no valid model.
+    """
+    if isinstance(model, bytes):
+        load(model)
+        return
+    path = os.fspath(model)
+    try:
+        status = Path(path).stat()
+    except OSError:
+        load(path)  # the reader has the sentence for it
+        return
+    _check_file(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=32)
+def _check_file(path: str, *_identity: int) -> None:
+    load(path)

@@ -1,6 +1,11 @@
-"""What the runtime says of a model's inputs and outputs, as plain data; must not load the runtime."""
+"""A model's inputs and outputs: what the runtime says of them, as plain data, and what they are by name and type.
+
+Of caches it also tells how long they are, and what fills them. It must not load the runtime.
+"""
 
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,3 +78,115 @@ class SignatureInfo:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     positional: bool = False
+
+
+Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
+
+# The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is no token.
+_ROLES: tuple[tuple[Role, str, str], ...] = (
+    ("mask", r"mask", "fiub"),
+    ("rotary", r"pos_emb|rope|rotary|(^|_)(cos|sin)($|_)", "fiu"),
+    ("position", r"(^|_)pos($|_)|position|time_step|(^|_)step($|_)", "i"),
+    ("token", r"token(?!_type)|input_ids|(?<!type)(?<!segment)(^|_)ids?$", "i"),
+    ("cache", r"cache|kv_slice|past_key|past_value", "fiu"),
+    ("embedding", r"embed", "fiu"),
+)
+
+
+def role_of(info: TensorInfo) -> Role:
+    """What an input is, by the signature's name for it, then the tensor's own name."""
+    kind = np.dtype(info.dtype).kind
+    for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
+        for role, pattern, kinds in _ROLES:
+            if re.search(pattern, name.lower()) and kind in kinds and _fits(role, info):
+                return role
+    return "data"
+
+
+def _fits(role: Role, info: TensorInfo) -> bool:
+    unquantized_integer = np.dtype(info.dtype).kind in "iu" and not info.quantized
+    if role in {"position", "token"}:
+        return unquantized_integer
+    return role == "mask" or not unquantized_integer
+
+
+def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
+    """The inputs that are caches, by name."""
+    inputs = (info for info in signature.inputs if "slice" not in info.name)
+    return {info.name: info for info in inputs if role_of(info) == "cache"}
+
+
+def part_of(cache: str) -> str:
+    """The name of the output that has the new keys or values only, where an export splits them off."""
+    return cache.replace("cache", "slice")
+
+
+def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
+    """The axis along which new keys or values lie behind the old ones; None where the shapes do not tell."""
+    if len(cache.shape) != len(part.shape):
+        return None
+    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=True)) if len({*sizes}) > 1]
+    return places[0] if len(places) == 1 else None
+
+
+def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
+    """The growing axis of every cache whose new part comes out apart.
+
+    Where the part is as long as the cache, as that of a prefill is that fills a whole ring, other layers' caches tell.
+    """
+    outputs = {info.name: info for info in signature.outputs}
+    axes = {
+        name: growing_axis(cache, outputs[part_of(name)])
+        for name, cache in caches_of(signature).items()
+        if part_of(name) in outputs
+    }
+    # A cache's name without the layer's number.
+    kinds = {name: re.sub(r"\d+", "", name) for name in axes}
+    of_kind = {kinds[name]: axis for name, axis in axes.items() if axis is not None}
+    return {name: of_kind.get(kinds[name]) if axis is None else axis for name, axis in axes.items()}
+
+
+def cache_length(signature: SignatureInfo) -> int:
+    """Positions that the longest cache has room for; 0 without caches.
+
+    `known_length` tells, else the smaller of a cache's two largest sizes is taken.
+    """
+    caches = caches_of(signature).values()
+    guessed = (sorted(cache.shape)[-2] for cache in caches if len(cache.shape) > 1)
+    return known_length(signature) or min(guessed, default=0)
+
+
+def known_length(signature: SignatureInfo) -> int:
+    """Positions that the longest cache has room for, at most; 0 where nothing tells.
+
+    What a cache and its new part differ in tells, else the mask over it.
+    """
+    parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
+    caches = caches_of(signature)
+    sizes = [
+        cache.shape[axis]
+        for name, cache in caches.items()
+        if part_of(name) in parts and (axis := growing_axis(cache, parts[part_of(name)])) is not None
+    ]
+    masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
+    return max(sizes or masks, default=0) if caches else 0
+
+
+def new_tokens(signature: SignatureInfo) -> int:
+    """How many tokens `[B, T]`, embeddings `[B, T, D]` or positions a signature takes at once."""
+    lengths = [
+        info.shape[1] if len(info.shape) > 1 else info.shape[0]
+        for info in signature.inputs
+        if info.shape and role_of(info) in {"token", "embedding", "position"}
+    ]
+    return max(lengths, default=1)
+
+
+def longest_prefill(signatures: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
+    """The longest prefill signature with all caches of the reader; None where there is none."""
+
+    def shapes(signature: SignatureInfo) -> set[tuple[str, tuple[int, ...]]]:
+        return {(name, info.shape) for name, info in caches_of(signature).items()}
+
+    fitting = (one for one in signatures if "prefill" in one.name and shapes(reader) <= shapes(one))
+    return max(fitting, key=new_tokens, default=None)

@@ -1,17 +1,71 @@
-"""Ranges that no calibration on real inputs gives: too narrow or too wide for what the operands can be.
+"""Whether a model was ruined before it came here: what its own scales say, before anything is run.
 
-Each check compares a tensor with its own operands, never with a fixed scale: what a healthy model computes is within
-them, however small or large its numbers are.
+Ranges that no calibration on real inputs gives are too narrow or too wide for what the operands can be. Each check
+compares a tensor with its own operands, never with a fixed scale: what a healthy model computes is within them, however
+small or large its numbers are. Rotary embeddings whose integers end before the cache does give every later token the
+last position's angles. It knows no target and changes nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
+from edge_opt.attention.positions import find_rotary
 from edge_opt.attention.surroundings import MASKING, products_above
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.soundness.findings import Unsound
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.output.record import Record
+from edge_opt.output.words import shortened
+
+
+@dataclass(frozen=True, slots=True)
+class Unsound(Record):
+    """One tensor that cannot hold what it should: what that means is `message`, what to do about it `remedy`.
+
+    `model` is the model's type in a bundle, empty for a model alone.
+    """
+
+    rule: str
+    signature: str
+    tensor: str
+    message: str
+    remedy: str
+    model: str = ""
+
+
+def sentences(findings: Iterable[Unsound]) -> list[str]:
+    """One for each rule and signature: layers repeat, so only the first tensor is named."""
+    groups: dict[tuple[str, str, str], list[Unsound]] = {}
+    for finding in findings:
+        groups.setdefault((finding.model, finding.signature, finding.rule), []).append(finding)
+    texts = []
+    for first, *others in groups.values():
+        where = f"{first.model}/{first.signature}" if first.model else first.signature
+        more = f" (and {len(others)} more like it)" if others else ""
+        texts.append(f"{where}: '{shortened(first.tensor)}' {first.message}{more}: {first.remedy}")
+    return texts
+
+
+def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
+    """Cosines and sines that are the same from some position on, of so many that the cache holds (None: not known)."""
+    if positions is None:
+        return
+    for name, graph in model.entry_points():
+        for rotary in find_rotary(graph):
+            with suppress(RefusedError):  # of an operator that is not understood nothing is said
+                last = rotary.last_position(positions)
+                if last is not None:
+                    yield Unsound(
+                        "positions-stop",
+                        name,
+                        rotary.result.name,
+                        f"stops counting at position {last} of {positions}: all later tokens are taken for that one",
+                        "run `edge-opt convert` on the bundle, which makes a table of all positions",
+                    )
+
 
 _SMALLEST_SHARE: Final = 2.0**-20
 """Of what the operands' largest numbers give. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9."""
