@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flatbuffers import flexbuffers
 from text_parser import TextFormError, parse
 
 from edge_opt.ir import (
@@ -213,10 +214,12 @@ def test_many_scales_are_counted() -> None:
 
 
 def test_options_that_are_tables_and_lists_are_shown() -> None:
-    inner = new_table("StableHLOCompositeOptions", name="odml.rope", composite_attributes=[1, 2])
+    attributes = list(flexbuffers.Dumps({"epsilon": 0.5}))
+    inner = new_table("StableHLOCompositeOptions", name="odml.rope", composite_attributes=attributes)
     code = OperatorCode(BUILTIN_OPERATORS["STABLEHLO_COMPOSITE"])
     text = operator_text(Operator(code, [], [Tensor("y", (), DType.FLOAT32)], inner))
-    assert text == "%y: float32[] = STABLEHLO_COMPOSITE() {name: 'odml.rope', composite_attributes: [1, 2]}"
+    shown = "composite_attributes: {epsilon: 0.5}"
+    assert text == f"%y: float32[] = STABLEHLO_COMPOSITE() {{name: 'odml.rope', {shown}}}"
     read = only(f"subgraph main () {{ {text} return %y }}").options
     assert read is not None
     assert read.get("composite_attributes").dtype == np.uint8

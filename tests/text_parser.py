@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import numpy as np
+from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType, Quantization
@@ -339,6 +340,8 @@ class _Parser:
         self._expect(":")
         kind = table.spec.by_name[field].kind
         value = self._option_value()
+        if isinstance(value, dict):  # attributes of a composite
+            value = list(flexbuffers.Dumps(value))
         if isinstance(value, list) != (kind == "scalars"):
             raise self._wrong(f"option '{field}' needs {'a list' if kind == 'scalars' else 'one value'}")
         try:
@@ -347,9 +350,16 @@ class _Parser:
             raise self._wrong(f"option '{field}': {error}") from None
         table.fields[field] = made.fields[field]
 
+    def _attribute(self) -> tuple[str, Any]:
+        name = self._word()
+        self._expect(":")
+        return name, self._option_value()
+
     def _option_value(self) -> Any:
         if self._take("["):
             return self._until("]", self._option_value)
+        if self._take("{"):
+            return dict(self._until("}", self._attribute))
         if self._kind() in ("string", "quoted"):
             return self._string()
         if self._peek() in ("true", "false"):

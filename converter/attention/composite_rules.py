@@ -9,11 +9,11 @@ from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, same_type, topological
+from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.region import renamed, repeated
 from edge_opt.output.words import name_below
 
-COMPOSITE = "STABLEHLO_COMPOSITE"
 BODY = "decomposition_subgraph_index"
 
 

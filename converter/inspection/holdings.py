@@ -22,6 +22,7 @@ from edge_opt.conversion.container import (
     positions_of,
 )
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.composites import Composite, composites
 from edge_opt.ir.opening import ModelLike, is_compiled, made_from
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
@@ -146,6 +147,7 @@ class SignatureContent:
     operators: Mapping[str, int]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
+    composites: tuple[Composite, ...]
     unmatched: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,6 +156,7 @@ class SignatureContent:
             "name": self.name,
             "operators": sum(self.operators.values()),
             "operator_counts": dict(self.operators),
+            "composites": [composite.to_dict() for composite in self.composites],
             "inputs": [argument.to_dict() for argument in self.inputs],
             "outputs": [argument.to_dict() for argument in self.outputs],
             "attention_unmatched": self.unmatched,
@@ -236,7 +239,10 @@ def inspect(
             tuple(Argument(label, t.shape_signature or t.shape, DType(t.dtype).name) for label, t in named)
             for named in _arguments(model, name, graph)
         )
-        inspection.signatures.append(SignatureContent(name, operators, inputs, outputs, blocks.count(None)))
+        opened = tuple(composites(graph.operators))
+        inspection.signatures.append(
+            SignatureContent(name, operators, inputs, outputs, opened, blocks.count(None))
+        )
     if facts is not None:
         inspection.target, inspection.lint = facts.name, lint(model, facts)
     return inspection

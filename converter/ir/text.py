@@ -13,7 +13,8 @@ as `float32[640,640]{...}`. Quantization follows a type:
 `int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. Names that are no plain words stand in
 double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator without results stands alone:
 `ASSIGN_VARIABLE(%handle, %x)`. A tensor that no operator defines has a line of its own, in front of the operators:
-`variable %state: float32[4]`, or `unset` for one that is no state.
+`variable %state: float32[4]`, or `unset` for one that is no state. Attributes of composites are decoded:
+`composite_attributes: {epsilon: 1e-06}`.
 """
 
 import json
@@ -26,9 +27,11 @@ import numpy as np
 from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import Table
 
-__all__ = ["operator_text", "subgraph_text", "to_text"]
+__all__ = ["attributes", "operator_text", "option_text", "subgraph_text", "to_text"]
 
 _MOST_PRINTED = 64
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
@@ -154,16 +157,27 @@ def _options(table: Table | None) -> str:
         return ""
     present = [(name, table.fields[name]) for name in table.spec.by_name if name in table.fields]
     texts = [
-        f"{name}: {_option(value)}"
+        f"{name}: {option_text(attributes(value) if name == 'composite_attributes' else value)}"
         for name, value in present
         if isinstance(value, np.ndarray) or value != table.spec.defaults[name]
     ]
     return f" {{{', '.join(texts)}}}" if texts else ""
 
 
-def _option(value: Any) -> str:
+def attributes(content: Any) -> Any:
+    """The attributes of a composite, decoded from their FlexBuffer; a text, where the bytes are none."""
+    try:
+        return read_flexbuffer(bytes(content))
+    except ModelFormatError as error:
+        return f"<{len(content)} bytes, no FlexBuffer: {error}>"
+
+
+def option_text(value: Any) -> str:
+    """The value of an option: `{epsilon: 1e-06}`, `[1, 2]`, `'RELU'`, `true`."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_word(key)}: {option_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, np.ndarray | list):
-        return f"[{', '.join(map(_option, value))}]"
+        return f"[{', '.join(map(option_text, value))}]"
     if isinstance(value, Table):
         return f"<{value.spec.name}>"
     return _string(value) if isinstance(value, str) else _number(value)

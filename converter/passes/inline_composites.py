@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
-from edge_opt.attention.composite_rules import COMPOSITE, body_of
+from edge_opt.attention.composite_rules import body_of
 from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
 from edge_opt.ir.checks import MAX_EXTENT
+from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite

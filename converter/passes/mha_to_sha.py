@@ -6,13 +6,13 @@ from functools import partial
 from typing import ClassVar
 
 from edge_opt.attention.block import Block, Form, Match, NotABlock, form_for, row_tiles
-from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.attention.matcher import find_blocks
 from edge_opt.attention.rules import PRODUCTS
 from edge_opt.attention.split import split_heads
 from edge_opt.attention.surroundings import products_beside
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.cleanup import called
+from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.options import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.words import shortened
@@ -21,7 +21,6 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import attention_spreads
 from edge_opt.targets import Target
-from edge_opt.targets.target import composite_name
 
 _TILED = Form(cut="split", position="near", sink=False)
 

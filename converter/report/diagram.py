@@ -6,9 +6,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.composites import composite_name
 from edge_opt.output.words import escape
 from edge_opt.report.document import longest_repeat
-from edge_opt.targets.target import composite_name
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
 NO_PICTURE = "for a picture, pip install '.[report]' in a checkout of edge-opt"

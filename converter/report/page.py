@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.ir import Operator
+from edge_opt.ir.composites import composites
 from edge_opt.output.words import escape, html_table, many, shortened
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report.diagram import NO_PICTURE, can_draw, draw
@@ -161,7 +162,7 @@ def _example(example: Example) -> str:
 
 def _figure(example: Example, word: str, operators: Sequence[Operator]) -> str:
     """The operators as a picture; as a list where there is no library that lays one out, or they are too many."""
-    label = f"{many(len(operators), 'operator')} {word}"
+    label = ", ".join([f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))])
     small = len(operators) <= _MOST_DRAWN
     if can_draw() and small:
         shown = draw(operators, example.name, f"The block {word}: {label}")

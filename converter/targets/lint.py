@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_opt.attention.block import element_bytes
-from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
+from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
-from edge_opt.targets.target import Target, composite_name
+from edge_opt.targets.target import Target
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.attention.block import AS_FOUND, FORM_NAMES, Block, logits_bytes
-from edge_opt.attention.composite_rules import COMPOSITE
 from edge_opt.ir import DType, Operator
+from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.atomic import write_whole
 from edge_opt.output.errors import UsageError, did_you_mean, unknown
@@ -166,12 +166,6 @@ class Target:
                     rank = len(tensor.shape)
                     text = f"target '{self.name}' takes rank {self.largest_rank} at most, '{tensor.name}' has {rank}"
                     raise RefusedError(text)
-
-
-def composite_name(operator: Operator) -> str:
-    """What a composite calls itself, e.g. `odml.rms_norm`; nothing for other operators."""
-    named = operator.options if operator.name == COMPOSITE else None
-    return "" if named is None else str(named.get("name") or "")
 
 
 def target_names() -> list[str]:

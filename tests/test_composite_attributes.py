@@ -1,0 +1,167 @@
+"""Attributes of composites are decoded wherever composites are shown; bytes that are no FlexBuffer harm nothing."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runs import DEMO, run
+from flatbuffers import flexbuffers
+from text_parser import parse
+
+from edge_opt import convert
+from edge_opt.inspection import inspect
+from edge_opt.inspection.reporting import conversion_report
+from edge_opt.ir import load, to_bytes
+from edge_opt.ir.composites import composites
+from edge_opt.ir.text import to_text
+from edge_opt.output.errors import ModelFormatError
+from edge_opt.report.writing import render
+from edge_opt.schema.flexbuffers import read_flexbuffer
+
+# As litert-torch fills them: odml.sdpa_transposed, odml.rope, odml.swiglu; then every other kind that is read.
+VALUES: list[Any] = [
+    {"from_cache_update": True, "is_causal": False, "k_ts_idx": 2, "softcap": 50.0, "v_ts_idx": 3},
+    {"max_timescale": 1e6, "min_timescale": 1.0, "proportion": 0.25},
+    {"activation": "gelu_tanh", "gate_size": 104},
+    {},
+    {"a": [1, "two", None, [3.5, False]], "b": {"c": {}}, "d": -(2**40), "e": 2**62, "f": "ü" * 300},
+    [[], [1, 2, 3], [1.5, 0.1], ["x", "y"]],
+    7,
+]
+
+
+def typed_vectors() -> bytes:
+    builder = flexbuffers.Builder()
+    with builder.Map():
+        builder.Key("bools")
+        builder.TypedVectorFromElements([True, False, True])
+        builder.Key("floats")
+        builder.TypedVectorFromElements([0.5, 0.1])
+        builder.Key("ints")
+        builder.TypedVectorFromElements([-1, 300, 70000])
+        builder.IndirectInt("far", -5)
+        builder.IndirectFloat("far float", 0.25)
+    return bytes(builder.Finish())
+
+
+CONTENTS = [*map(bytes, map(flexbuffers.Dumps, VALUES)), typed_vectors()]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(theirs, float):  # ours is the shortest decimal of the same four bytes
+        return theirs in (ours, float(np.float32(ours)))
+    return type(ours) is type(theirs) and bool(ours == theirs)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_values_are_those_of_the_format_s_own_reader(content: bytes) -> None:
+    assert same(read_flexbuffer(content), flexbuffers.Loads(content))
+
+
+def test_a_float_is_shown_as_it_was_written() -> None:
+    (content,) = {
+        bytes(operator.options.get("composite_attributes"))
+        for graph in load(DEMO).subgraphs
+        for operator in graph.operators
+        if operator.name == "STABLEHLO_COMPOSITE" and operator.options is not None
+    }
+    assert flexbuffers.Loads(content) == {"epsilon": 9.999999974752427e-07}
+    assert read_flexbuffer(content) == {"epsilon": 1e-06}
+
+
+def test_kinds_that_composites_do_not_use_are_named() -> None:
+    builder = flexbuffers.Builder()
+    with builder.Vector():
+        builder.Blob(b"12345")
+        builder.FixedTypedVectorFromElements([1, 2])
+    assert read_flexbuffer(bytes(builder.Finish())) == ["<5 bytes>", "<FlexBuffer type 16>"]
+
+
+def refusal(content: bytes) -> str:
+    with pytest.raises(ModelFormatError) as caught:
+        read_flexbuffer(content)
+    return str(caught.value)
+
+
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else 1
+
+
+# Size, elements, their types; then the root: distance back to the elements, its type, its width. A vector is type 10.
+ITSELF = bytes([1, 0, 40, 2, 40, 1])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "1 bytes at byte -1"),
+        (b"\0\0\3", "a number of 3 bytes"),
+        (bytes([9, 4, 40, 1]), "1 bytes at byte -4 of 4"),
+        (bytes([200, 0, 1, 20, 1]), "200 bytes at byte 1 of 5"),
+        (flexbuffers.Dumps(nested(9)), "more than 8 levels"),
+        (ITSELF, "more than 8 levels"),
+        (flexbuffers.Dumps([1] * 257), "more than 256 values"),
+        (flexbuffers.Dumps([[1] * 100] * 3), "more than 256 values"),
+        (flexbuffers.Dumps("x" * 20000), "more than 256 values"),
+        (flexbuffers.Dumps({"k" * 300: 1}), "a name at byte 0 does not end"),
+        (bytes([1, 0, 4, 1, 12, 1]), "a number of 1 bytes"),
+    ],
+)
+def test_what_is_no_flexbuffer_or_too_large_is_refused(content: bytes, reason: str) -> None:
+    assert reason in refusal(bytes(content))
+
+
+def test_damaged_bytes_end_in_values_or_in_the_typed_error() -> None:
+    dice, refused = random.Random(26), 0
+    for _ in range(20_000):
+        content = bytearray(dice.choice(CONTENTS))
+        for _ in range(dice.randint(1, 4)):
+            content[dice.randrange(len(content))] = dice.choice((0, 1, 127, 255, dice.randrange(256)))
+        del content[len(content) - dice.choice((0, 0, 0, dice.randrange(len(content)))) :]
+        try:
+            read_flexbuffer(bytes(content))
+        except ModelFormatError:
+            refused += 1
+    assert 1_000 < refused < 19_000
+
+
+COMPOSITE = """subgraph main (%x: float32[2]) {
+  %y: float32[2] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rope', composite_attributes: ATTRIBUTES}
+  return %y
+}
+subgraph body (%x: float32[2]) {
+  return %x
+}
+"""
+
+
+@pytest.mark.parametrize("shown", ["{kind: 'gelu', lengths: [1, 2], scale: 0.5}", "{on: true}"])
+def test_the_text_form_shows_them(shown: str) -> None:
+    assert to_text(parse(COMPOSITE.replace("ATTRIBUTES", shown))) == COMPOSITE.replace("ATTRIBUTES", shown)
+
+
+def test_bytes_that_cannot_be_read_are_counted_and_nothing_fails() -> None:
+    model = parse(COMPOSITE.replace("ATTRIBUTES", "[1, 2]"))
+    assert "composite_attributes: '<2 bytes, no FlexBuffer: 2 bytes at byte -2 of 2>'" in to_text(model)
+    assert list(map(str, composites(model.subgraphs[0].operators))) == [
+        "odml.rope '<2 bytes, no FlexBuffer: 2 bytes at byte -2 of 2>'"
+    ]
+
+
+def test_inspect_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "  19 x odml.rms_norm {epsilon: 1e-06}\n" in run(capsys, "inspect", str(DEMO)).out
+    (norm,) = inspect(DEMO).signatures[0].to_dict()["composites"]
+    assert norm == {"name": "odml.rms_norm", "count": 14, "attributes": {"epsilon": 1e-06}}
+
+
+@pytest.mark.parametrize("suffix", [".html", ".md", ".json"])
+def test_reports_show_them(suffix: str) -> None:
+    attention = to_bytes(parse((DEMO.parent / "pass_inline_composites.txt").read_text(encoding="utf-8")))
+    result = convert(attention, passes=["inline_composites"], verify="none")
+    shown = render(conversion_report(result, attention), suffix)
+    assert "{from_cache_update: true, is_causal: false, k_ts_idx: 2, v_ts_idx: 3}" in shown
