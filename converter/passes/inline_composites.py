@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import ClassVar
 
 from edge_opt.attention.composite_rules import body_of
 from edge_opt.attention.rules import multiplies_activations
@@ -23,10 +22,10 @@ class InlineComposites(Pass):
     holds moves as it is; composites among it are opened in their turn.
     """
 
-    name: ClassVar[str] = "inline_composites"
-    summary: ClassVar[str] = "replaces attention composites by their bodies, which can then be split"
-    demand: ClassVar[Demand] = Demand("relative", 1e-6)
-    repeats: ClassVar[bool] = True
+    name = "inline_composites"
+    summary = "replaces attention composites by their bodies, which can then be split"
+    demand = Demand("relative", 1e-6)
+    repeats = True
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each composite that is to be opened."""

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.output.words import name_below
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
+from edge_opt.passes.contract import Context, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 
 
@@ -20,11 +19,8 @@ class MaskBeforeJoin(Pass):
     quantization of the joined logits. The columns of a mask are cut once for all heads and layers.
     """
 
-    name: ClassVar[str] = "mask_before_join"
-    summary: ClassVar[str] = (
-        "adds the mask to the logits of the cache and of the new keys before they are joined"
-    )
-    demand: ClassVar[Demand] = Demand("bitwise")
+    name = "mask_before_join"
+    summary = "adds the mask to the logits of the cache and of the new keys before they are joined"
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each mask that is added to joined logits, if the target asks for it."""

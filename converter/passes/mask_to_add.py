@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -84,9 +83,8 @@ class MaskToAdd(Pass):
     region alone can see that, so the note says it.
     """
 
-    name: ClassVar[str] = "mask_to_add"
-    summary: ClassVar[str] = "turns attention masks by SELECT into one additive mask that all heads share"
-    demand: ClassVar[Demand] = Demand("bitwise")
+    name = "mask_to_add"
+    summary = "turns attention masks by SELECT into one additive mask that all heads share"
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each SELECT whose result is normalized by a SOFTMAX."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import ClassVar
 
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import operator_version
@@ -22,9 +21,9 @@ class MatMulConvert(Pass):
     operands with int8 output and the reverse, and computes garbage.
     """
 
-    name: ClassVar[str] = "matmul_convert"
-    summary: ClassVar[str] = "lets a BATCH_MATMUL write the quantization of the QUANTIZE behind it"
-    demand: ClassVar[Demand] = Demand("steps", 1)
+    name = "matmul_convert"
+    summary = "lets a BATCH_MATMUL write the quantization of the QUANTIZE behind it"
+    demand = Demand("steps", 1)
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each QUANTIZE of integers behind a BATCH_MATMUL."""

@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from edge_opt.attention.block import Block, Form, Match, NotABlock, form_for, row_tiles
 from edge_opt.attention.matcher import find_blocks
@@ -33,9 +32,8 @@ class TileRows(Pass):
     heads in one go.
     """
 
-    name: ClassVar[str] = "tile_rows"
-    summary: ClassVar[str] = "cuts attention further, into blocks of query rows"
-    demand: ClassVar[Demand] = Demand("bitwise")
+    name = "tile_rows"
+    summary = "cuts attention further, into blocks of query rows"
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each single-head attention that is to be cut."""
@@ -93,9 +91,8 @@ class MhaToSha(Pass):
     `[B,K,G*T,S]` becomes N x `[B,1,T,S]`, with N = K*G. Exact: the same products are summed in the same order.
     """
 
-    name: ClassVar[str] = "mha_to_sha"
-    summary: ClassVar[str] = "splits multi-head attention into one single-head attention per head"
-    demand: ClassVar[Demand] = Demand("bitwise")
+    name = "mha_to_sha"
+    summary = "splits multi-head attention into one single-head attention per head"
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each SOFTMAX."""

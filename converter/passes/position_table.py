@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,9 @@ class PositionTable(Pass):
     entry points before they were quantized, f and the region in float are those of the export.
     """
 
-    name: ClassVar[str] = "position_table"
-    summary: ClassVar[str] = "reads cosines and sines of positions from a table where integers computed them"
-    demand: ClassVar[Demand] = Demand("absolute", 2.0**-16)
+    name = "position_table"
+    summary = "reads cosines and sines of positions from a table where integers computed them"
+    demand = Demand("absolute", 2.0**-16)
 
     def __init__(self, exported: Mapping[str, Subgraph] | None = None) -> None:
         self.exported = exported or {}

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import still_needed
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
+from edge_opt.passes.contract import Context, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import nearest_code
 
@@ -24,9 +23,8 @@ class QuantizedMaskToSelect(Pass):
     chain, so it never meets the masks that `mask_to_add` makes.
     """
 
-    name: ClassVar[str] = "quantized_mask"
-    summary: ClassVar[str] = "turns a mask computed in integers into one SELECT between its two values"
-    demand: ClassVar[Demand] = Demand("bitwise")
+    name = "quantized_mask"
+    summary = "turns a mask computed in integers into one SELECT between its two values"
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
         """One for each chain that ends in an integer mask."""
