@@ -18,9 +18,10 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.plan import Plan
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import MOVEMENT, RULES
-from edge_opt.attention.split import Cutter, join_heads
+from edge_opt.attention.split import Splitter, join_heads
 from edge_opt.ir import (
     Constants,
     DType,
@@ -344,7 +345,7 @@ def test_a_part_of_a_constant_keeps_its_part_of_the_scales(
     values = np.arange(12, dtype=np.int8).reshape(shape)
     tensor = Constants(model).make("k", values, DType.INT8, Quantization(table))
     assembly = Assembly(model, Constants(model))
-    piece = Cutter(FORMS[form], assembly, 4, 1).piece(tensor, factored, 1)
+    piece = Splitter(FORMS[form], assembly, 4, 1, OperandFactors(), Plan()).cut_off(tensor, factored, 1)
     np.testing.assert_array_equal(piece.array(), part(values, factored, 1, keep=form == "split"))
     assert piece.quantization is not None
     np.testing.assert_array_equal(piece.quantization.scale, table.get("scale")[kept])

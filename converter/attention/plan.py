@@ -66,19 +66,21 @@ def plan_split(subgraph: Subgraph, block: Block, form: Form, operands: OperandFa
     return _Planner(subgraph, block, form, operands).plan()
 
 
+@dataclass(eq=False)
 class _Planner:
-    def __init__(self, subgraph: Subgraph, block: Block, form: Form, operands: OperandFactors) -> None:
-        self._subgraph = subgraph
-        self._block = block
-        self._form = form
-        self._operands = operands
+    subgraph: Subgraph
+    block: Block
+    form: Form
+    operands: OperandFactors
+
+    def __post_init__(self) -> None:
         self._costs: dict[tuple[Tensor, Factored], int] = {}
-        self._above = tensors_above(subgraph, block, operands) if form.position == "above" else set()
-        self._plan = Plan()
+        is_above = self.form.position == "above"
+        self._above = tensors_above(self.subgraph, self.block, self.operands) if is_above else set()
 
     def plan(self) -> Plan:
         """Go up from the merged heads to the tensors that are cut; then choose the cuts, one after the other."""
-        plan, block = self._plan, self._block
+        plan, block = Plan(), self.block
         incoming: dict[tuple[Tensor, Factored], None] = {}
         seen: set[tuple[Tensor, Factored]] = set()
         pending = [
@@ -98,7 +100,7 @@ class _Planner:
             if operator in block.core and fx.piece_count(factored) == block.pieces:
                 plan.labelled.setdefault(tensor, factored)
             of = Labelled(operator, factored, output_index(tensor))
-            read = self._operands.rules[operator.name].parts(of, keep=self._form.keep_axes)
+            read = self.operands.rules[operator.name].parts(of, keep=self.form.keep_axes)
             pending += [(operator.input(index), own, depth + 1) for index, own in reversed(read.items())]
         replaced = {*block.core, *plan.old}
         for tensor, factored in incoming:
@@ -110,13 +112,12 @@ class _Planner:
     # Made by every head, or cut: whatever takes fewer operators, all heads counted
 
     def _is_made_per_head(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
-        if tensor.producer in self._block.core:
+        if tensor.producer in self.block.core:
             return True
         if depth >= DEEPEST:
             return False
-        return tensor in self._above or self._cost_made(tensor, factored, depth) < self._cost_cut(
-            tensor, factored
-        )
+        made = self._cost_made(tensor, factored, depth)
+        return tensor in self._above or made < self._cost_cut(tensor, factored)
 
     def _cost(self, tensor: Tensor, factored: Factored, depth: int) -> int:
         if fx.is_shared(factored):
@@ -134,21 +135,21 @@ class _Planner:
             return 0
         pieces = fx.piece_count(factored)
         if pieces == 1:
-            same = fx.piece_shape(factored, keep=self._form.keep_axes) == tensor.shape
+            same = fx.piece_shape(factored, keep=self.form.keep_axes) == tensor.shape
             return 0 if same else _RESHAPE
         # An axis that does not begin with its heads is reshaped into two first.
         operators = sum(1 if leading(factored[axis]) else 2 for axis in fx.labelled_axes(factored))
         return _OPERATOR * pieces * operators
 
     def _cost_made(self, tensor: Tensor, factored: Factored, depth: int) -> int:
-        operator, operands = tensor.producer, self._operands.of(tensor, factored)
+        operator, operands = tensor.producer, self.operands.of(tensor, factored)
         if operator is None or not isinstance(operands, dict):
             return _NEVER
         # A mask that is repeated for the heads by a CONCATENATION is read several times and cut once.
         read = {(operator.input(index), labelled) for index, labelled in operands.items()}
         above = sum(self._cost(source, labelled, depth + 1) for source, labelled in read)
         of = Labelled(operator, factored, output_index(tensor))
-        if self._operands.rules[operator.name].vanishes(of, keep=self._form.keep_axes):
+        if self.operands.rules[operator.name].vanishes(of, keep=self.form.keep_axes):
             return above
         reshapes = operator.name in MOVEMENT and keeps_order(of)
         return above + fx.piece_count(factored) * (_RESHAPE if reshapes else _OPERATOR)
@@ -161,16 +162,16 @@ class _Planner:
         if tensor.is_constant or fx.piece_count(factored) == 1:
             return here
         chain = list(self._chain(tensor, factored, replaced))
-        if self._form.position == "near":
+        if self.form.position == "near":
             scalings = [i for i, step in enumerate(chain) if step.scales]
-            chain = chain[: scalings[-1] + 1] if scalings and self._form.sink else []
+            chain = chain[: scalings[-1] + 1] if scalings and self.form.sink else []
         chain.reverse()
         usable = [i for i, step in enumerate(chain) if self._can_be_cut(step.read)]
         if chain and self._can_be_cut(factored):
             usable.append(len(chain))
         if not usable:
             return here
-        place = usable[0] if self._form.position == "far" else usable[-1]
+        place = usable[0] if self.form.position == "far" else usable[-1]
         # What stands above the first scaling stays whole and as it is.
         first = next((i for i, step in enumerate(chain[:place]) if step.scales), place)
         source = chain[first - 1].result.tensor if first else chain[0].result.input(chain[0].operand)
@@ -181,9 +182,9 @@ class _Planner:
 
     def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Step]:
         """Upwards, while nobody else reads what is between."""
-        for operator, operand, read in self._operands.chain(tensor, factored):
+        for operator, operand, read in self.operands.chain(tensor, factored):
             followed = operator.name in MOVEMENT or _scales(operator, operand)
-            if not followed or read_outside(self._subgraph, tensor, readers):
+            if not followed or read_outside(self.subgraph, tensor, readers):
                 return
             yield Step(Labelled(operator, factored), operand, read)
             tensor, factored, readers = operator.input(operand), read, {operator}
@@ -193,7 +194,7 @@ class _Planner:
         if len(axes) != 1:
             return False
         axis = factored[axes[0]]
-        if self._form.cut == "unpack":
+        if self.form.cut == "unpack":
             return fx.only_labels(axis)
         return fx.take_outer(axis, fx.piece_count(factored)) is not None
 

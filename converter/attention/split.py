@@ -5,8 +5,8 @@ where the old graph had them side by side.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,21 +29,92 @@ SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DT
 _NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
 
 
+_LEAST_RANK = 3
+
+
+def split_heads(
+    model: Model, subgraph: Subgraph, block: Block, form: Form, constants: Constants
+) -> tuple[list[Operator], list[Operator]]:
+    """The operators of the block, and those that replace them (detached, in execution order).
+
+    The new ones define `block.output` itself, and what others read of the block: there, too, heads are joined. Old
+    operators that lead to the block, and whose results are needed outside, are in both lists.
+    """
+    flat = any(len(fx.piece_axes(own, keep=False)) < _LEAST_RANK for own in block.logits.values())
+    if form.cut == "unpack" and (flat or block.heads_are_rows or block.tiles > 1):
+        # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
+        form = replace(form, cut="split")
+    composites = form.position == "above" and form.composites
+    operands = with_composites(model) if composites else block.operands
+    plan = plan_split(subgraph, block, form, operands)
+    assembly = Assembly(model, constants)
+    splitter = Splitter(form, assembly, block.pieces, block.tiles, operands, plan)
+    pieces = []
+    for head in range(block.pieces):
+        pieces.append(splitter.piece(block.output, block.factored, head))
+        for other, factored in block.others:
+            splitter.piece(other, factored, head)
+    join_heads(assembly, form, pieces, block.output, block.factored)
+    assert block.output.producer is not None
+    joined = [block.output]
+    for tensor, factored in plan.labelled.items():
+        if tensor is not block.output and read_outside(subgraph, tensor, plan.old):
+            pieces = [splitter.piece(tensor, factored, head) for head in range(block.pieces)]
+            join_heads(assembly, form, pieces, tensor, factored)
+            joined.append(tensor)
+    old, new = topological(plan.old), assembly.finished(*joined)
+    return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
+
+
 @dataclass(eq=False)
-class Cutter:
-    """Makes cuts, each once."""
+class Splitter:
+    """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
 
     form: Form
     assembly: Assembly
     pieces: int
     tiles: int
+    operands: OperandFactors
+    plan: Plan
 
     def __post_init__(self) -> None:
-        self._sources: dict[Cut, Tensor] = {}
         self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
+        self._sources: dict[Cut, Tensor] = {}
+        self._cut_off: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
         self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
 
-    def source(self, cut: Cut) -> Tensor:
+    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        """What one head sees of a tensor."""
+        if fx.is_shared(factored):
+            return tensor
+        key = (tensor, factored, fx.piece_key(factored, head))
+        if key not in self._pieces:
+            cut, operator = self.plan.cuts.get((tensor, factored)), tensor.producer
+            if cut is None:
+                assert operator is not None
+                piece = self._emit(Labelled(operator, factored, output_index(tensor)), head, {})
+            else:
+                piece = self.cut_off(self._source(cut), cut.factored, head)
+                for step in cut.steps:
+                    if step.scales:
+                        piece = self._scaled(step, piece, head)
+                    else:
+                        piece = self._emit(step.result, head, {step.operand: piece})
+            self._pieces[key] = piece
+        return self._pieces[key]
+
+    def _emit(self, of: Labelled, head: int, known: Mapping[int, Tensor]) -> Tensor:
+        """The operator for one head; `known`: that head's part of operands, where they are there already."""
+        operands = self.operands.known(of.operator, of.factored, of.output)
+
+        def piece(index: int) -> Tensor:
+            return known.get(index) or self.piece(of.input(index), operands[index], head)
+
+        name = name_of_piece(of, head, self.pieces, self.tiles)
+        one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
+        return self.operands.rules[of.operator.name].emit(one)
+
+    def _source(self, cut: Cut) -> Tensor:
         """The tensor that is cut: rearranged as the cut says, those moves left out that are a RESHAPE at most."""
         if cut not in self._sources:
             source = cut.source
@@ -63,16 +134,16 @@ class Cutter:
     def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
         return self.assembly.reshaped(source, like.shape, name_below(like.name, "unscaled"))
 
-    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+    def cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """One head's part of a tensor, cut off."""
         if fx.is_shared(factored):
             return tensor
         key = (tensor, factored, fx.piece_key(factored, head))
-        if key not in self._pieces:
-            self._pieces[key] = self._make(tensor, factored, head)
-        return self._pieces[key]
+        if key not in self._cut_off:
+            self._cut_off[key] = self._make(tensor, factored, head)
+        return self._cut_off[key]
 
-    def scaled(self, step: Step, piece: Tensor, head: int) -> Tensor:
+    def _scaled(self, step: Step, piece: Tensor, head: int) -> Tensor:
         """A piece multiplied by a number, whatever rearrangements the cut moved in front of that."""
         of = step.result
         read = list(of.operator.inputs)
@@ -96,14 +167,14 @@ class Cutter:
         axis = axes[0]
         lead = leading(factored[axis])
         if not lead:
-            piece = self.piece(*self._exposed(tensor, factored, axis), head)
+            piece = self.cut_off(*self._exposed(tensor, factored, axis), head)
             return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
         count = fx.sizes((lead,))[0]
         rest = factored[axis][len(lead) :]
         drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
         part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
         remaining = () if drops else (rest,)
-        piece = self.piece(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
+        piece = self.cut_off(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
 
     def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
@@ -131,17 +202,12 @@ class Cutter:
                 self.assembly.emit("SPLIT", [where, tensor], *parts, num_splits=count)
             else:
                 for index, made in enumerate(parts):
-                    self._slice(tensor, axis, index * size, made)
+                    begins = [index * size if i == axis else 0 for i in range(len(tensor.shape))]
+                    begin = self.assembly.integers(name_below(made.name, "begin"), begins)
+                    extent = self.assembly.integers(name_below(made.name, "size"), made.shape)
+                    self.assembly.emit("SLICE", [tensor, begin, extent], made)
             self._parts[key] = tuple(parts)
         return self._parts[key]
-
-    def _slice(self, tensor: Tensor, axis: int, begin: int, output: Tensor) -> None:
-        begins = [begin if i == axis else 0 for i in range(len(tensor.shape))]
-        steering = [
-            self.assembly.integers(name_below(output.name, "begin"), begins),
-            self.assembly.integers(name_below(output.name, "size"), output.shape),
-        ]
-        self.assembly.emit("SLICE", [tensor, *steering], output)
 
     def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         keep = self.form.keep_axes
@@ -166,28 +232,33 @@ def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
     return np.ascontiguousarray(expanded[index]).ravel()
 
 
-Run = tuple[int, list["Factor"]]
-"""Elements of a head in front of some labelled factors that stand side by side, and these factors."""
-
-
 def join_heads(
-    assembly: Assembly, form: Form, heads: list[Tensor], output: Tensor, factored: Factored
+    assembly: Assembly, form: Form, heads: Sequence[Tensor], output: Tensor, factored: Factored
 ) -> None:
     """Define `output`, which has the heads where `factored` says, from the pieces of all heads.
 
     `[.., (N)(H)]` is one CONCATENATION along H; where labels stand apart, as in `[B, (K), H, (G)(T)]`, it is one for
     each: first along T for every k, then along K.
     """
-    joiner = _Joiner(assembly, form, output)
     tensors = dict(enumerate(heads))
-    runs = labelled_runs(factored)
-    for position, run in reversed(list(enumerate(runs))):
-        tensors = joiner.join(tensors, run, last=position == 0)
+    runs = _labelled_runs(factored)
+    while runs:
+        front, digits = runs.pop()
+        groups: dict[int, dict[int, Tensor]] = {}  # the pieces that differ in these digits of the head only
+        for head, tensor in tensors.items():
+            others = head - sum(factor.digit(head) * factor.stride for factor in digits)
+            groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
+        tensors = {
+            head: _side_by_side(
+                assembly, form, [parts[i] for i in range(len(parts))], front, output, last=not runs
+            )
+            for head, parts in groups.items()
+        }
 
 
-def labelled_runs(factored: Factored) -> list[Run]:
-    """The labelled factors in row-major order, those side by side together."""
-    runs: list[Run] = []
+def _labelled_runs(factored: Factored) -> list[tuple[int, list[Factor]]]:
+    """The labelled factors in row-major order, those side by side together, behind so many elements of a head."""
+    runs: list[tuple[int, list[Factor]]] = []
     front, beside = 1, False
     for factor in fx.merge_neighbours(factor for axis in factored for factor in axis):
         if not factor.stride:
@@ -200,144 +271,42 @@ def labelled_runs(factored: Factored) -> list[Run]:
     return runs
 
 
-@dataclass(eq=False)
-class _Joiner:
-    assembly: Assembly
-    form: Form
-    output: Tensor
+def _side_by_side(
+    assembly: Assembly, form: Form, parts: list[Tensor], front: int, output: Tensor, *, last: bool
+) -> Tensor:
+    """The parts put together behind `front` elements of each; `last`: as the `output` itself."""
+    parts = _cuttable(assembly, parts, front)
+    shape, count = parts[0].shape, len(parts)
+    places = _boundaries(shape, front)
+    if last and form.cut == "unpack" and output.dtype in SPLIT_TYPES:
+        for axis in places:
+            if output.shape == (*shape[:axis], count, *shape[axis:]):
+                return assembly.emit("PACK", parts, output, values_count=count, axis=axis)
+    joined = {
+        axis: (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]) for axis in places if axis < len(shape)
+    }
+    exact = next((axis for axis, sizes in joined.items() if sizes == output.shape), None)
+    if last and exact is not None:
+        return assembly.emit("CONCATENATION", parts, output, axis=exact)
+    axis = max(joined) if exact is None else exact
+    made = assembly.tensor(name_below(output.name, "heads"), joined[axis], output)
+    assembly.emit("CONCATENATION", parts, made, axis=axis)
+    return assembly.reshape_to(made, output) if last else made
 
-    def join(self, tensors: dict[int, Tensor], run: Run, *, last: bool) -> dict[int, Tensor]:
-        """Tensors by head, with those put together that differ in the run's digits of the head only."""
-        front, digits = run
-        groups: dict[int, dict[int, Tensor]] = {}
-        for head, tensor in tensors.items():
-            others = head - sum(factor.digit(head) * factor.stride for factor in digits)
-            groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
-        return {
-            head: self._side_by_side([parts[i] for i in range(len(parts))], front, last=last)
-            for head, parts in groups.items()
-        }
 
-    def _side_by_side(self, parts: list[Tensor], front: int, *, last: bool) -> Tensor:
-        parts = self._cuttable(parts, front)
-        shape, count = parts[0].shape, len(parts)
-        places = _boundaries(shape, front)
-        if last and self.form.cut == "unpack" and self.output.dtype in SPLIT_TYPES:
-            for axis in places:
-                if self.output.shape == (*shape[:axis], count, *shape[axis:]):
-                    self.assembly.emit("PACK", parts, self.output, values_count=count, axis=axis)
-                    return self.output
-        joined = {axis: _times(shape, axis, count) for axis in places if axis < len(shape)}
-        exact = next((axis for axis, sizes in joined.items() if sizes == self.output.shape), None)
-        axis = max(joined) if exact is None else exact
-        if last and exact is not None:
-            self.assembly.emit("CONCATENATION", parts, self.output, axis=axis)
-            return self.output
-        made = self.assembly.tensor(name_below(self.output.name, "heads"), joined[axis], self.output)
-        self.assembly.emit("CONCATENATION", parts, made, axis=axis)
-        return self.assembly.reshape_to(made, self.output) if last else made
+def _cuttable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:
+    """The parts in a shape that has an axis behind `front` elements.
 
-    def _cuttable(self, parts: list[Tensor], front: int) -> list[Tensor]:
-        """The parts in a shape that has an axis behind `front` elements.
-
-        A reshape of every part is left out where it can be: the joined ones are reshaped as one.
-        """
-        roots = [self.assembly.source(part) for part in parts]
-        for candidates in (roots, parts):
-            shape = candidates[0].shape
-            if any(axis < len(shape) for axis in _boundaries(shape, front)):
-                return candidates
-        flat = (front, parts[0].elements // front)
-        return [self.assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
+    A reshape of every part is left out where it can be: the joined ones are reshaped as one.
+    """
+    for candidates in ([assembly.source(part) for part in parts], parts):
+        shape = candidates[0].shape
+        if any(axis < len(shape) for axis in _boundaries(shape, front)):
+            return candidates
+    flat = (front, parts[0].elements // front)
+    return [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
 
 
 def _boundaries(shape: Shape, front: int) -> list[int]:
     """Axes in front of which a shape has `front` elements, i.e. where something can be put side by side."""
     return [axis for axis in range(len(shape) + 1) if math.prod(shape[:axis]) == front]
-
-
-def _times(shape: Shape, axis: int, count: int) -> Shape:
-    return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])
-
-
-_LEAST_RANK = 3
-
-
-def split_heads(
-    model: Model, subgraph: Subgraph, block: Block, form: Form, constants: Constants
-) -> tuple[list[Operator], list[Operator]]:
-    """The operators of the block, and those that replace them (detached, in execution order).
-
-    The new ones define `block.output` itself, and what others read of the block: there, too, heads are joined. Old
-    operators that lead to the block, and whose results are needed outside, are in both lists.
-    """
-    flat = any(len(fx.piece_axes(own, keep=False)) < _LEAST_RANK for own in block.logits.values())
-    if form.cut == "unpack" and (flat or block.heads_are_rows or block.tiles > 1):
-        # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
-        form = replace(form, cut="split")
-    composites = form.position == "above" and form.composites
-    operands = with_composites(model) if composites else block.operands
-    plan = plan_split(subgraph, block, form, operands)
-    assembly = Assembly(model, constants)
-    builder = _Builder(
-        block, form, operands, plan, assembly, Cutter(form, assembly, block.pieces, block.tiles)
-    )
-    pieces = []
-    for head in range(block.pieces):
-        pieces.append(builder.piece(block.output, block.factored, head))
-        for other, factored in block.others:
-            builder.piece(other, factored, head)
-    join_heads(assembly, form, pieces, block.output, block.factored)
-    assert block.output.producer is not None
-    joined = [block.output]
-    for tensor, factored in plan.labelled.items():
-        if tensor is not block.output and read_outside(subgraph, tensor, plan.old):
-            pieces = [builder.piece(tensor, factored, head) for head in range(block.pieces)]
-            join_heads(assembly, form, pieces, tensor, factored)
-            joined.append(tensor)
-    old, new = topological(plan.old), assembly.finished(*joined)
-    return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
-
-
-@dataclass(eq=False)
-class _Builder:
-    """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
-
-    block: Block
-    form: Form
-    operands: OperandFactors
-    plan: Plan
-    assembly: Assembly
-    cutter: Cutter
-    _pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = field(default_factory=dict)
-
-    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        """What one head sees of a tensor."""
-        if fx.is_shared(factored):
-            return tensor
-        key = (tensor, factored, fx.piece_key(factored, head))
-        if key not in self._pieces:
-            cut, operator = self.plan.cuts.get((tensor, factored)), tensor.producer
-            if cut is None:
-                assert operator is not None
-                piece = self._emit(Labelled(operator, factored, output_index(tensor)), head, {})
-            else:
-                piece = self.cutter.piece(self.cutter.source(cut), cut.factored, head)
-                for step in cut.steps:
-                    if step.scales:
-                        piece = self.cutter.scaled(step, piece, head)
-                    else:
-                        piece = self._emit(step.result, head, {step.operand: piece})
-            self._pieces[key] = piece
-        return self._pieces[key]
-
-    def _emit(self, of: Labelled, head: int, known: Mapping[int, Tensor]) -> Tensor:
-        """The operator for one head; `known`: that head's part of operands, where they are there already."""
-        operands = self.operands.known(of.operator, of.factored, of.output)
-
-        def piece(index: int) -> Tensor:
-            return known.get(index) or self.piece(of.input(index), operands[index], head)
-
-        name = name_of_piece(of, head, self.block.pieces, self.block.tiles)
-        one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
-        return self.operands.rules[of.operator.name].emit(one)
