@@ -117,12 +117,8 @@ def measured(
 
 
 def plan(exported: str, choice: Choice, target: Target, options: argparse.Namespace) -> TrialPlan:
-    """What it takes to compile one form; ours with the flags that the target advises over the exporter's."""
-    flags = dict(flag.split("=", 1) for flag in EXPORTERS_FLAGS)
-    if choice == OURS:
-        flags |= dict(flag.split("=", 1) for flag in target.flags())
-    told = tuple(f"{name}={value}" for name, value in flags.items())
-    return TrialPlan(exported, choice, target, options.chip, told, options.sdk, MOST_SECONDS)
+    """What it takes to compile one form, with the exporter's flags."""
+    return TrialPlan(exported, choice, target, options.chip, EXPORTERS_FLAGS, options.sdk, MOST_SECONDS)
 
 
 def told(done: int, trial: Trial | None) -> None:

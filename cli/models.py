@@ -213,7 +213,7 @@ def compare(
                 b,
                 sdk=sdk,
                 chip=chip,
-                flags=flags,
+                flags=flags or (),
                 signatures=signatures,
                 layers=layers,
                 seed=seed,

@@ -131,7 +131,7 @@ ChipOption = Annotated[
 ]
 FlagOption = Annotated[
     list[str] | None,
-    option("For the compiler, once for each. Default: those of the target.", "F", "--flag", panel=NPU),
+    option("For the compiler, once for each.", "F", "--flag", panel=NPU),
 ]
 LayersOption = Annotated[int | None, option("Only N layers, cut out: a cheaper look.", "N", min=1, panel=NPU)]
 SecondsOption = Annotated[float, option("Give a model up after so long; 0: never.", "S", min=0, panel=NPU)]

@@ -165,7 +165,7 @@ def profile(
     for path in models:
         if not quiet:
             output.complain(f"compiling {path} for {target}")
-        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags, seconds=seconds or None))
+        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
     listed = {"profiles": [entry.to_dict() for entry in profiles]}
     output.answer(listed, partial(show, profiles), as_json=as_json, quiet=quiet)
     return 0

@@ -21,15 +21,6 @@ subgraph main (%x: float32[2,4]) {
 """
 
 
-TARGET = """
-name = "mine"
-summary = "a compiler with a flag"
-compile_with = "mine: compile {model} {flags}"
-[compiler_flags]
-level = "2"
-"""
-
-
 def piped(*arguments: object, given: bytes = b"", folder: Path) -> subprocess.CompletedProcess[bytes]:
     """A command with pipes at both ends; temporary files go where they can be looked for."""
     command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
@@ -51,10 +42,8 @@ def test_a_model_goes_through_a_pipe(tmp_path: Path, options: Sequence[str]) -> 
 
 
 def test_from_a_file_to_a_pipe_and_from_a_pipe_to_a_file(tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text(TARGET)
-    out = piped("convert", QUANTIZED, "-o", "-", "--target", tmp_path / "my.toml", folder=tmp_path)
+    out = piped("convert", QUANTIZED, "-o", "-", folder=tmp_path)
     assert out.stdout[4:8] == b"TFL3"
-    assert b"Compile it with mine: compile MODEL --level=2\n" in out.stderr
     into = piped("convert", "-", "-o", tmp_path / "o.tflite", given=DEMO.read_bytes(), folder=tmp_path)
     assert b"5 of 5 sites converted" in into.stdout
     assert (tmp_path / "o.tflite").read_bytes()[4:8] == b"TFL3"

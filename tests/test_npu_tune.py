@@ -234,13 +234,12 @@ def test_the_best_comes_first_and_failures_last_with_their_reason() -> None:
     assert found.winner is found.trials[0]
 
 
-def test_every_form_is_compiled_and_checked_with_the_flags_of_the_target() -> None:
+def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for() -> None:
     """On the chip whose time is estimated, with the memory of the one that was asked for."""
     compiler, emulator = FakeCompiler({1: figures(1)}), FakeEmulator()
-    target = replace(load_target("qualcomm-htp"), compiler_flags={"other": "7"})
-    tuned({}, target=target, signature="decode", chip="SSG2125P", compiler=compiler, comparer=emulator)
-    assert compiler.asked == [("SA8775", ("--other=7", "--qualcomm_vtcm_size=2"))] * TRIALS
-    assert emulator.asked == [(1, ["--other=7"], 2)]
+    tuned({}, signature="decode", chip="SSG2125P", compiler=compiler, comparer=emulator)
+    assert compiler.asked == [("SA8775", ("--qualcomm_vtcm_size=2",))] * TRIALS
+    assert emulator.asked == [(1, [], 2)]
 
 
 # Numbers
@@ -412,14 +411,11 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
     assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {(1, 2)}
 
 
-def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it_and_its_flags_stay(
-    tmp_path: Path,
-) -> None:
-    small = replace(load_target("qualcomm-htp"), on_chip_bytes=1, compiler_flags={"other": "7"})
+def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it(tmp_path: Path) -> None:
+    small = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
     target = written(tuned({4: figures(100)}, target=small, signature="prefill_8"), tmp_path)
     assert target.form == "split-above", "what fits keeps its form"
     assert target.long_context == {"form": "split"}
-    assert target.compiler_flags == {"other": "7"}
 
 
 def test_a_signature_that_is_best_as_exported_is_left_alone(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from edge_opt.report import page as page_module
 from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw, draw
 from edge_opt.report.document import hoisted, longest_repeat
 from edge_opt.report.writing import render
-from edge_opt.targets import load_target
 
 needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install '.[report]'")
 Captured = pytest.CaptureFixture[str]
@@ -153,18 +152,6 @@ def test_markdown_has_a_row_for_each_signature_and_site() -> None:
     told = "| converted | bit for bit equal; in full on XNNPACK and the reference kernels |"
     assert all(told in line for line in sites)
     assert "| bit for bit | 5 |" in lines
-
-
-def test_the_summary_says_what_to_compile_with() -> None:
-    flags = {"qualcomm_optimization_level": "O2"}
-    target = replace(load_target("qualcomm-htp"), compiler_flags=flags)
-    result = convert(QUANTIZED, dry_run=True, target=target, verify="none")
-    report = conversion_report(result, target=target)
-    for suffix in SUFFIXES:
-        said = html.unescape(render(report, suffix))
-        assert "Compile it with LiteRT's compiler" in said
-        assert "tools/apply_plugin_main --cmd=apply --model=MODEL" in said
-        assert "--qualcomm_optimization_level=O2" in said
 
 
 def test_the_page_is_well_formed_and_needs_no_network() -> None:

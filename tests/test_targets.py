@@ -50,11 +50,6 @@ def test_every_fact_of_a_bundled_target_has_a_source(name: str) -> None:
     assert target.stated().keys() - PLAIN == target.sources.keys()
 
 
-def test_hexagons_compiler_is_given_no_level() -> None:
-    """Under O1 the same graphs take longer than under its default, under O2 its emulator gives other numbers."""
-    assert load_target("qualcomm-htp").flags() == []
-
-
 def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
     """T = 8, S = 16 in half precision: the logits of a head are 256 bytes."""
     long_context = {"form": "unpack", "rows_per_tile": 4}
@@ -65,11 +60,6 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
     assert fits.for_attention(block) is fits
     chosen = replace(fits, on_chip_bytes=255).for_attention(block)
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
-
-
-def test_what_to_tell_the_compiler_is_in_the_result() -> None:
-    target = replace(load_target("generic"), compiler_flags={"level": "2"})
-    assert convert(parse(attention()), target=target, verify="none").compiler_flags == ["--level=2"]
 
 
 def test_what_a_user_asks_for_holds_for_every_length() -> None:

@@ -74,9 +74,8 @@ class ConversionResult(Record):
     """What was done: every site with its verdict, and where the model went (None for a dry run).
 
     `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`.
-    `compile_with`: the target's compiler and the command with those `compiler_flags` that suit this model; None where
-    its own defaults do. `soundness`: what was ruined in the model before it came here, and is as it was.
-    `failure`: why nothing was written, of a result that an error carries.
+    `soundness`: what was ruined in the model before it came here, and is as it was. `failure`: why nothing was written,
+    of a result that an error carries.
     """
 
     input: str | None
@@ -85,8 +84,6 @@ class ConversionResult(Record):
     verified: str
     signatures: list[SignatureSummary] = field(default_factory=list)
     sites: list[SiteReport] = field(default_factory=list)
-    compiler_flags: list[str] = field(default_factory=list)
-    compile_with: str | None = None
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
@@ -126,7 +123,7 @@ class ConversionResult(Record):
         lines += [f"  {text}" for text in (*unsound(self), *_kept(self), *_extents(self), *masked_rows(self))]
         lines += [f"  {text}" for text in _notes(self)]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
-        return "\n".join(map(one_line, [*lines, *compiler(self)]))
+        return "\n".join(map(one_line, lines))
 
 
 def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
@@ -187,11 +184,6 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
         for entry in result.signatures
     ]
     return rows
-
-
-def compiler(result: ConversionResult) -> list[str]:
-    """The command that compiles the result; nothing where the compiler's own defaults do."""
-    return [] if result.compile_with is None else [f"Compile it with {result.compile_with}"]
 
 
 def unsound(result: ConversionResult) -> list[str]:

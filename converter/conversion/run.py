@@ -142,8 +142,6 @@ def convert(
         conversion = _Conversion(container, passes, target, options, prover, result)
         conversion.rewrite_models()
         proving.close()  # writing needs memory too
-        result.compiler_flags = target.flags()
-        result.compile_with = target.compile_command(str(destination or "MODEL"), result.compiler_flags)
         check_requirements(
             result,
             require_match=options.get("require_match", False),

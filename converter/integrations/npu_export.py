@@ -141,7 +141,7 @@ def npu_optimize(
         CompilerMissingError: `sdk` names a folder without the libraries.
     """
     facts = _target(cfg, target)
-    configs = _compile_configs(cfg, facts, sections)
+    configs = _compile_configs(cfg)
     compiler, note = _compiler(cfg, facts, configs, sdk, seconds)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
@@ -202,7 +202,7 @@ def _compiler(
         if facts.name == _HEXAGON and sdk is not None:
             raise
         return None, f"nothing was measured, and what was converted is kept: {error}"
-    flags = [flag for flag in configs[MAIN_SECTION]["flags"] if _name(flag) != _LOG_LEVEL]
+    flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if _name(flag) != _LOG_LEVEL]
     if _SHARING not in map(_name, flags) and not getattr(cfg, "disable_weight_sharing", False):
         flags.append(f"--{_SHARING}=true")
     own = cfg.soc_model.strip().upper()
@@ -267,8 +267,8 @@ def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:
     return load_target(TARGETS[vendor])
 
 
-def _compile_configs(cfg: PipelineConfig, facts: Target, sections: Sections) -> dict[str, Any]:
-    """What `npu_compile` takes: the pipeline's own, and the target's flags for the models that are rewritten."""
+def _compile_configs(cfg: PipelineConfig) -> dict[str, Any]:
+    """What `npu_compile` takes: the pipeline's own, with an entry for the model that is rewritten."""
     given: Any = getattr(cfg, "compile_configs", None) or _own_configs(cfg)
     try:
         if isinstance(given, str):
@@ -276,15 +276,10 @@ def _compile_configs(cfg: PipelineConfig, facts: Target, sections: Sections) -> 
     except (OSError, ValueError) as error:
         raise UsageError(f"cfg.compile_configs must be a table, JSON or a file of it: {error}") from error
     told: dict[str, Any] = {MAIN_SECTION: [], **given}
-    configs: dict[str, Any] = {
+    return {
         kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
         for kind, entry in told.items()
     }
-    for kind, entry in configs.items():
-        if kind == MAIN_SECTION or (sections == "all" and kind != AUXILIARY_SECTION):
-            flags = {_name(flag): flag for flag in (*entry.get("flags", ()), *facts.flags())}
-            entry["flags"] = [*flags.values()]
-    return configs
 
 
 def _own_configs(cfg: PipelineConfig) -> Mapping[str, Any]:

@@ -30,12 +30,10 @@ from edge_opt.proof.metrics import Difference, measure
 from edge_opt.proof.protocol import Array
 from edge_opt.proof.runner import Worker
 from edge_opt.proof.tensors import SignatureInfo, TensorInfo
-from edge_opt.targets import load_target
 
 LEAST_DB = 20.0
 """Signal to noise against the CPU that a compiled model must keep, in dB."""
 
-_TARGET = "qualcomm-htp"
 SECONDS = 3600.0
 """How long one model and signature may take, where nobody says otherwise."""
 
@@ -147,7 +145,7 @@ def compare_on_npu(
     *,
     sdk: str | os.PathLike[str] | None = None,
     chip: str | None = None,
-    flags: Sequence[str] | None = None,
+    flags: Sequence[str] = (),
     signatures: Sequence[str] | None = None,
     layers: int | None = None,
     seed: int = 0,
@@ -164,7 +162,7 @@ def compare_on_npu(
         b: the model as it is.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip; None is SM8750.
-        flags: for the compiler, for both models; None those of target `qualcomm-htp` for `b`.
+        flags: for the compiler, for both models.
         signatures: only these; all that both have by default.
         layers: cut both models behind so many layers first, where whole ones take too long.
         seed: decides the inputs.
@@ -182,7 +180,6 @@ def compare_on_npu(
     tools = find_sdk(sdk)
     if tools.no_probe:
         raise CompilerMissingError(tools.no_probe)
-    flags = load_target(_TARGET).flags() if flags is None else flags
     compiler = Compiler(tools, chip or DEFAULT_CHIP, tuple(flags), seconds)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())

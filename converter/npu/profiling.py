@@ -41,7 +41,7 @@ def profile(
     *,
     sdk: str | os.PathLike[str] | None = None,
     chip: str | None = None,
-    flags: Sequence[str] | None = None,
+    flags: Sequence[str] = (),
     seconds: float | None = None,
     parts: bool = True,
 ) -> Profile:
@@ -52,7 +52,7 @@ def profile(
         target: qualcomm-htp or ethos-u85, or a target (or its file) of one of these names.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip, as `SM8750` or `ethos-u85-256`; None SM8750 or ethos-u85-512.
-        flags: for the compiler, as `--qualcomm_optimization_level=O2`; None takes those of the target.
+        flags: for the compiler, as `--qualcomm_optimization_level=O2`.
         seconds: after so long the compiler is stopped; None never.
         parts: for a Hexagon NPU, compile the embedder and the auxiliary model of a bundle, too: `steps` has them.
 
@@ -65,14 +65,13 @@ def profile(
     facts = compiled_target(target)
     started = time.perf_counter()
     chip = chip or COMPILERS[facts.name]
-    chosen = tuple(facts.flags() if flags is None else flags)
     models, steps = find_models(path), tuple[StepFigures, ...]()
     with model_file(path, models) as file:
         model = load(file)
         if facts.name == "ethos-u85":
-            compiled = ethos.compile_model(file, model, chip=chip, flags=chosen, seconds=seconds)
+            compiled = ethos.compile_model(file, model, chip=chip, flags=flags, seconds=seconds)
         else:
-            compiler = hexagon.Compiler(find_sdk(sdk), chip, chosen, seconds)
+            compiler = hexagon.Compiler(find_sdk(sdk), chip, flags, seconds)
             compiled = hexagon.compile_model(file, model, compiler)
             if parts and isinstance(models.main, Model):
                 compile_part = partial(hexagon.compile_model, compiler=compiler.judging())
@@ -81,7 +80,7 @@ def profile(
         model=os.fspath(path),
         target=facts.name,
         chip=chip,
-        flags=chosen,
+        flags=tuple(flags),
         versions=compiled.versions,
         seconds=round(time.perf_counter() - started, 2),
         signatures=compiled.figures,

@@ -284,7 +284,7 @@ def tune(
     compiler: Compile = profile,
     comparer: Compare = compare_on_npu,
 ) -> Tuning:
-    """Try every form on one signature of a model, with the target's own compiler flags. The file is only read.
+    """Try every form on one signature of a model. The file is only read.
 
     For a Hexagon NPU trials are ranked by the compiler's estimate of time, then by bytes. The best trial's numbers are
     checked in the emulator, on two layers at their real shapes: they must be near enough to the CPU's, and the same
@@ -319,13 +319,13 @@ def tune(
         exported = Path(folder, "exported.tflite")
         save(layers.model, exported)
         running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
-        chip, flags = chip or COMPILERS[facts.name], tuple(facts.flags())
-        plan = TrialPlan(str(exported), Choice(), facts, chip, flags, sdk, seconds)
+        chip = chip or COMPILERS[facts.name]
+        plan = TrialPlan(str(exported), Choice(), facts, chip, (), sdk, seconds)
         unchecked = _why_unchecked(plan, comparer)
         compiled = plan
         if facts.name == _HEXAGON:
-            judge, flags_there = judged_by(chip, flags)
-            compiled = replace(plan, chip=judge, flags=tuple(flags_there))
+            judge, flags = judged_by(chip, ())
+            compiled = replace(plan, chip=judge, flags=tuple(flags))
         plans = [replace(compiled, choice=choice) for choice in _choices(layers, facts)]
         trials = outcomes(
             plans, compiler, running, fresh=fresh, done=lambda count, _: tell("compiling", count, len(plans))

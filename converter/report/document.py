@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_opt.conversion import ConversionResult
-from edge_opt.conversion.result import compiler, headline
+from edge_opt.conversion.result import headline
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.region import needed_for
 from edge_opt.ir.text import operator_text
@@ -67,9 +67,9 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What was done, and what to tell the vendor's compiler; or why nothing was written."""
+        """What was done, or why nothing was written."""
         failure = self.result.failure
-        last = compiler(self.result) if failure is None else [f"Refused: {failure}."]
+        last = [] if failure is None else [f"Refused: {failure}."]
         return " ".join([headline(self.result), *last])
 
     def whole(self) -> Table:

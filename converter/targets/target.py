@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -51,8 +51,6 @@ class Target:
         new_operator_codes: False where it reads an operator's kind from `deprecated_builtin_code`; it is written there.
 
     And:
-        compile_with: the compiler and a whole command, with `{model}` and `{flags}` for a model's own.
-        compiler_flags: that go with it, for every model.
         sources: of each fact.
         versions: what it was measured with.
     """
@@ -82,8 +80,6 @@ class Target:
     signatures: bool | None = None
     external_weights: bool | None = None
     new_operator_codes: bool | None = None
-    compile_with: str = "{flags}"
-    compiler_flags: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -122,16 +118,6 @@ class Target:
     def _without_long(self, names: Container[str]) -> Target:
         kept = {name: value for name, value in self.long_context.items() if name not in names}
         return replace(self, long_context=kept)
-
-    def flags(self) -> list[str]:
-        """What to tell the compiler, as `--name=value`."""
-        return [f"--{name}={value}" for name, value in self.compiler_flags.items()]
-
-    def compile_command(self, model: str, flags: Sequence[str]) -> str | None:
-        """What to compile a model with, these flags among it; None without flags: any way is as good."""
-        if not flags:
-            return None
-        return self.compile_with.replace("{model}", model).replace("{flags}", " ".join(flags))
 
     def to_dict(self) -> dict[str, Any]:
         """Every fact that is known, as JSON values."""
