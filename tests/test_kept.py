@@ -9,7 +9,7 @@ from text_parser import parse
 
 from edge_opt import convert, load, testdata
 from edge_opt.ir import Buffer, Metadata, Model, save, to_bytes
-from edge_opt.ir.cleanup import CONTROL_EDGES, reordered
+from edge_opt.ir.cleanup import CONTROL_EDGES
 from edge_opt.output.errors import UsageError
 from edge_opt.schema import Data
 
@@ -41,53 +41,12 @@ def naming(model: Model, argument: str, tensor: str) -> Model:
     return load(to_bytes(model))
 
 
-# Subgraph 0: operator 1 before 2, and 300 before -1; subgraph 1: none; subgraph 2: 0 before 3. Numbers are zigzag.
-EDGES = (b"\x02\x02\x04\xd8\x04\x01", b"\x00", b"\x01\x00\x06")
-
-
-def test_the_order_of_operators_moves_with_their_subgraph() -> None:
-    assert reordered(b"\x01\x03" + b"".join(EDGES), [2, 0]) == b"\x01\x02" + EDGES[2] + EDGES[0]
-    many = reordered(b"\x01\x03" + b"".join(EDGES), [1] * 200)
-    assert many == b"\x01\xc8\x01" + b"\x00" * 200
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x02\x00",
-        b"\x01",
-        b"\x01\x01",
-        b"\x01\x01\x01\x02",
-        b"\x01\x01\x00\x00",
-        b"\x01\x01\x00\x80",
-        b"\x01\xff\xff\xff\x7f",
-        b"\x01\x01\x80" + b"\x80" * 20 + b"\x01",
-        b"\x01\x01" + b"\xff" * 9 + b"\x7f",
-    ],
-)
-def test_an_order_that_cannot_be_read_is_refused(content: bytes) -> None:
-    with pytest.raises(UsageError, match="orders operators"):
-        reordered(content, [0])
-
-
-def test_extracting_a_signature_leaves_the_order_of_operators_of_its_graphs_alone(tmp_path: Path) -> None:
+def test_a_signature_is_not_extracted_from_a_model_that_orders_operators_by_their_place(
+    tmp_path: Path,
+) -> None:
     model = load(DEMO)
-    count = len(model.subgraphs)
-    # One edge for each subgraph, from operator 0 to that with the subgraph's own number.
-    edges = [b"\x01\x00" + bytes([2 * index]) for index in range(count)]
-    model.metadata.append(Metadata(CONTROL_EDGES, Buffer(Data(b"\x01" + bytes([count]) + b"".join(edges)))))
-    source, output = tmp_path / "in.tflite", tmp_path / "out.tflite"
-    save(model, source)
-    decode = next(s.subgraph for s in model.signatures if s.key == "decode")
-    names = {graph.name: index for index, graph in enumerate(model.subgraphs)}
-    assert len(names) == count
-    assert names[decode.name]
-    convert(source, output, extract_signature="decode", verify="none")
-    written = load(output)
-    (entry,) = [entry for entry in written.metadata if entry.name == CONTROL_EDGES]
-    assert entry.buffer.data is not None
-    kept = [edges[names[graph.name]] for graph in written.subgraphs]
-    assert bytes(entry.buffer.data.view()) == b"\x01" + bytes([len(kept)]) + b"".join(kept)
-    assert 1 < len(kept) < count
-    Interpreter(model_path=str(output)).allocate_tensors()
+    model.metadata.append(Metadata(CONTROL_EDGES, Buffer(Data(b"\x01\x00"))))
+    save(model, tmp_path / "in.tflite")
+    with pytest.raises(UsageError, match="orders operators by their place"):
+        convert(tmp_path / "in.tflite", tmp_path / "out.tflite", extract_signature="decode", verify="none")
+    assert not (tmp_path / "out.tflite").exists()

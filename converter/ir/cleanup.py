@@ -20,9 +20,6 @@ CONTROL_EDGES: Final = "model_control_dependencies"
 """The metadata entry that says which operators of each subgraph have to wait for which others."""
 
 _RUNTIME: Final = "min_runtime_version"
-_VERSION: Final = 1
-_NUMBER: Final = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")  # of 64 bits at most
-
 
 Part = Tensor | Buffer | Subgraph
 
@@ -51,7 +48,7 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
     Some readers refuse a model that merely lists an operator they don't know. Buffer 0 stays: it is the empty one.
     """
     needed = called(model)
-    _drop_others(model, [graph for graph in model.subgraphs if graph in needed or graph not in before])
+    _renumber(model, [graph for graph in model.subgraphs if graph in needed or graph not in before])
     now = parts_in_use(model)
     for graph in model.subgraphs:
         # The scales of blockwise weights are named by their places, which have to stay what they are.
@@ -68,7 +65,7 @@ def remove_uncalled(model: Model, listed: int) -> None:
     if len(model.subgraphs) == listed:
         return
     needed = called(model, model.subgraphs[:listed])
-    _drop_others(model, [graph for graph in model.subgraphs if graph in needed])
+    _renumber(model, [graph for graph in model.subgraphs if graph in needed])
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:
@@ -91,7 +88,7 @@ def keep_signature(model: Model, key: str) -> None:
 
     Raises:
         KeyError: there is no such signature.
-        UsageError: the model orders operators of its subgraphs in a form that is not known.
+        UsageError: the model orders operators of its subgraphs by their places.
     """
     chosen = model.signatures[key]
     before = parts_in_use(model)
@@ -100,19 +97,15 @@ def keep_signature(model: Model, key: str) -> None:
     remove_unused(model, before)
 
 
-def _drop_others(model: Model, kept: list[Subgraph]) -> None:
-    if len(kept) < len(model.subgraphs):
-        _renumber(model, kept)
-
-
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
     """Keep these subgraphs alone, in this order; operators that call them get their new places."""
+    if kept != model.subgraphs and any(entry.name == CONTROL_EDGES for entry in model.metadata):
+        raise UsageError(
+            f"the model orders operators by their place (metadata {CONTROL_EDGES}), so its subgraphs cannot be moved: "
+            "leave extract_signature=... out"
+        )
     index = {graph: place for place, graph in enumerate(model.subgraphs)}
     places = {index[graph]: place for place, graph in enumerate(kept)}
-    for entry in model.metadata:
-        if entry.name == CONTROL_EDGES:
-            content = b"" if entry.buffer.data is None else bytes(entry.buffer.data.view())
-            entry.buffer = Buffer(Data(reordered(content, list(places))))
     model.subgraphs[:] = kept
     for graph in kept:
         for operator in graph.operators:
@@ -140,46 +133,6 @@ def raise_runtime_version(model: Model) -> None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d{1,9}(\.\d{1,9})*", version) else ()
-
-
-def reordered(content: bytes, order: Sequence[int]) -> bytes:
-    """The control edges' bytes for a model that has the subgraphs `order` (their places before) and no others.
-
-    They are a version, the number of subgraphs, and for each the number of its edges and two operators' places an edge;
-    a number takes seven bits of each byte, the eighth says that more follow.
-    Source: TensorFlow, compiler/mlir/lite/experimental/remat/metadata_util.cc.
-
-    Raises:
-        UsageError: the bytes are no such entry, or of a version that is not known.
-    """
-    numbers: list[bytes] = _NUMBER.findall(content)
-    graphs: list[bytes] = []
-    end = 2
-    while end < len(numbers):
-        begin, end = end, end + 1 + 2 * _value(numbers[end])
-        graphs.append(b"".join(numbers[begin:end]))
-    complete = b"".join(numbers) == content and end == len(numbers)
-    if not complete or [_value(number) for number in numbers[:2]] != [_VERSION, len(graphs)]:
-        raise _unreadable()
-    if any(place >= len(graphs) for place in order):
-        raise _unreadable()
-    return b"".join([bytes([_VERSION]), _written(len(order)), *(graphs[place] for place in order)])
-
-
-def _value(number: bytes) -> int:
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(number))
-
-
-def _written(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low]) if not rest else bytes([low | 0x80]) + _written(rest)
-
-
-def _unreadable() -> UsageError:
-    return UsageError(
-        f"the model orders operators by their place (metadata {CONTROL_EDGES}) in a form that is not known, so its "
-        "subgraphs cannot be moved: leave extract_signature=... out"
-    )
 
 
 def external_weights(model: Model) -> int:
