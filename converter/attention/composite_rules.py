@@ -74,7 +74,7 @@ class Composite(Rule):
     def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored]:
         """Factors of all that the result is made of, by the identity of the body's tensors."""
         labels = {id(body.outputs[0]): fx.canonical(result)}
-        for operator in reversed(list(body.operators)):
+        for operator in reversed(body.operators):
             for output, tensor in enumerate(operator.outputs):
                 if id(tensor) not in labels:
                     continue

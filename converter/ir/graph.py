@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,38 +253,6 @@ class Operator(_Link):
         return f"Operator({self.title}({inputs}) -> {outputs})"
 
 
-class Operators(Sequence[Operator]):
-    """The operators of a subgraph in execution order, as they are at any moment; an index counts from the first.
-
-    Iterating is safe while the operator just visited is removed, or others are inserted before it.
-    """
-
-    def __init__(self, subgraph: Subgraph) -> None:
-        self._subgraph = subgraph
-
-    def __len__(self) -> int:
-        return len(self._subgraph)
-
-    def __iter__(self) -> Iterator[Operator]:
-        link = self._subgraph.next_link
-        while isinstance(link, Operator):
-            following = link.next_link
-            yield link
-            link = following
-
-    @overload
-    def __getitem__(self, index: int) -> Operator: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Operator]: ...
-
-    def __getitem__(self, index: int | slice) -> Operator | list[Operator]:
-        return list(self)[index]
-
-    def __repr__(self) -> str:
-        return f"[{len(self)} operators of {self._subgraph.name!r}]"
-
-
 class Subgraph(_Link):
     """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it."""
 
@@ -319,9 +287,14 @@ class Subgraph(_Link):
         return f"Subgraph({self.name!r}, {self._count} operators)"
 
     @property
-    def operators(self) -> Operators:
-        """The operators, in execution order."""
-        return Operators(self)
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators that are there now, in execution order."""
+        operators: list[Operator] = []
+        link = self.next_link
+        while isinstance(link, Operator):
+            operators.append(link)
+            link = link.next_link
+        return tuple(operators)
 
     def __iter__(self) -> Iterator[Operator]:
         return iter(self.operators)

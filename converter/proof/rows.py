@@ -90,7 +90,7 @@ def _operations(operator: Operator) -> int:
 
 def peak_bytes(model: Model) -> int:
     """How much of what the operators define is needed at the same time, if each tensor is freed once it is read."""
-    operators = list(model.subgraphs[0].operators)
+    operators = model.subgraphs[0].operators
     last = {tensor: place for place, operator in enumerate(operators) for tensor in operator.inputs}
     freed: dict[int, int] = {}
     now = most = 0
@@ -132,7 +132,7 @@ class _Reduction:
         self.bodies: dict[Operator, _Reduction] = {}
         for tensor, box in zip(source.outputs, wanted, strict=True):
             self._want(tensor, box)
-        for operator in reversed(list(source.operators)):
+        for operator in reversed(source.operators):
             if any(tensor in self.wanted for tensor in operator.outputs):
                 self._go_through(operator)
         for tensor in source.inputs:
