@@ -262,20 +262,6 @@ def test_a_composite_that_is_entered_with_an_unranked_tensor_uses_its_recorded_i
     assert derive(model).shapes[y] == (2, 3)
 
 
-def test_case_enters_every_branch() -> None:
-    graph = Graph()
-    index, x = graph.tensor(T((), "INT32"), is_input=True), graph.tensor(T((2, 6)), is_input=True)
-    y = graph.tensor(T((3, 4)), is_output=True)
-    options = {"branchSubgraphIndices": [1, 2]}
-    graph.operator("STABLEHLO_CASE", [index, x], [y], options)
-    branches = [reshaping(name, (2, 6), target, (3, 4)) for name, target in (("a", [3, 4]), ("b", [-1, 4]))]
-    data = model_bytes([graph, *branches])
-    assert compare_all(data)[1] == []
-    assert infer_shapes(ir.load(data)) == []
-    model = ir.load(model_bytes([graph, branches[0], reshaping("c", (2, 6), [4, 3], (4, 3))]))
-    assert derive(model).shapes[model.subgraphs[0].outputs[0]] == (-1, -1)
-
-
 def test_a_call_enters_its_subgraph() -> None:
     """The interpreter has no CALL; the schema has."""
     graph = Graph()

@@ -288,22 +288,6 @@ def test_sizes_that_only_the_data_knows_are_dynamic(
 # StableHLO
 
 
-@examples
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 4), st.integers(-2, 3), st.integers(-2, 3), st.integers(0, 2)),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_stablehlo_pad(axes: list[tuple[int, int, int, int]]) -> None:
-    shape, low, high, interior = (list(column) for column in zip(*axes, strict=True))
-    options = {"edgePaddingLow": low, "edgePaddingHigh": high, "interiorPadding": interior}
-    # Where one axis becomes empty, the interpreter makes all of them 0; the specification keeps the others.
-    assume(all(n + a + b + (n - 1) * i > 0 for n, a, b, i in axes))
-    check("STABLEHLO_PAD", [T(tuple(shape)), const(0.0, "FLOAT32")], options)
-
-
 def body(name: str = "STABLEHLO_ADD") -> Graph:
     """A subgraph that combines two scalars."""
     graph = Graph("body")

@@ -1,7 +1,6 @@
 """Rules of operators that run a subgraph with the caller's shapes, or keep a variable."""
 
 from collections.abc import Sequence
-from functools import reduce
 
 from edge_opt.ir import Model, Tensor
 from edge_opt.ir.refusal import RefusedError
@@ -47,28 +46,12 @@ def composite(call: Call) -> Results:
 @rule("IF", "TFLite, if.cc, Prepare")
 def if_(call: Call) -> Results:
     """Both branches are entered with the inputs behind the condition; where they differ, -1 or None."""
-    results = _branches(call, [call.number(f"{name}_subgraph_index") for name in ("then", "else")])
+    call.require_single(0)
+    indices = [call.number(f"{name}_subgraph_index") for name in ("then", "else")]
+    results = [[fact.shape for fact in _run(call, index, _inputs(call, 1))] for index in indices]
     if call.is_known(0):
         return results[0 if call.numbers(0).all() else 1]
-    return _common(results)
-
-
-@rule("STABLEHLO_CASE", "TFLite, stablehlo_case.cc, Prepare")
-def case(call: Call) -> Results:
-    """Every branch is entered with the inputs behind the index; where they differ, -1 or None."""
-    branches = call.listed("branch_subgraph_indices")
-    if not branches:
-        raise ShapeError("it has no branches")
-    return _common(_branches(call, branches))
-
-
-def _branches(call: Call, branches: Sequence[int]) -> list[Results]:
-    call.require_single(0)
-    return [[fact.shape for fact in _run(call, index, _inputs(call, 1))] for index in branches]
-
-
-def _common(branches: Sequence[Results]) -> Results:
-    return [reduce(common_shape, shapes) for shapes in zip(*branches, strict=True)]
+    return list(map(common_shape, *results))
 
 
 @rule("WHILE", "TFLite, while.cc, Prepare_impl")

@@ -9,7 +9,9 @@ _WHY_NOT = {
     "CUSTOM": "its kernel is the user's own",
     "DELEGATE": "made by the runtime, never stored",
     "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
+    "STABLEHLO_CASE": _NOT_HELD,
     "STABLEHLO_CUSTOM_CALL": "its kernel is the user's own",
+    "STABLEHLO_PAD": _NOT_HELD,
     "STABLEHLO_REDUCE_WINDOW": _NOT_HELD,
     "STABLEHLO_RNG_BIT_GENERATOR": _NOT_HELD,
 }
