@@ -85,7 +85,7 @@ class _Side:
         """A model with the same inputs whose outputs are the probes, by number."""
         operators, _ = self.cone(probes)
         if keeps_state(self.model):
-            operators = self.graph.operators  # what is computed last may be what the next run reads
+            operators = list(self.graph.operators)  # what is computed last may be what the next run reads
         names = [info.name for info in signature.inputs]
         model = cut_out(self.model, operators, [self.inputs[name] for name in names], probes)
         graph = model.subgraphs[0]
