@@ -1,6 +1,8 @@
 """`import edge_opt` is cheap, and every public name is there, the same for people and for type checkers."""
 
 import importlib.util
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import edge_opt
+from edge_opt.conversion.choices import DEFAULTS, ConvertOptions
 
 HEAVY = ("numpy", "flatbuffers", "ai_edge_litert", "rich", "typer", "torch", "tensorflow")
 
@@ -48,6 +51,15 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dir_lists_names_that_are_not_loaded_yet() -> None:
     assert set(edge_opt.__all__) <= set(dir(edge_opt))
+
+
+def test_help_shows_every_option_of_convert_with_its_type_and_default_and_explains_it() -> None:
+    shown = inspect.signature(edge_opt.convert).parameters
+    options = {name: entry for name, entry in shown.items() if entry.kind is entry.KEYWORD_ONLY}
+    assert {name: entry.annotation for name, entry in options.items()} == ConvertOptions.__annotations__
+    assert {name: entry.default for name, entry in options.items()} == DEFAULTS
+    arguments = str(edge_opt.convert.__doc__).partition("Args:")[2].partition("Raises:")[0]
+    assert set(re.findall(r"^ {8}(\w+): ", arguments, re.MULTILINE)) == set(shown)
 
 
 TYPED = """

@@ -52,6 +52,14 @@ class ConvertOptions(TypedDict, total=False):
     on_result: Callable[[ConversionResult], None] | None
 
 
+DEFAULTS: Final[ConvertOptions] = {
+    "target": None, "passes": None, "skip": None, "signatures": None, "verify": "regions", "proof_seconds": None,
+    "overwrite": False, "dry_run": False, "require_match": False, "require_all": False, "require_sound": False,
+    "sections": "prefill-decode", "form": None, "rows_per_tile": None, "inline_composites": False,
+    "extract_signature": None, "shapes": None, "progress": None, "on_result": None,
+}  # fmt: skip
+
+
 def check_options(options: ConvertOptions, source: object) -> None:
     """Check the options that are only values, before any work.
 
@@ -62,7 +70,7 @@ def check_options(options: ConvertOptions, source: object) -> None:
     extra = [name for name in options if name not in ConvertOptions.__annotations__]
     if extra:
         raise TypeError(f"convert() got an unexpected keyword argument '{extra[0]}'")
-    verify, seconds = options.get("verify", "regions"), options.get("proof_seconds")
+    verify, seconds = options["verify"], options["proof_seconds"]
     if verify not in get_args(Verify):
         raise unknown("verification", verify, get_args(Verify))
     if verify == "full" and isinstance(source, Model):
@@ -75,8 +83,8 @@ def check_options(options: ConvertOptions, source: object) -> None:
 
 def choose_passes(options: ConvertOptions) -> list[Pass]:
     """The passes to run, in the order in which they run."""
-    skipped, wanted = _listed(options.get("skip")), _listed(options.get("passes"))
-    if options.get("passes") is None:
+    skipped, wanted = _listed(options["skip"]), _listed(options["passes"])
+    if options["passes"] is None:
         wanted = list(PASSES)
     objects = [entry for entry in wanted if isinstance(entry, Pass)]
     names = [entry for entry in wanted if not isinstance(entry, Pass)]
@@ -93,9 +101,9 @@ def choose_passes(options: ConvertOptions) -> list[Pass]:
 
 def choose_target(options: ConvertOptions, passes: Iterable[Pass]) -> Target:
     """The target, with the facts that the options set otherwise."""
-    form, rows = options.get("form"), options.get("rows_per_tile")
-    inline = options.get("inline_composites", False)
-    target = load_target(options.get("target") or GENERIC)
+    form, rows = options["form"], options["rows_per_tile"]
+    inline = options["inline_composites"]
+    target = load_target(options["target"] or GENERIC)
     if form is not None and form not in FORM_NAMES:
         raise unknown("form", form, FORM_NAMES)
     if rows is not None and rows < 1:

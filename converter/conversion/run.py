@@ -1,5 +1,6 @@
 """The main job: read a model, rewrite it, prove each rewrite, write the result."""
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Unpack, overload
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion.choices import (
+    DEFAULTS,
     ConvertOptions,
     check_options,
     choose_passes,
@@ -118,10 +120,11 @@ def convert(
     exported = None
     if not isinstance(source, str | os.PathLike | bytes | Model):
         exported, source = source, model_content(source)
+    options = DEFAULTS | options
     check_options(options, source)
     passes = choose_passes(options)
     target = choose_target(options, passes)
-    dry_run, overwrite = options.get("dry_run", False), options.get("overwrite", False)
+    dry_run, overwrite = options["dry_run"], options["overwrite"]
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
@@ -129,44 +132,52 @@ def convert(
         stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
         prover = _start_prover(proving, options, path_of(source))
-        container = open_container(source, options.get("sections", "prefill-decode"))
+        container = open_container(source, options["sections"])
         model = container.parts[0].model
         check_not_compiled(model, path_of(source))
         destination = (
             None if dry_run else destination_of(source, output, container.suffix, overwrite=overwrite)
         )
-        result = ConversionResult(
-            path_of(source), None, target.name, options.get("verify", "regions"), model=model
-        )
+        result = ConversionResult(path_of(source), None, target.name, options["verify"], model=model)
         stack.enter_context(_carrying(result))
         conversion = _Conversion(container, passes, target, options, prover, result)
         conversion.rewrite_models()
         proving.close()  # writing needs memory too
-        check_requirements(
-            result,
-            require_match=options.get("require_match", False),
-            require_all=options.get("require_all", False),
-        )
+        check_requirements(result, require_match=options["require_match"], require_all=options["require_all"])
         check = conversion.compare_whole if result.verified == "full" else None
         if destination is not None:
-            on_progress = options.get("progress")
+            on_progress = options["progress"]
             on_bytes = None if on_progress is None else partial(on_progress, "writing")
             container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
             result.output = str(destination)
         elif check is not None:
             check(None)
     result.seconds = time.perf_counter() - started
-    if on_result := options.get("on_result"):
+    if on_result := options["on_result"]:
         on_result(result)
     return result if exported is None else remade(exported, model)
 
 
+def _signature() -> inspect.Signature:
+    """What `help(convert)` shows: every option with its type and default in place of `**options`."""
+    written = inspect.signature(convert)
+    *positional, options = written.parameters.values()
+    keywords = [
+        options.replace(name=name, kind=options.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kind)
+        for name, kind in ConvertOptions.__annotations__.items()
+    ]
+    return written.replace(parameters=[*positional, *keywords])
+
+
+convert.__dict__["__signature__"] = _signature()
+
+
 def _start_prover(stack: ExitStack, options: ConvertOptions, path: str | None) -> RegionProver | None:
     """What proves rewrites until the stack closes; started early, its imports overlap with reading the model."""
-    verify = options.get("verify", "regions")
+    verify = options["verify"]
     if verify == "none":
         return None
-    exhaustive, seconds = verify == "exhaustive", options.get("proof_seconds")
+    exhaustive, seconds = verify == "exhaustive", options["proof_seconds"]
     prover = stack.enter_context(RegionProver(model=path or "", time_limit=seconds, exhaustive=exhaustive))
     prover.start()
     return prover
@@ -197,12 +208,12 @@ class _Conversion:
     def rewrite_models(self) -> None:
         """Fix shapes, run the passes, and lay the models out as the target reads them."""
         container, result = self.container, self.result
-        require_sound = self.options.get("require_sound", False)
+        require_sound = self.options["require_sound"]
         result.soundness = find_unsound(container.opened)
         check_soundness(result, require_sound=require_sound)
         self._extract_signature()
-        fix_inputs(container, self.options.get("shapes") or {})
-        signatures = choose_signatures(container, self.options.get("signatures"))
+        fix_inputs(container, self.options["shapes"] or {})
+        signatures = choose_signatures(container, self.options["signatures"])
         for part in container.parts:
             self._rewrite(part, signatures, container.positions)
         result.soundness += find_stopped(container)
@@ -212,7 +223,7 @@ class _Conversion:
             part.changed |= self.target.new_operator_codes is False and fill_old_codes(part.model)
 
     def _extract_signature(self) -> None:
-        key = self.options.get("extract_signature")
+        key = self.options["extract_signature"]
         if key is None:
             return
         keys = [signature.key for part in self.container.parts for signature in part.model.signatures]
@@ -270,7 +281,7 @@ class _Conversion:
             context.on_site(site)
 
     def _add_site(self, total: int, site: SiteReport) -> None:
-        sites, progress = self.result.sites, self.options.get("progress")
+        sites, progress = self.result.sites, self.options["progress"]
         sites.append(site)
         if progress is not None:
             progress("rewriting", len(sites), max(total, len(sites)))
@@ -281,7 +292,7 @@ class _Conversion:
         Raises:
             DifferenceFoundError: an output is not as near as the rewrites' demands allow.
         """
-        extracted = self.options.get("extract_signature")
+        extracted = self.options["extract_signature"]
         for part, (before, after) in zip(self.container.parts, self.container.pairs(written), strict=True):
             names = [name for name, _ in part.model.entry_points()]
             sites = {
@@ -295,7 +306,7 @@ class _Conversion:
             allowed = allowances(part.model, sites)
             wanted = None if extracted is None and len(compared) == len(names) else compared
             report = compare(
-                before, after, signatures=wanted, locate=False, progress=self.options.get("progress")
+                before, after, signatures=wanted, locate=False, progress=self.options["progress"]
             )
             for comparison in report.signatures:
                 # A model without signatures is compared as `main`, whatever its subgraph is called.

@@ -3,9 +3,9 @@
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Unpack, get_args, get_origin
+from typing import Any
 
 from griffe import Docstring, DocstringSectionKind
 
@@ -67,8 +67,8 @@ def _members(owner: type) -> Iterator[str]:
 def _signature(target: Any, *, indent: str = "") -> str:
     """The signature, one parameter a line where it does not fit into one."""
     signature = inspect.signature(target)
-    parameters = list(_unpacked(entry for entry in signature.parameters.values() if entry.name != "self"))
-    shown = [str(parameter).replace("= Ellipsis", "= ...") for parameter in parameters]
+    parameters = [entry for entry in signature.parameters.values() if entry.name != "self"]
+    shown = list(map(str, parameters))
     kinds = [parameter.kind for parameter in parameters]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
@@ -78,17 +78,6 @@ def _signature(target: Any, *, indent: str = "") -> str:
     if len(line) <= _WIDTH or indent:
         return line
     return "(\n" + "".join(f"    {text},\n" for text in plain) + f"){returns}"
-
-
-def _unpacked(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:
-    """The parameters, with `**options: Unpack[Options]` as the keywords that it stands for; all may be left out."""
-    for parameter in parameters:
-        if get_origin(parameter.annotation) is Unpack:
-            (options,) = get_args(parameter.annotation)
-            for name, kind in options.__annotations__.items():
-                yield parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, annotation=kind, default=...)
-        else:
-            yield parameter
 
 
 def _returned(signature: inspect.Signature) -> str:
