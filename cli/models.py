@@ -1,4 +1,4 @@
-"""The commands for models: convert, inspect, explain, compare, shapes and golden."""
+"""The commands for models (convert, inspect, explain, compare, shapes, golden), and those that show what there is."""
 
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,7 @@ def convert(
     quiet: QuietOption = False,
 ) -> int:
     """Rewrite a model for an NPU, prove every rewrite, and write it."""
-    from edge_opt.cli.conversion import run
+    from edge_opt.cli.show_models import run_conversion
     from edge_opt.conversion.choices import ConvertOptions
 
     options = ConvertOptions(
@@ -114,7 +114,7 @@ def convert(
         require_sound=require_sound,
         overwrite=overwrite,
     )
-    return run(source, output, report or [], options, as_json=as_json, quiet=quiet)
+    return run_conversion(source, output, report or [], options, as_json=as_json, quiet=quiet)
 
 
 def inspect(
@@ -130,13 +130,13 @@ def inspect(
     as_json: JsonOption = False,
 ) -> int:
     """Show signatures, sizes, dtypes, operators and attention blocks; lint for a target."""
-    from edge_opt.cli import show_inspection
+    from edge_opt.cli.show_models import show_inspection, write_overlay
     from edge_opt.inspection import inspect
 
     inspection = inspect(file, target=target, shapes=read_shapes(shape))
     if node_data is not None:
-        show_inspection.write_overlay(file, node_data, target, overwrite=overwrite)
-    output.answer(inspection.to_dict(), partial(show_inspection.show, inspection), as_json=as_json)
+        write_overlay(file, node_data, target, overwrite=overwrite)
+    output.answer(inspection.to_dict(), partial(show_inspection, inspection), as_json=as_json)
     return 0
 
 
@@ -148,7 +148,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> int:
     """Say of every site whether `convert` would rewrite it, and why not."""
-    from edge_opt.cli.show_inspection import show_sites
+    from edge_opt.cli.show_models import show_sites
     from edge_opt.inspection import explain
 
     sites = explain(file, target=target, shapes=read_shapes(shape))
@@ -201,7 +201,7 @@ def compare(
     seconds: SecondsOption = 3600.0,
 ) -> int:
     """Run two models on the same inputs; exit 1 if they differ."""
-    from edge_opt.cli import show_comparison
+    from edge_opt.cli.show_models import show_comparison, show_on_npu
     from edge_opt.comparison.compare import compare
     from edge_opt.npu.comparing import compare_on_npu
 
@@ -241,11 +241,9 @@ def compare(
                 progress=progress,
             )
     if on == "npu":
-        output.answer(
-            on_npu.to_dict(), partial(show_comparison.show_on_npu, on_npu), as_json=as_json, quiet=quiet
-        )
+        output.answer(on_npu.to_dict(), partial(show_on_npu, on_npu), as_json=as_json, quiet=quiet)
         return 0 if on_npu.equal else 1
-    output.answer(on_cpu.to_dict(), partial(show_comparison.show, on_cpu), as_json=as_json, quiet=quiet)
+    output.answer(on_cpu.to_dict(), partial(show_comparison, on_cpu), as_json=as_json, quiet=quiet)
     return 0 if on_cpu.equal else 1
 
 
@@ -314,9 +312,87 @@ def check(
     quiet: QuietOption = False,
 ) -> int:
     """Run a model again; exit 1 if its outputs are not what was kept."""
-    from edge_opt.cli.show_comparison import show
+    from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.golden import check
 
     report = check(model, golden)
-    output.answer(report.to_dict(), partial(show, report), as_json=as_json, quiet=quiet)
+    output.answer(report.to_dict(), partial(show_comparison, report), as_json=as_json, quiet=quiet)
     return 0 if report.equal else 1
+
+
+def demo(
+    folder: Annotated[
+        Path | None, argument("Keep the models there; a temporary folder by default.", "DIR")
+    ] = None,
+    *,
+    overwrite: ForceOption = False,
+) -> int:
+    """Convert and compare a bundled tiny Gemma3; no download."""
+    from edge_opt.cli.show_models import run_demo
+
+    return run_demo(folder, overwrite=overwrite)
+
+
+def passes(
+    name: Annotated[
+        str | None, argument("Show this one's identity and demand.", "NAME", autocompletion=complete_pass)
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> int:
+    """List the rewrites, in the order in which they run; or all about one."""
+    from inspect import getdoc
+
+    from edge_opt.output.errors import unknown
+    from edge_opt.passes import PASSES
+
+    if name is not None and name not in PASSES:
+        raise unknown("pass", name, PASSES)
+    chosen = list(PASSES.values()) if name is None else [PASSES[name]]
+    records = [
+        {
+            "name": one.name,
+            "demand": str(one.demand),
+            "summary": one.summary,
+            "identity": getdoc(type(one)),
+            "sites": getdoc(type(one).sites),
+        }
+        for one in chosen
+    ]
+
+    def show() -> None:
+        if name is None:
+            rows = [("pass", "proved to be", "what it does")]
+            rows += [(one.name, str(one.demand), one.summary) for one in chosen]
+            output.say(*output.table(rows, left=3))
+            return
+        (one,) = records
+        output.say(f"{one['name']} {one['summary']}.", "", *str(one["identity"]).splitlines(), "")
+        output.say(f"Proved to be {one['demand']}.", "", f"Sites: {one['sites']}")
+
+    output.answer({"passes": records}, show, as_json=as_json)
+    return 0
+
+
+def targets(
+    name: Annotated[
+        str | None,
+        argument("Show this one's facts, as a target file has them.", "NAME", autocompletion=complete_target),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> int:
+    """List the bundled targets; or every fact of one, with its source: a file to begin one of yours with."""
+    from edge_opt.targets import load_target, target_names
+    from edge_opt.targets.target import to_toml
+
+    chosen = [load_target(one) for one in (target_names() if name is None else [name])]
+
+    def show() -> None:
+        rows = [("target", "form", "what it is")]
+        rows += [(target.name, target.form, target.summary) for target in chosen]
+        table = output.table(rows, left=3)
+        output.say(*(table if name is None else to_toml(chosen[0]).splitlines()))
+
+    output.answer({"targets": [target.to_dict() for target in chosen]}, show, as_json=as_json)
+    return 0

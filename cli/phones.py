@@ -84,7 +84,7 @@ def build(
 ) -> int:
     """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
     from edge_opt.build import build
-    from edge_opt.cli.show_build import show, stages_shown
+    from edge_opt.cli.show_phones import show_build, stages_shown
 
     with stages_shown(destination, work, as_json=as_json, quiet=quiet) as (progress, on_stage):
         result = build(
@@ -109,7 +109,7 @@ def build(
             progress=progress,
             on_stage=on_stage,
         )
-    output.answer(result.to_dict(), partial(show, result), as_json=as_json, quiet=quiet)
+    output.answer(result.to_dict(), partial(show_build, result), as_json=as_json, quiet=quiet)
     return 0
 
 
@@ -134,7 +134,7 @@ def evaluate(
 ) -> int:
     """Score held-out text with a model and with the bundles made from it: perplexity and agreement."""
     from edge_opt.build.evaluating import evaluate
-    from edge_opt.cli.show_build import evaluation_lines
+    from edge_opt.cli.show_phones import evaluation_lines
 
     with output.bar(wanted=not quiet) as progress:
         scores = evaluate(reference, bundles, prompts, progress=progress)
@@ -158,7 +158,7 @@ def profile(
     seconds: SecondsOption = 3600.0,
 ) -> int:
     """Compile models with a target's own compiler, and show what it makes of them."""
-    from edge_opt.cli.show_profile import show
+    from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
     profiles = []
@@ -167,7 +167,7 @@ def profile(
             output.complain(f"compiling {path} for {target}")
         profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
     listed = {"profiles": [entry.to_dict() for entry in profiles]}
-    output.answer(listed, partial(show, profiles), as_json=as_json, quiet=quiet)
+    output.answer(listed, partial(show_profiles, profiles), as_json=as_json, quiet=quiet)
     return 0
 
 
@@ -196,7 +196,7 @@ def tune(
     ] = None,
 ) -> int:
     """Compile a signature in every form with the target's compiler, and find the quickest."""
-    from edge_opt.cli.show_profile import show_tuning
+    from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
     from edge_opt.output.atomic import resolve_target
 

@@ -22,8 +22,8 @@ from edge_opt import inspection, schema
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.build import build
 from edge_opt.cli import app, models, options, output, phones
-from edge_opt.cli.wording import OPTIONS as WORDS
-from edge_opt.cli.wording import in_options
+from edge_opt.cli.options import OPTIONS as WORDS
+from edge_opt.cli.options import in_options
 from edge_opt.comparison.compare import Backend, compare
 from edge_opt.conversion import Verify, convert
 from edge_opt.conversion.container import Sections

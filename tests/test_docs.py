@@ -27,7 +27,7 @@ from doc_pages import (
 )
 
 import edge_opt
-from edge_opt.cli.entry import app
+from edge_opt.cli.app import app
 from edge_opt.ir import load, save
 
 Captured = pytest.CaptureFixture[str]

@@ -158,7 +158,7 @@ def test_heavy_packages_are_imported_only_where_they_belong(package: str) -> Non
 
 def test_an_upward_import_would_be_seen(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
-    file.write_text("def f():\n    from edge_opt import convert\n    import_module('edge_opt.cli.entry')\n")
+    file.write_text("def f():\n    from edge_opt import convert\n    import_module('edge_opt.cli.app')\n")
     layers = {layer_of_module(name) for _, name in imported(file)}
     assert layers == {"top", "cli"}
     assert not layers & ALLOWED["passes"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from edge_opt import EdgeOptError
-from edge_opt.cli.wording import in_options
+from edge_opt.cli.options import in_options
 
 FILLED = "…"
 REFUSAL = "Refusal"

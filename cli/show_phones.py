@@ -1,14 +1,19 @@
-"""Prints what a target's compiler makes of models: side by side for `profile`, in every form for `tune`."""
+"""Prints what `build` does stage by stage and what came of it, and the tables of `evaluate`, `profile` and `tune`."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from edge_opt.build import BuildResult, StageReport
+from edge_opt.build.building import work_folder
+from edge_opt.build.vendors import QUALCOMM
+from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.npu import Profile, SpillFigures, Tuning
-from edge_opt.npu.figures import NOTE, Figures
-from edge_opt.output.words import size
+from edge_opt.npu.figures import ITSELF_SINCE, NOTE, Figures
+from edge_opt.output.words import Progress, size
 
 LEGEND = {
     "x first": "estimated time over that of the same signature in the first model; below 1 is faster",
@@ -24,7 +29,7 @@ LEGEND = {
 }
 
 
-def show(profiles: Sequence[Profile]) -> None:
+def show_profiles(profiles: Sequence[Profile]) -> None:
     """A row for each signature of each model, a legend, and what runs on the CPU instead."""
     first, names = profiles[0], _names([entry.model for entry in profiles])
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
@@ -63,8 +68,8 @@ def _duration(figures: Figures) -> int | None:
     return figures.cycles
 
 
-def _ratio(duration: int | None, first: int | None) -> str:
-    return f"{duration / first:.3f}" if duration is not None and first else "-"
+def _ratio(figure: float | None, first: float | None) -> str:
+    return f"{figure / first:.3f}" if figure is not None and first else "-"
 
 
 def step_lines(steps: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -142,3 +147,116 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     output.say(f"{best}: {tuning.checked}.")
     if destination is not None:
         output.say(f"It is in {destination}: edge-opt convert {tuning.model} --target {destination}")
+
+
+_MINUTE = 60.0
+_AUXILIARY = (
+    "The auxiliary model is left to the CPU: of it litert-torch would compile the masks alone, and LiteRT-LM makes "
+    f"them itself since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
+)
+
+
+@contextmanager
+def stages_shown(
+    destination: Path, work: Path | None, *, as_json: bool, quiet: bool
+) -> Iterator[tuple[Progress, Callable[[StageReport], None]]]:
+    """What `build` takes as `progress` and `on_stage`: a bar for the stage that runs, a line for each that ran.
+
+    Never both at once: they go to one terminal.
+    """
+    bars: list[Progress | None] = []
+    log = WorkFolder(work_folder(destination, work))
+    with ExitStack() as stack:
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(output.bar(wanted=not quiet, note=log.last_line)))
+            if bars[0] is not None:
+                bars[0](stage, done, total)
+
+        def on_stage(report: StageReport) -> None:
+            stack.close()
+            bars.clear()
+            if not (as_json or quiet):
+                output.say(_line(report), *(f"  {note}" for note in report.notes))
+
+        yield progress, on_stage
+
+
+def _line(report: StageReport) -> str:
+    memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
+    spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'kept':>8}"
+    return f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // _MINUTE)} m {int(seconds % _MINUTE):02} s"
+
+
+def show_build(result: BuildResult) -> None:
+    """The bundle, how each signature came out, and what to do next."""
+    kept = [
+        f"{entry['signature']}: {entry['kept']}, {entry['why']}" for entry in result.optimized["signatures"]
+    ]
+    output.say("", *kept, *result.optimized["notes"], *step_lines(result.optimized["steps"]), "")
+    if result.vendor == QUALCOMM.title and result.settings["compile"].get("disable_aux_compilation"):
+        output.say(_AUXILIARY)
+    output.say(*result.caches["notes"])
+    if result.sections_put_back:
+        names = ", ".join(result.sections_put_back)
+        output.say(f"Sections that litert-torch's packing left out are back: {names}")
+    if result.evaluation is not None:
+        output.say(*_evaluation(result), "")
+    written = Path(str(result.output))
+    made = f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor})"
+    output.say(f"{made}: prefill and decode are one call of the NPU each.", "")
+    if result.next is not None:
+        output.say(*result.next.lines())
+
+
+def _evaluation(result: BuildResult) -> list[str]:
+    """The table of the models on the way, each with the estimated time of what it runs, then where the text is from."""
+    found = result.evaluation or {}
+    signatures = result.optimized["signatures"]
+    times = {
+        "": [f"{entry['signature']}, ms" for entry in signatures],
+        "quantized": [_milliseconds(entry.get("before")) for entry in signatures],
+        "converted": [
+            _milliseconds(entry.get("after" if entry["kept"] == "converted" else "before"))
+            for entry in signatures
+        ],
+    }
+    told = evaluation_lines(found, times) if found["models"] else []
+    return [*told, *filter(None, [found["note"]])]
+
+
+def _milliseconds(figures: Mapping[str, Any] | None) -> str:
+    time = (figures or {}).get("time")
+    return "-" if time is None else f"{time['us'] / 1000:.3f}"
+
+
+def evaluation_lines(
+    evaluation: Mapping[str, Any], more: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """An `Evaluation` as plain values: a row for each model, then the text that it was scored on.
+
+    `more` has further cells by a model's name, the heads under "".
+    """
+    further = more or {}
+    head = ("", "perplexity", "of the reference's", "top-1 agreement", *further.get("", ()))
+    reference = evaluation["models"][0]["perplexity"]
+    rows = [
+        (
+            model["source"],
+            "no number" if model["perplexity"] is None else f"{model['perplexity']:.2f}",
+            _ratio(model["perplexity"], reference),
+            "-" if model["top1_agreement"] is None else f"{100 * model['top1_agreement']:.1f} %",
+            *further.get(model["source"], ["-"] * len(further.get("", ()))),
+        )
+        for model in evaluation["models"]
+    ]
+    scored = f"On {evaluation['models'][0]['tokens']} tokens of {evaluation['prompts']} held-out prompts"
+    skipped = f"; {evaluation['skipped']} more are longer than the cache" if evaluation["skipped"] else ""
+    return [*output.table([head, *rows]), "", f"{scored}{skipped}."]
