@@ -112,7 +112,7 @@ def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch:
     class Without(Stages):
         check_runtimes = Processes.check_runtimes  # type: ignore[assignment]
 
-    monkeypatch.setattr("edge_opt.build.scoring._RUNTIME", "no-such-package")
+    monkeypatch.setattr("edge_opt.build.processes._RUNTIME", "no-such-package")
     stages = Without()
     with pytest.raises(UsageError, match=r"pip install '\.\[lm\]' .*evaluate=False"):
         place.build(stages=stages)

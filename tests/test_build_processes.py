@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_the_extra_holds_the_version_that_is_known_here() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"litert-torch=={pipeline.SUPPORTED}.*" in extras["build"]
+    assert f"litert-torch=={processes.SUPPORTED}.*" in extras["build"]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_another_version_or_none_is_a_sentence(
     def version(name: str) -> str:
         told = found.get(name, "0.10.0")
         if told is None:
-            raise pipeline.PackageNotFoundError(name)
+            raise processes.PackageNotFoundError(name)
         return told
 
-    monkeypatch.setattr(pipeline, "version", version)
-    monkeypatch.setattr(pipeline, "find_spec", lambda _: True)
+    monkeypatch.setattr(processes, "version", version)
+    monkeypatch.setattr(processes, "find_spec", lambda _: True)
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        pipeline.check_versions()
+        Processes().versions()
 
 
 # --- the command ---

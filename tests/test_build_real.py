@@ -18,8 +18,8 @@ from text_parser import parse
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.build import Job, build, pipeline
-from edge_opt.build.caches import SETTING
 from edge_opt.build.prompts import Plan
+from edge_opt.build.source import SETTING
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.output.errors import UsageError

@@ -11,14 +11,12 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_opt.build.caches import SETTING, SlidingLayers, notes, ring_of
 from edge_opt.build.prompts import (
     Plan,
     check_lengths,
@@ -29,7 +27,8 @@ from edge_opt.build.prompts import (
     tokenizer_of,
 )
 from edge_opt.build.sections import keep_sections
-from edge_opt.build.work import REPORT, Job
+from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
+from edge_opt.build.work import INSTALL, REPORT, Job
 from edge_opt.inspection.reporting import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
@@ -42,20 +41,6 @@ from edge_opt.report.writing import FORMATS
 from edge_opt.schema.litertlm import read_bundle, section_of
 from edge_opt.soundness import power_of_two
 
-SUPPORTED = "0.10"
-"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
-
-_PACKAGES = [
-    "litert-torch",
-    "ai-edge-quantizer",
-    "ai-edge-litert",
-    "litert-lm-builder",
-    "torch",
-    "transformers",
-    "edge-opt",
-]
-_MODULE = "tensorflow"  # litert-torch imports it without requiring it
-_INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 _EXPORT = "litert_torch.generative.export_hf"
 _ROOT = f"{_EXPORT}.experimental.npu_export"
 # Where a stage's argument has another name in the configuration.
@@ -84,22 +69,6 @@ HEAD_AT_4 = "dynamic_wi8_head4_afp32"
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
 _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
-
-
-def check_versions() -> dict[str, str]:
-    """The versions of everything that a result depends on; UsageError where one is missing or not known here."""
-    try:
-        versions = {package: version(package) for package in _PACKAGES}
-    except PackageNotFoundError as error:
-        raise UsageError(f"the build needs {error.name}: {_INSTALL}") from None
-    if find_spec(_MODULE) is None:
-        raise UsageError(f"the build needs {_MODULE}: {_INSTALL}")
-    if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
-        raise UsageError(
-            f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is known "
-            f"here as of {SUPPORTED}: {_INSTALL}"
-        )
-    return versions
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
@@ -174,7 +143,7 @@ def _write_window(path: Path, window: int) -> None:
     if index is None:
         raise UsageError(
             f"litert-torch wrote no executor metadata, without which LiteRT-LM takes another window than the "
-            f"checkpoint's {window} positions: {_INSTALL}"
+            f"checkpoint's {window} positions: {INSTALL}"
         )
     content = bundle.content(index)
     values = metadata.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))

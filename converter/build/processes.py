@@ -8,17 +8,22 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from edge_opt import processes
-from edge_opt.build.pipeline import check_versions
-from edge_opt.build.scoring import check_runtimes
-from edge_opt.build.work import Job, StageAnswer, StageFailedError
+from edge_opt.build.work import INSTALL, Job, StageAnswer, StageFailedError
 from edge_opt.npu.sdk import search_path
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.output.words import Progress
 
+SUPPORTED = "0.10"
+"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
+_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
+_MODULE = "tensorflow"  # litert-torch imports it without requiring it
+_RUNTIME = "litert-lm-api"
 _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)
 _TAIL = 4096
@@ -31,11 +36,35 @@ class Processes:
 
     def versions(self) -> dict[str, str]:
         """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
-        return check_versions()
+        try:
+            versions = {package: version(package) for package in _PACKAGES.split()}
+        except PackageNotFoundError as error:
+            raise UsageError(f"the build needs {error.name}: {INSTALL}") from None
+        if find_spec(_MODULE) is None:
+            raise UsageError(f"the build needs {_MODULE}: {INSTALL}")
+        if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
+            raise UsageError(
+                f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is "
+                f"known here as of {SUPPORTED}: {INSTALL}"
+            )
+        return versions
 
     def check_runtimes(self, *, checkpoint: bool) -> dict[str, str]:
         """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
-        return check_runtimes(checkpoint=checkpoint)
+        try:
+            versions = {_RUNTIME: version(_RUNTIME)}
+        except PackageNotFoundError:
+            raise UsageError(
+                "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of "
+                "edge-opt (a build goes on without it with evaluate=False)"
+            ) from None
+        missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
+        if missing:
+            raise UsageError(
+                f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
+                f"'.[build]' in a checkout of edge-opt, or give a float bundle as the reference"
+            )
+        return versions
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
         """Run one stage in a process; an interrupt ends it and all that it started.

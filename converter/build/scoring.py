@@ -1,4 +1,4 @@
-"""Scores held-out text with one model, and says what that needs; a model is loaded in a process of its own.
+"""Scores held-out text with one model, which is loaded in a process of its own.
 
 LiteRT-LM gives the likelihoods of a text, and the tokens that it generates; not which token would have been most likely
 in place of each one of the text. So agreement is measured on what is generated.
@@ -9,8 +9,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import takewhile
 from typing import Any
 
@@ -105,9 +103,6 @@ def other_tokens(at: int, theirs: int, ours: int) -> UsageError:
     )
 
 
-_RUNTIME = "litert-lm-api"
-
-
 def score(
     model: str,
     step: Callable[[int, int], None],
@@ -149,24 +144,6 @@ def score(
             agreed[name] += scorer.agreeing(text, generated[at])
     step(len(texts), len(texts))
     return {"said": scored, "agreed": agreed}
-
-
-def check_runtimes(*, checkpoint: bool) -> dict[str, str]:
-    """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
-    try:
-        versions = {_RUNTIME: version(_RUNTIME)}
-    except PackageNotFoundError:
-        raise UsageError(
-            "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of edge-opt "
-            "(a build goes on without it with evaluate=False)"
-        ) from None
-    missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
-            f"'.[build]' in a checkout of edge-opt, or give a float bundle as the reference"
-        )
-    return versions
 
 
 class Runtime:

@@ -21,6 +21,8 @@ from edge_opt.output.record import from_dict
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
+INSTALL = "pip install '.[build]' in a checkout of edge-opt"
+"""How to get what stages run."""
 REPORT = "report"
 """What our own stage calls the reports beside it, one for each format; no later stage depends on them."""
 
