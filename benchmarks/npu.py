@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.ir import Model, load, save
-from edge_opt.npu import SpillFigures, TimeEstimate, Trial, profile
+from edge_opt.npu import SpillFigures, TimeEstimate, Trial
 from edge_opt.npu.layers import cut_entry_point, largest_attention
 from edge_opt.npu.search import Choice, TrialPlan, choices, outcomes
 from edge_opt.output.errors import EdgeOptError
@@ -111,7 +111,7 @@ def measured(
             plan(str(alone), choice, target, options)
             for choice in candidates(model, signature, target, forms=options.forms)
         ]
-        trials = outcomes(plans, profile, running, fresh=options.fresh, done=told)
+        trials = outcomes(plans, running, fresh=options.fresh, done=told)
         yield Row(path.stem, signature, tuple(trials))
         alone.unlink()
 

@@ -206,7 +206,8 @@ def show_inspection(found: Inspection) -> None:
     for signature in found.signatures:
         # Equal blocks on one line: layers repeat.
         blocks = Counter(_describe(block) for block in found.attention if block.signature == signature.name)
-        listed = (f"  {count} x {text}" for text, count in blocks.items())
+        listed = [f"  {count} x {text}" for text, count in blocks.items()]
+        listed += [f"  {composite.count} x {composite}" for composite in signature.composites]
         output.say("", f"{signature.name}: {_operators(signature)}", *listed)
     if found.caches.caches:
         output.say("", *found.caches.lines())

@@ -43,7 +43,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/proof/",),
     "tensorflow": ("converter/proof/",),
-    "litert_torch": ("converter/build/pipeline.py", "converter/build/prompts.py"),
+    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/prompts.py"),
     "torch": ("converter/build/scoring.py"),
     "litert_lm": ("converter/build/scoring.py",),
     "typer": ("cli/",),

@@ -10,6 +10,7 @@ import pytest
 from bundles import task
 
 from edge_opt.conversion import convert
+from edge_opt.integrations.litert_torch import export_language_model
 from edge_opt.schema.litertlm import read_bundle
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -52,17 +53,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             kv_heads=1, head_size=32, hidden=128, ffn=256, vocab=512, prefill=16, cache=64
         )
         checkpoints.save_checkpoint("gemma3", sizes, folder / "hf")
-        from litert_torch.generative.export_hf.export import export
-
-        export(
-            model=str(folder / "hf"),
-            output_dir=str(folder / "out"),
+        results = export_language_model(
+            folder / "hf",
+            folder / "out",
             prefill_lengths=[16],
             cache_length=64,
             quantization_recipe="",
             bundle_litert_lm=True,
         )
-    assert len(convert(folder / "out" / "model.litertlm").converted) == 5
+    assert len(results[folder / "out" / "model.opt.litertlm"].converted) == 5
     return folder / "out"
 
 

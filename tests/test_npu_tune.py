@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from cli_runs import DEMO, QUANTIZED, run
@@ -60,10 +61,10 @@ class FakeEmulator:
 
     def __init__(self, wrong: int = 0) -> None:
         self._wrong = wrong
-        self.asked: list[tuple[int, Any, int]] = []
+        self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, a: Any, b: Any, *, flags: Any, layers: int, **_: Any) -> Any:
-        self.asked.append((softmaxes(b), flags, layers))
+    def __call__(self, a: Any, b: Any, *, layers: int, **_: Any) -> Any:
+        self.asked.append((softmaxes(b), layers))
         return SimpleNamespace(equal=softmaxes(b) != self._wrong, summary=lambda: "numbers are off")
 
 
@@ -93,8 +94,14 @@ class FakeCompiler:
 
 
 def tuned(answers: dict[int, SpillFigures], path: Path = DEMO, **options: Any) -> Tuning:
-    given = {"blocks": 1, "jobs": 2, "compiler": FakeCompiler(answers), "comparer": FakeEmulator()}
-    return tune(path, **{"target": "qualcomm-htp", **given, **options})
+    given = {"target": "qualcomm-htp", "blocks": 1, "jobs": 2}
+    fakes = {
+        "profile": options.pop("compiler", FakeCompiler(answers)),
+        "compare_on_npu": options.pop("comparer", FakeEmulator()),
+        "find_sdk": lambda _: SimpleNamespace(no_probe=""),
+    }
+    with patch.multiple("edge_opt.npu.search", **fakes):
+        return tune(path, **{**given, **options})
 
 
 # One block
@@ -239,7 +246,7 @@ def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for() ->
     compiler, emulator = FakeCompiler({1: figures(1)}), FakeEmulator()
     tuned({}, signature="decode", chip="SSG2125P", compiler=compiler, comparer=emulator)
     assert compiler.asked == [("SA8775", ("--qualcomm_vtcm_size=2",))] * TRIALS
-    assert emulator.asked == [(1, [], 2)]
+    assert emulator.asked == [(1, 2)]
 
 
 # Numbers
@@ -460,9 +467,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = FakeCompiler({4: figures(150)})
-    monkeypatch.setattr(
-        "edge_opt.npu.tune", lambda *a, **o: tune(*a, **o, compiler=compiler, comparer=FakeEmulator())
-    )
+    monkeypatch.setattr("edge_opt.npu.tune", lambda *a, **o: tuned({}, *a, **{**o, "compiler": compiler}))
     file = tmp_path / "mine.toml"
     command = ("tune", DEMO, "--layers", "1", "--signatures", "decode", "-o", file)
     result = run(capsys, *command)

@@ -18,8 +18,8 @@ from typing import Any
 from edge_opt.attention.block import FORMS, Block
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
-from edge_opt.npu.comparing import NpuComparison, compare_on_npu
-from edge_opt.npu.figures import Figures, Profile
+from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.figures import Figures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.profiling import COMPILERS, compiled_target, model_file, profile
@@ -35,8 +35,6 @@ from edge_opt.output.record import Record, from_dict
 from edge_opt.output.words import Progress
 from edge_opt.processes import end_all
 from edge_opt.targets import Target
-
-Compile = Callable[..., Profile]
 
 _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)
@@ -150,27 +148,30 @@ class Trial(Record):
         return self.figures is not None and not self.verdict
 
 
-def carry_out(plan: TrialPlan, compiler: Compile) -> Trial:
+def carry_out(plan: TrialPlan) -> Trial:
     """Convert the exported model into the plan's form, and compile that. A compiler that fails is an outcome."""
     started = time.perf_counter()
-    options = {"sdk": plan.sdk, "chip": plan.chip, "flags": list(plan.flags), "seconds": plan.seconds}
-    profile, failure, passing = None, None, False
+    outcome: dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        model = plan.write(Path(folder))
         try:
-            profile = compiler(model, plan.target, **options)
+            profiled = profile(
+                plan.write(Path(folder)),
+                plan.target,
+                sdk=plan.sdk,
+                chip=plan.chip,
+                flags=plan.flags,
+                seconds=plan.seconds,
+            )
+            figures, versions = profiled.signatures[0], dict(profiled.versions)
+            outcome = {"figures": figures, "versions": versions, "notes": profiled.notes}
         except CompilerFailedError as error:
-            failure, passing = str(error).partition(": ")[2], isinstance(error, CompilerTimeoutError)
-    spent = round(time.perf_counter() - started, 2)
-    if profile is None:
-        return Trial(plan.choice, spent, failure=failure, passing=passing)
-    figures, versions = profile.signatures[0], dict(profile.versions)
-    return Trial(plan.choice, spent, figures, versions=versions, notes=profile.notes)
+            reason = str(error).partition(": ")[2]
+            outcome = {"failure": reason, "passing": isinstance(error, CompilerTimeoutError)}
+    return Trial(plan.choice, round(time.perf_counter() - started, 2), **outcome)
 
 
 def outcomes(
     plans: Sequence[TrialPlan],
-    compiler: Compile,
     executor: Executor,
     *,
     fresh: bool,
@@ -180,7 +181,6 @@ def outcomes(
 
     Args:
         plans: of one exported model.
-        compiler: what compiles, `edge_opt.npu.profile`.
         executor: what carries them out.
         fresh: compile again what an earlier search remembers.
         done: called with how many are done and the last one; at first with None.
@@ -191,9 +191,7 @@ def outcomes(
     known = [None if fresh else remembered(key) for key in keys]
     trials = {place: trial for place, trial in enumerate(known) if trial is not None}
     waiting = {
-        executor.submit(carry_out, plan, compiler): place
-        for place, plan in enumerate(plans)
-        if place not in trials
+        executor.submit(carry_out, plan): place for place, plan in enumerate(plans) if place not in trials
     }
     done(len(trials), None)
     for future in as_completed(waiting):
@@ -225,8 +223,6 @@ def _file(key: str) -> Path:
     folder.mkdir(exist_ok=True)
     return folder / f"{key}.json"
 
-
-Compare = Callable[..., NpuComparison]
 
 _HEXAGON = "qualcomm-htp"
 _CHECKED_LAYERS = 2
@@ -281,8 +277,6 @@ def tune(
     executor: Executor | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
-    compiler: Compile = profile,
-    comparer: Compare = compare_on_npu,
 ) -> Tuning:
     """Try every form on one signature of a model. The file is only read.
 
@@ -303,8 +297,6 @@ def tune(
             files at the same paths, and edge-opt.
         fresh: compile again what an earlier search remembers.
         progress: called with (stage, done, total).
-        compiler: what compiles, `edge_opt.npu.profile`.
-        comparer: what compares numbers, `edge_opt.npu.compare_on_npu`.
 
     Raises:
         UsageError: there is no compiler for the target, no such signature, or no attention in it.
@@ -321,19 +313,19 @@ def tune(
         running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
         chip = chip or COMPILERS[facts.name]
         plan = TrialPlan(str(exported), Choice(), facts, chip, (), sdk, seconds)
-        unchecked = _why_unchecked(plan, comparer)
-        compiled = plan
+        compiled, unchecked = plan, "this compiler has no emulator here"
         if facts.name == _HEXAGON:
+            unchecked = find_sdk(sdk).no_probe
             judge, flags = judged_by(chip, ())
             compiled = replace(plan, chip=judge, flags=tuple(flags))
         plans = [replace(compiled, choice=choice) for choice in _choices(layers, facts)]
         trials = outcomes(
-            plans, compiler, running, fresh=fresh, done=lambda count, _: tell("compiling", count, len(plans))
+            plans, running, fresh=fresh, done=lambda count, _: tell("compiling", count, len(plans))
         )
         trials.sort(key=rank)
         checked = f"numbers not checked: {unchecked}"
         if not unchecked:
-            trials, checked = _checked(trials, plan, comparer, tell)
+            trials, checked = _checked(trials, plan, tell)
     first = next((trial for trial in trials if trial.figures is not None), None)
     return Tuning(
         model=os.fspath(path),
@@ -347,6 +339,11 @@ def tune(
         checked=checked,
         notes=() if first is None else first.notes,
     )
+
+
+def rank(trial: Trial) -> tuple[float, ...]:
+    """Smaller is better; what did not compile comes last."""
+    return (math.inf,) if trial.figures is None else tuple(trial.figures.ranking().values())
 
 
 @contextmanager
@@ -372,13 +369,6 @@ def idle_cores() -> int:
     return max(1, round(cores - os.getloadavg()[0]))
 
 
-def _why_unchecked(plan: TrialPlan, comparer: Compare) -> str:
-    """Why no numbers can be checked; empty where they can."""
-    if plan.target.name != _HEXAGON:
-        return "this compiler has no emulator here"
-    return find_sdk(plan.sdk).no_probe if comparer is compare_on_npu else ""
-
-
 def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
     """Those that differ: where queries have no norm, it is the same graph whether a cut goes above it or not."""
 
@@ -393,30 +383,29 @@ def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
             yield choice
 
 
-def _checked(
-    ranked: Sequence[Trial], plan: TrialPlan, comparer: Compare, tell: Progress
-) -> tuple[list[Trial], str]:
+def _checked(ranked: Sequence[Trial], plan: TrialPlan, tell: Progress) -> tuple[list[Trial], str]:
     """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
     wrong: list[Trial] = []
     for place, trial in enumerate(ranked):
         if not trial.usable:
             break
         tell(f"checking the numbers of {trial.choice}", place, len(ranked))
-        options = {"flags": list(plan.flags), "layers": _CHECKED_LAYERS, "seconds": plan.seconds}
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
             model = replace(plan, choice=trial.choice).write(Path(folder))
-            comparison = comparer(Path(plan.exported), model, sdk=plan.sdk, chip=plan.chip, **options)
+            comparison = compare_on_npu(
+                Path(plan.exported),
+                model,
+                sdk=plan.sdk,
+                chip=plan.chip,
+                layers=_CHECKED_LAYERS,
+                seconds=plan.seconds,
+            )
         if comparison.equal:
             same = "the same bits as exported" if trial.choice.form else "its numbers are the compiler's own"
             layers = f"{_CHECKED_LAYERS} layers on {plan.chip}'s emulator"
             return [*ranked[place:], *wrong], f"{same}, {layers}"
         wrong.append(replace(trial, verdict=comparison.summary()))
     return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
-
-
-def rank(trial: Trial) -> tuple[float, ...]:
-    """Smaller is better; what did not compile comes last."""
-    return (math.inf,) if trial.figures is None else tuple(trial.figures.ranking().values())
 
 
 def tuned_target(tuning: Tuning) -> Target:
