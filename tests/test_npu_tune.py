@@ -466,8 +466,9 @@ def test_every_fact_survives_being_written(name: str, tmp_path: Path) -> None:
 def test_the_command_prints_one_table_and_writes_the_target(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = FakeCompiler({4: figures(150)})
-    monkeypatch.setattr("edge_opt.npu.tune", lambda *a, **o: tuned({}, *a, **{**o, "compiler": compiler}))
+    monkeypatch.setattr(
+        "edge_opt.npu.tune", lambda path, target, **o: tuned({4: figures(150)}, path, target=target, **o)
+    )
     file = tmp_path / "mine.toml"
     command = ("tune", DEMO, "--layers", "1", "--signatures", "decode", "-o", file)
     result = run(capsys, *command)
