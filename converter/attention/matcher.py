@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
@@ -254,7 +255,7 @@ class Matcher:
 
         for operator in walked(producers(self.softmax), above):
             count = len(operator.inputs)
-            if _only_repeats(operator):
+            if operator.name == "CONCATENATION" and len({*operator.inputs}) == 1 < count:
                 axis = int(operator.option("axis"))
                 if operator.outputs[0].shape[axis] == shape[place] and axis % len(shape) == len(shape) - 2:
                     axes = list(fx.plain(shape))
@@ -342,11 +343,6 @@ def _heads_apart(product: Factored, weighing: Weighing) -> bool:
     return apart and not fx.tells_heads(columns)
 
 
-def _only_repeats(operator: Operator) -> bool:
-    """True for a CONCATENATION of one tensor several times."""
-    return operator.name == "CONCATENATION" and len({*operator.inputs}) == 1 < len(operator.inputs)
-
-
 def _axes(reduction: Operator) -> list[int]:
     """Reduced axes, counted from the back."""
     axes = constants_of(reduction)(1)
@@ -363,85 +359,76 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     Where several SOFTMAXes weigh the same values together, they are one attention, told of the first. Attention without
     a SOFTMAX stands at the operator that makes what weighs the values.
     """
-    with doubted([subgraph]):
-        yield from _found(subgraph)
+    operands = OperandFactors()
 
-
-def _found(subgraph: Subgraph) -> Iterator[Match]:
-    finder = _Finder(subgraph)
-    softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
-    # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
-    for softmax in reversed(softmaxes):
-        finder.match(softmax)
-    anchors = {*softmaxes, *finder.weights_without_softmax(softmaxes)}
-    inside: set[Operator] = set()
-    weighed: set[frozenset[Operator]] = set()
-    for softmax in (operator for operator in subgraph.operators if operator in anchors):
-        match = finder.match(softmax)
-        values = frozenset(match.products) if isinstance(match, Block) and match.heads == 1 else None
-        if softmax not in inside and values not in weighed:
-            yield match
-        if isinstance(match, Block):
-            inside |= match.core
-        if values is not None:
-            weighed.add(values)
-
-
-class _Finder:
-    """Matches each SOFTMAX once: one block may have to look at the next."""
-
-    def __init__(self, subgraph: Subgraph) -> None:
-        self._subgraph = subgraph
-        self._operands = OperandFactors()
-        self._known: dict[Operator, Match] = {}
-
-    def match(self, softmax: Operator) -> Match:
-        """What a SOFTMAX belongs to."""
-        if softmax not in self._known:
-            try:
-                self._known[softmax] = self._match(softmax)
-            except RefusedError as refused:
-                self._known[softmax] = NotABlock(softmax, refused.refusal)
-        return self._known[softmax]
-
-    def weights_without_softmax(self, softmaxes: list[Operator]) -> Iterator[Operator]:
-        """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
-        known: set[Operator] = set()
-        for softmax in softmaxes:
-            with suppress(RefusedError):
-                known.update(value_products(softmax))
-            known.update(products_above(producers(softmax))[0])
-        for product in self._subgraph.operators:
-            if product in known or not multiplies_activations(product):
-                continue
-            makers = [last_computation(product.input(index)) for index in (0, 1)]
-            for weights in (operator for operator in makers if operator is not None):
-                linear = is_product(weights)
-                scores = [weights] if linear else products_above(producers(weights))[0]
-                several = all(map(holds_several, scores)) and not any(map(is_residual, scores))
-                if scores and known.isdisjoint(scores) and several:
-                    known.update((product, *scores))
-                    yield weights
-                    break
-
-    def _match(self, softmax: Operator) -> Match:
-        if is_product(softmax):
-            raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
-        if softmax.shape_error:
-            raise RefusedError("the recorded shapes do not fit", softmax)
+    @cache  # one block may have to look at the next
+    def match_of(softmax: Operator) -> Match:
         try:
-            products = value_products(softmax)
+            return _match(subgraph, softmax, operands, match_of)
         except RefusedError as refused:
-            return _without_values(softmax, refused.refusal)
-        if not all(weighing.head_size for weighing in products.values()):
-            raise RefusedError("an empty tensor", next(iter(products)))
-        logits, ends = products_above(producers(softmax))
-        if not logits:
-            return _without_scores(softmax, ends)
-        around = (softmax, *products, *logits)
-        if any(tensor.is_dynamic for operator in around for tensor in operator.outputs):
-            raise RefusedError("a dimension is known only at run time", softmax)
-        return Matcher(self._subgraph, softmax, products, logits, self._operands, self.match).match()
+            return NotABlock(softmax, refused.refusal)
+
+    with doubted([subgraph]):
+        softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
+        # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
+        for softmax in reversed(softmaxes):
+            match_of(softmax)
+        anchors = {*softmaxes, *_weights_without_softmax(subgraph, softmaxes)}
+        inside: set[Operator] = set()
+        weighed: set[frozenset[Operator]] = set()
+        for softmax in (operator for operator in subgraph.operators if operator in anchors):
+            match = match_of(softmax)
+            values = frozenset(match.products) if isinstance(match, Block) and match.heads == 1 else None
+            if softmax not in inside and values not in weighed:
+                yield match
+            if isinstance(match, Block):
+                inside |= match.core
+            if values is not None:
+                weighed.add(values)
+
+
+def _weights_without_softmax(subgraph: Subgraph, softmaxes: list[Operator]) -> Iterator[Operator]:
+    """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
+    known: set[Operator] = set()
+    for softmax in softmaxes:
+        with suppress(RefusedError):
+            known.update(value_products(softmax))
+        known.update(products_above(producers(softmax))[0])
+    for product in subgraph.operators:
+        if product in known or not multiplies_activations(product):
+            continue
+        makers = [last_computation(product.input(index)) for index in (0, 1)]
+        for weights in (operator for operator in makers if operator is not None):
+            linear = is_product(weights)
+            scores = [weights] if linear else products_above(producers(weights))[0]
+            several = all(map(holds_several, scores)) and not any(map(is_residual, scores))
+            if scores and known.isdisjoint(scores) and several:
+                known.update((product, *scores))
+                yield weights
+                break
+
+
+def _match(
+    subgraph: Subgraph, softmax: Operator, operands: OperandFactors, match_other: Callable[[Operator], Match]
+) -> Match:
+    """What a SOFTMAX belongs to; raises RefusedError where that is attention which is not understood."""
+    if is_product(softmax):
+        raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
+    if softmax.shape_error:
+        raise RefusedError("the recorded shapes do not fit", softmax)
+    try:
+        products = value_products(softmax)
+    except RefusedError as refused:
+        return _without_values(softmax, refused.refusal)
+    if not all(weighing.head_size for weighing in products.values()):
+        raise RefusedError("an empty tensor", next(iter(products)))
+    logits, ends = products_above(producers(softmax))
+    if not logits:
+        return _without_scores(softmax, ends)
+    around = (softmax, *products, *logits)
+    if any(tensor.is_dynamic for operator in around for tensor in operator.outputs):
+        raise RefusedError("a dimension is known only at run time", softmax)
+    return Matcher(subgraph, softmax, products, logits, operands, match_other).match()
 
 
 def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
