@@ -20,6 +20,7 @@ from edge_opt.ir.region import backward_slice
 from edge_opt.schema.data import Data
 
 _Array = NDArray[Any]
+_Move = Callable[[Operator, list[_Array]], _Array]
 
 _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
@@ -175,16 +176,12 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]
     out. Nothing is found where it has others, nor for a constant whose numbers do not round to the codes.
     """
     stored, real = (
-        [operator for operator in whole.operators if operator.name not in _RETYPED]
-        for whole in (graph, exported)
+        [one for one in whole.operators if one.name not in _RETYPED] for whole in (graph, exported)
     )
     if [operator.name for operator in stored] != [operator.name for operator in real]:
         return {}
-    pairs = (
-        pair
-        for old, new in zip(stored, real, strict=True)
-        for pair in zip(old.inputs, new.inputs, strict=False)
-    )
+    read = [(old.inputs, new.inputs) for old, new in zip(stored, real, strict=True)]
+    pairs = [pair for both in read for pair in zip(*both, strict=False)]
     return {old: new for old, new in pairs if old is not None and new is not None and _rounds_to(new, old)}
 
 
@@ -286,10 +283,6 @@ def _moved(operator: Operator, values: list[_Array]) -> _Array:
     return _MOVES[operator.name](operator, [np.broadcast_to(v, (*v.shape[:-1], runs)) for v in values])
 
 
-def _reshaped(operator: Operator, values: list[_Array]) -> _Array:
-    return values[0].reshape(*operator.outputs[0].shape, -1)
-
-
 def _concatenated(operator: Operator, values: list[_Array]) -> _Array:
     axis = int(operator.option("axis"))
     return np.concatenate(values, axis if axis >= 0 else axis - 1)
@@ -300,16 +293,14 @@ def _transposed(operator: Operator, values: list[_Array]) -> _Array:
     return values[0].transpose(*order, len(order))
 
 
-def _broadcast(operator: Operator, values: list[_Array]) -> _Array:
-    return np.broadcast_to(values[0], (*operator.outputs[0].shape, values[0].shape[-1]))
+def _to_shape(function: Callable[[_Array, tuple[int, ...]], _Array]) -> _Move:
+    return lambda operator, values: function(values[0], (*operator.outputs[0].shape, values[0].shape[-1]))
 
 
-_MOVES: dict[str, Callable[[Operator, list[_Array]], _Array]] = {
-    "BROADCAST_TO": _broadcast,
+_MOVES: dict[str, _Move] = {
+    "BROADCAST_TO": _to_shape(np.broadcast_to),
     "CONCATENATION": _concatenated,
-    "EXPAND_DIMS": _reshaped,
-    "RESHAPE": _reshaped,
-    "SQUEEZE": _reshaped,
+    **dict.fromkeys(("EXPAND_DIMS", "RESHAPE", "SQUEEZE"), _to_shape(np.reshape)),
     "TRANSPOSE": _transposed,
 }
 """Of arrays with a last axis for runs; only the first input holds what is moved, but for CONCATENATION."""
