@@ -10,7 +10,7 @@ from text_parser import parse
 from edge_opt.ir import DType, Model, Quantization, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import MaskedRows, SiteReport, mask_to_add
-from edge_opt.passes.mask_to_add import ABSORBING, condition_source
+from edge_opt.passes.mask_to_add import ABSORBING, Condition
 from edge_opt.proof.metrics import measure
 from edge_opt.proof.pair import Outcome, OutputProof
 from edge_opt.proof.regions import RegionProver
@@ -256,9 +256,9 @@ def test_masks_of_any_type_and_either_select(case: str, prover: RegionProver) ->
 def test_the_source_of_a_condition_is_found_through_reshapes() -> None:
     model = parse(block(RESHAPED, OPEN))
     tensors = {tensor.name: tensor for tensor in model.subgraphs[0].tensors}
-    source, chain = condition_source(tensors["open"])
-    assert source is tensors["mask"]
-    assert [operator.name for operator in chain] == ["RESHAPE", "NOT_EQUAL"]
+    condition = Condition.of(tensors["open"])
+    assert condition.source is tensors["mask"]
+    assert [operator.name for operator in condition.chain] == ["RESHAPE", "NOT_EQUAL"]
 
 
 def test_a_comparison_of_two_masks_is_taken_as_it_is(prover: RegionProver) -> None:
@@ -674,9 +674,9 @@ def test_what_closes_an_entry_of_the_mask_and_what_opens_it(
 ) -> None:
     """Where a condition says what is open; a quantized number that is compared with stands for a real one."""
     line = f"%c: bool[1,1,4,4] = {condition}" if condition else ""
-    chain = list(parse(f"subgraph main ({given}) {{ {line} return %c }}").subgraphs[0].operators)
-    assert mask_to_add._values(chain, masked_when=False) == (closed, opened)
-    assert mask_to_add._values(chain, masked_when=True) == (opened, closed)
+    made = Condition.of(parse(f"subgraph main ({given}) {{ {line} return %c }}").subgraphs[0].outputs[0])
+    assert made.values(masked_when=False) == (closed, opened)
+    assert made.values(masked_when=True) == (opened, closed)
 
 
 def test_what_changes_in_masked_rows_is_told_with_the_number_of_sites() -> None:

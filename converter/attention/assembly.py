@@ -17,7 +17,7 @@ class Assembly:
 
     def __init__(self, model: Model, constants: Constants) -> None:
         self._model = model
-        self._constants = constants
+        self.constants = constants
         self._operators: list[Operator] = []
         self._reshaped_from: dict[Tensor, Tensor] = {}
         self._reshapes: dict[tuple[Tensor, Shape], Tensor] = {}
@@ -70,11 +70,11 @@ class Assembly:
 
     def integers(self, name: str, values: object) -> Tensor:
         """An int32 constant."""
-        return self._constants.make(name, np.asarray(values, np.int32), DType.INT32)
+        return self.constants.make(name, np.asarray(values, np.int32), DType.INT32)
 
     def constant(self, tensor: Tensor, values: np.ndarray, quantization: Quantization | None) -> Tensor:
         """A constant made of a part of another."""
-        return self._constants.make(name_below(tensor.name, "piece"), values, tensor.dtype, quantization)
+        return self.constants.make(name_below(tensor.name, "piece"), values, tensor.dtype, quantization)
 
     def source(self, tensor: Tensor) -> Tensor:
         """What a tensor is a RESHAPE of, if one made here; else itself."""

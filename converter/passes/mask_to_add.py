@@ -1,6 +1,8 @@
 """A softmax masked by SELECT -> by ADD: the mask becomes a tensor that is added, made once and shared by all heads."""
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -258,26 +260,28 @@ def _build(context: Context, site: MaskedSoftmax) -> Rewrite:
         target = f"target '{context.target.name}'"
         text = f"{target} wants a mask constant too close to the logits for an ADD to hide them"
         raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
-    builder = _MaskBuilder(context, site)
-    source, chain = condition_source(site.condition)
-    new = builder.softmax_of(builder.additive(source, chain))
-    old = (*chain, site.select, *site.path, site.softmax)
+    condition, make = Condition.of(site.condition), Assembly(context.model, context.constants)
+    new = _softmax_of(make, site, _additive(make, site, condition, added))
+    old = (*condition.chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
-    exact = _is_exact(context, site)
-    mask_input = MaskInput(source, *_values(chain, masked_when=site.masked_when), exact=exact)
+    values = condition.values(masked_when=site.masked_when)
+    mask_input = MaskInput(condition.source, *values, exact=_is_exact(context, site))
     return Rewrite(context.subgraph, old, (*kept, *new), site.softmax, mask_input)
 
 
 def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite:
-    builder = _MaskBuilder(context, site)
-    mask = builder.quantized()
-    new = builder.softmax_of(mask)
+    """The mask is one SELECT_V2 between 0 and a number as far below it as the lowest code is below the highest."""
+    make, like = Assembly(context.model, context.constants), site.select.outputs[0]
+    assert like.quantization is not None
+    step, (least, most) = float(like.quantization.scale[0]), code_limits(like)
+    # Masked: 2 * -least steps of the logits, one more than there are between two codes.
+    parameters = Quantization.affine(2 * step, 0)
+    mask = make.tensor(name_below(site.condition.name, "additive"), site.condition.shape, like, parameters)
+    codes = (least, 0) if site.masked_when else (0, least)
+    make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
+    new = _softmax_of(make, site, mask)
     old = (site.select, *site.path, site.softmax)
     masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True)
-    parameters = site.select.outputs[0].quantization
-    assert parameters is not None
-    step = float(parameters.scale[0])
-    least, most = code_limits(site.logits)
     deviation = step * (most - least) / 6
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
@@ -287,112 +291,84 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite:
     )
 
 
-def condition_source(condition: Tensor) -> tuple[Tensor, tuple[Operator, ...]]:
-    """Follow a condition up to the tensor it is made of: through one comparison or NOT, and the reshapes around it."""
-    tensor, below = moved_from(condition, ("RESHAPE",))
-    comparison = tensor.producer
-    if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
-        return condition, ()
-    data = _compared(comparison)
-    if data is None:
-        return condition, ()
-    source, above = moved_from(data, ("RESHAPE",))
-    return source, (*reversed(above), comparison, *reversed(below))
+def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Operator]:
+    """All operators: those of the mask, the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
+
+    def masked(like: Tensor) -> Tensor:
+        return make.tensor(name_below(like.name, "masked"), like.shape, like)
+
+    result = site.select.outputs[0]
+    # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
+    options = {"pot_scale_int16": False} if result.dtype is DType.INT16 else {}
+    tensor = make.emit("ADD", [site.logits, mask], masked(result), **options)
+    for operator in site.path:
+        tensor = make.copy(operator, [tensor, *operator.inputs[1:]], masked(operator.outputs[0]))
+    return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
 
-def _comparison(chain: Sequence[Operator]) -> Operator | None:
-    """The comparison or NOT in a condition's chain."""
-    return next((operator for operator in chain if operator.name != "RESHAPE"), None)
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a condition is made of: `source`, through a `chain`: one `comparison` or NOT, and reshapes around it."""
 
+    source: Tensor
+    chain: tuple[Operator, ...] = ()
+    comparison: Operator | None = None
 
-def _compared(comparison: Operator) -> Tensor | None:
-    if comparison.name == "LOGICAL_NOT":
-        return comparison.input(0)
-    data = [t for t in comparison.inputs if t is not None and not t.is_constant]
-    others = [t for t in comparison.inputs if t is not None and t.has_numbers and t.elements == 1]
-    return data[0] if len(data) == 1 and len(others) == 1 else None
+    @classmethod
+    def of(cls, condition: Tensor) -> Condition:
+        """Follow it up; where it is made in another way, it is its own source."""
+        tensor, below = moved_from(condition, ("RESHAPE",))
+        comparison = tensor.producer
+        if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
+            return cls(condition)
+        read = [tensor for tensor in comparison.inputs if tensor is not None]
+        data = [tensor for tensor in read if not tensor.is_constant or comparison.name == "LOGICAL_NOT"]
+        numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
+        if len(data) != 1 or (comparison.name in _COMPLEMENT and len(numbers) != 1):
+            return cls(condition)
+        source, above = moved_from(data[0], ("RESHAPE",))
+        return cls(source, (*reversed(above), comparison, *reversed(below)), comparison)
 
-
-def _values(chain: Sequence[Operator], *, masked_when: bool) -> tuple[float, float]:
-    """(value of a masked entry, value of an open one) in the tensor that the mask is made of."""
-    comparison = _comparison(chain)
-    if comparison is None or comparison.name == "LOGICAL_NOT":
-        masked = masked_when is (comparison is None)
-        return float(masked), float(not masked)
-    constant = next(t for t in comparison.inputs if t is not None and t.is_constant)
-    value = constant.real()
-    other = 1.0 if value == 0 else 0.0
-    equal_is_masked = masked_when is (comparison.name == "EQUAL")
-    return (value, other) if equal_is_masked else (other, value)
-
-
-class _MaskBuilder:
-    """Makes an additive mask of a condition, and the rest of the block with it."""
-
-    def __init__(self, context: Context, site: MaskedSoftmax) -> None:
-        self._context = context
-        self._site = site
-        self._like = site.select.outputs[0]
-        self._assembly = Assembly(context.model, context.constants)
-
-    def softmax_of(self, mask: Tensor) -> list[Operator]:
-        """All operators: those of the mask, the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
-        site, make = self._site, self._assembly
-        # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
-        options = {"pot_scale_int16": False} if self._like.dtype is DType.INT16 else {}
-        tensor = make.emit("ADD", [site.logits, mask], self._masked_copy(self._like), **options)
-        for operator in site.path:
-            inputs = [tensor, *operator.inputs[1:]]
-            tensor = make.copy(operator, inputs, self._masked_copy(operator.outputs[0]))
-        return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
-
-    def _masked_copy(self, like: Tensor) -> Tensor:
-        return self._assembly.tensor(name_below(like.name, "masked"), like.shape, like)
-
-    def quantized(self) -> Tensor:
-        """One SELECT_V2 between 0 and a number as far below it as the logits' lowest code is below their highest."""
-        site, like = self._site, self._like
-        assert like.quantization is not None
-        lowest = code_limits(like)[0]
-        # Masked: 2 * -lowest steps of the logits, one more than there are between two codes.
-        parameters = Quantization.affine(2 * float(like.quantization.scale[0]), 0)
-        name, shape = name_below(site.condition.name, "additive"), site.condition.shape
-        mask = self._assembly.tensor(name, shape, like, parameters)
-        codes = (lowest, 0) if site.masked_when else (0, lowest)
-        return self._assembly.emit(
-            "SELECT_V2", [site.condition, *two_values(self._context, mask, codes)], mask
-        )
-
-    def additive(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
-        """`c` where masked, 0 where open; shaped like the source until the end, then like the condition."""
-        masked, make = self._masked(source, chain), self._assembly
-        name, shape, dtype = self._site.condition.name, masked.shape, self._like.dtype
-        number = Tensor(name_below(name, "number"), shape, dtype)
-        make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
-        assert dtype.numpy is not None
-        added = np.array(_added(self._context, self._site), dtype.numpy)
-        constant = self._context.constants.make("mask/constant", added, dtype)
-        mask = make.emit("MUL", [number, constant], Tensor(name_below(name, "additive"), shape, dtype))
-        target = self._site.condition.shape
-        if shape == target:
-            return mask
-        steering = self._context.constants.make("mask/shape", np.array(target, np.int32), DType.INT32)
-        reshaped = Tensor(name_below(name, "additive/reshaped"), target, dtype)
-        return make.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
-
-    def _masked(self, source: Tensor, chain: Sequence[Operator]) -> Tensor:
-        """True where masked: the complement of the condition where that one says what is open."""
-        comparison, masked_when = _comparison(chain), self._site.masked_when
-        masked = Tensor(name_below(self._site.condition.name, "masked"), source.shape, DType.BOOL)
+    def values(self, *, masked_when: bool) -> tuple[float, float]:
+        """(value of a masked entry, value of an open one) in the source."""
+        comparison = self.comparison
         if comparison is None or comparison.name == "LOGICAL_NOT":
-            if masked_when is (comparison is None):
-                return source
-            return self._assembly.emit("LOGICAL_NOT", [source], masked)
-        kind = comparison.name if masked_when else _COMPLEMENT[comparison.name]
-        read = [self._scalar(t) if t is not None and t.is_constant else source for t in comparison.inputs]
-        return self._assembly.emit(kind, read, masked)
+            masked = masked_when is (comparison is None)
+            return float(masked), float(not masked)
+        value = next(t for t in comparison.inputs if t is not None and t.is_constant).real()
+        other = 1.0 if value == 0 else 0.0
+        equal_is_masked = masked_when is (comparison.name == "EQUAL")
+        return (value, other) if equal_is_masked else (other, value)
 
-    def _scalar(self, constant: Tensor) -> Tensor:
-        """The number compared with; with more axes than the source it would add axes to the mask."""
-        value = constant.array().reshape(())
-        return self._context.constants.make("mask/compared", value, constant.dtype, constant.quantization)
+
+def _additive(make: Assembly, site: MaskedSoftmax, condition: Condition, added: float) -> Tensor:
+    """`added` where masked, 0 where open; shaped like the source until the end, then like the condition."""
+    masked = _masked(make, site, condition)
+    name, target, shape, dtype = site.condition.name, site.condition.shape, masked.shape, site.logits.dtype
+    number = Tensor(name_below(name, "number"), shape, dtype)
+    make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
+    constant = make.constants.make("mask/constant", np.array(added, dtype.numpy), dtype)
+    mask = make.emit("MUL", [number, constant], Tensor(name_below(name, "additive"), shape, dtype))
+    if shape == target:
+        return mask
+    steering = make.integers("mask/shape", target)
+    reshaped = Tensor(name_below(name, "additive/reshaped"), target, dtype)
+    return make.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
+
+
+def _masked(make: Assembly, site: MaskedSoftmax, condition: Condition) -> Tensor:
+    """True where masked: the complement of the condition where that one says what is open."""
+    source, comparison = condition.source, condition.comparison
+    masked = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
+    if comparison is None or comparison.name == "LOGICAL_NOT":
+        is_masked = site.masked_when is (comparison is None)
+        return source if is_masked else make.emit("LOGICAL_NOT", [source], masked)
+    kind = comparison.name if site.masked_when else _COMPLEMENT[comparison.name]
+    # With more axes than the source, the number compared with would add axes to the mask.
+    read = [
+        make.constants.make("mask/compared", t.array().reshape(()), t.dtype, t.quantization)
+        if t is not None and t.is_constant
+        else source
+        for t in comparison.inputs
+    ]
+    return make.emit(kind, read, masked)
