@@ -126,11 +126,12 @@ def _made_of(
             yield current, factor
             continue
         if operator.name == "MUL":
-            factor *= _constant_factor(operator)
+            factor *= constant_factor(operator)
         pending.extend((source, factor) for source in operator.inputs if source is not None)
 
 
-def _constant_factor(operator: Operator) -> float:
+def constant_factor(operator: Operator) -> float:
+    """What a MUL multiplies by: the sizes of its constants of one element."""
     numbers = [t for t in operator.inputs if t is not None and t.has_numbers and t.elements == 1]
     factor = math.prod(abs(t.real()) for t in numbers if t.dtype.is_float or is_integer(t))
     return factor if math.isfinite(factor) and factor else 1.0

@@ -42,6 +42,7 @@ _MASKS = (0.0, 0.0, 0.0, -0.0, -12.0, -100.0, -65472.0, -1e9, -3.4e38, -np.inf)
 _CLOSED_ROW = 4  # of so many rows of a mask one is closed everywhere, which the first one is not
 _LARGE = 30.0  # an operand of the logits; the product of two of them is over a hundred
 _LARGE_VALUE = 1000.0
+_HIGH_KEYS = 16  # of each operand
 _TINY = {"float16": 2.0**-18}
 
 
@@ -55,12 +56,25 @@ def kinds_for(with_floats: Collection[Side], spared: Collection[str]) -> tuple[E
 
 
 def extreme(
-    array: NDArray[np.generic], kind: str, side: Side, seed: int, zero_point: int
+    array: NDArray[np.generic],
+    kind: str,
+    side: Side,
+    seed: int,
+    zero_point: int,
+    keys: int = 0,
+    reach: float = 1.0,
 ) -> NDArray[np.generic]:
-    """What a kind makes of a realistic array of floats or codes; `zero_point` is the code that stands for 0."""
+    """What a kind makes of a realistic array of floats or codes; `zero_point` is the code that stands for 0.
+
+    `keys` and `reach` are those of `InputHint`.
+    """
     if array.dtype.kind == "f":
         return _floats(array, kind, side, seed)
-    return _codes(array, kind, side, seed, zero_point) if array.dtype.kind in "iu" else array
+    if array.dtype.kind not in "iu":
+        return array
+    if kind in {"masks", "tiny"} and side == "right":
+        return _few_keys(array, kind, seed, zero_point, keys, reach) if keys and array.ndim else array
+    return _codes(array, kind, side, seed, zero_point)
 
 
 def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
@@ -100,7 +114,7 @@ def _drawn(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.uint8]) 
 def _codes(
     array: NDArray[np.generic], kind: str, side: Side, seed: int, zero_point: int
 ) -> NDArray[np.generic]:
-    if kind.startswith("nan") or (kind in {"masks", "tiny"} and side == "right"):
+    if kind.startswith("nan"):
         return array
     limits = np.iinfo(array.dtype.name)
     draw = noise.octets(seed, array.size).reshape(array.shape) % 8
@@ -118,6 +132,23 @@ def _codes(
             codes = limits.min + near if least else limits.max - near
             if side == "other":
                 codes = np.where(_upper_half(array.shape), codes, array)
+    return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
+
+
+def _few_keys(
+    array: NDArray[np.generic], kind: str, seed: int, zero_point: int, keys: int, reach: float
+) -> NDArray[np.generic]:
+    """Where queries are at an end of their type, some keys have high logits, inside their type; all others low ones.
+
+    So no weight is lost in rounding, and where the values are at their end, the result is at its own.
+    """
+    limits = np.iinfo(array.dtype.name)
+    axis = -2 if array.ndim > 1 and array.shape[-2] == keys else -1
+    place, rest = np.divmod(np.arange(array.shape[axis]), max(array.shape[axis] // _HIGH_KEYS, 1))
+    sizes = np.where(rest, -2.0, 1 - 0.6 * (place % _HIGH_KEYS) / _HIGH_KEYS)
+    sizes *= reach * max(limits.max - zero_point, zero_point - limits.min) * (1 if kind == "masks" else -1)
+    draw = noise.octets(seed, array.size).reshape(array.shape) / 256
+    codes = np.floor((sizes[:, np.newaxis] if axis == -2 else sizes) + draw) + zero_point
     return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
 
 

@@ -39,9 +39,10 @@ class InputHint:
 
     `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
     exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
-    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes. `every` has all
-    values that an input of integers takes, in as many runs as that needs; beyond `ends` the first version
-    gets the nearer of them.
+    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes; for the right
+    operand of a product, `keys` is how many it has (0: not known), and `reach` the share of its range that makes large
+    logits, if the left operand is at an end of its own. `every` has all values that an input of integers takes, in as
+    many runs as that needs; beyond `ends` the first version gets the nearer of them.
     """
 
     role: Role = "data"
@@ -50,6 +51,8 @@ class InputHint:
     masked_rows: tuple[int, ...] = ()
     spread: float = 1.0
     side: Side = "other"
+    keys: int = 0
+    reach: float = 1.0
     every: tuple[int, ...] = ()
     ends: tuple[int, int] | None = None
 
@@ -237,7 +240,9 @@ def extreme_of(planned: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
     if planned.role not in {"data", "cache", "rotary", "embedding"} or plain or not realistic.size:
         return realistic
     seed = noise.seed_of(planned.stream, planned.kind)
-    return extremes.extreme(realistic, planned.kind, planned.side, seed, info.zero_point)
+    return extremes.extreme(
+        realistic, planned.kind, planned.side, seed, info.zero_point, planned.keys, planned.reach
+    )
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
+from edge_opt.passes.spreads import constant_factor, is_integer, real_range
 from edge_opt.proof.examination import Examiner, Question, Region, Settings, all_of
 from edge_opt.proof.extremes import Side, kinds_for
 from edge_opt.proof.inputs import InputHint
@@ -31,6 +32,7 @@ _HintsAndAxes = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 _PRODUCTS = operators_that(Effect.PRODUCT)
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 _AT_ONCE_BYTES = 512 << 20  # of intermediate tensors in both versions together
+_HIGHEST_LOGIT = 8.0  # of extreme codes: others in reach of it have weights of a step or more
 _LARGE = 1 << 30  # multiply-adds of a region that a worker of its own pays for: it takes 40 MiB
 
 
@@ -212,33 +214,55 @@ def _with_extremes(request: ProofRequest, graph: Subgraph, demand: Demand) -> Pr
     """The request with the extreme inputs on which the demand must hold too."""
     if demand.kind == "relative" or not graph.inputs:
         return request
-    sides = _sides(graph)
+    places = _places(graph)
     hints = tuple(
-        replace(hint or InputHint(), side=sides.get(tensor, "other"))
+        replace(hint or InputHint(), **places.get(tensor, _Place())._asdict())
         for hint, tensor in zip(request.hints or (None,) * len(graph.inputs), graph.inputs, strict=True)
     )
-    with_floats = {sides.get(tensor, "other") for tensor in graph.inputs if tensor.dtype.is_float}
+    both = zip(hints, graph.inputs, strict=True)
+    with_floats = {hint.side for hint, tensor in both if tensor.dtype.is_float}
     return replace(request, hints=hints, extremes=kinds_for(with_floats, demand.spared))
 
 
-def _sides(graph: Subgraph) -> dict[Tensor, Side]:
-    """Where the inputs of a region go that reach a SOFTMAX; both operands of a product lead to others."""
-    sides: dict[Tensor, Side] = {}
-    pending: list[tuple[Tensor, Side]] = [
-        (operator.input(0), "added") for operator in graph.operators if operator.name == "SOFTMAX"
-    ]
+class _Place(NamedTuple):
+    """Where an input of a region goes, as `InputHint` has it."""
+
+    side: Side = "other"
+    keys: int = 0
+    reach: float = 1.0
+
+
+def _places(graph: Subgraph) -> dict[Tensor, _Place]:
+    """Of the tensors of a region that reach a SOFTMAX; both operands of a product lead to others."""
+    places: dict[Tensor, _Place] = {}
+    pending = [(op.input(0), _Place("added"), 1.0) for op in graph.operators if op.name == "SOFTMAX"]
     while pending:
-        tensor, side = pending.pop()
-        if tensor in sides or tensor.is_constant:
+        tensor, place, factor = pending.pop()
+        if tensor in places or tensor.is_constant:
             continue
-        sides[tensor] = side
-        if tensor.producer is None:
+        places[tensor] = place
+        producer = tensor.producer
+        if producer is None:
             continue
-        sources = [source for source in tensor.producer.inputs if source is not None]
-        product = side == "added" and tensor.producer.name in _PRODUCTS
-        below: tuple[Side, ...] = ("left", "right", "added") if product else (side,) * len(sources)
-        pending += zip(sources, below, strict=False)
-    return sides
+        sources = [source for source in producer.inputs if source is not None]
+        below = [place] * len(sources)
+        if place.side == "added" and producer.name in _PRODUCTS:
+            below = [_Place("left"), _right(producer, factor), place]
+        if producer.name == "MUL":
+            factor *= constant_factor(producer)
+        pending += [(*each, factor) for each in zip(sources, below, strict=False)]
+    return places
+
+
+def _right(product: Operator, factor: float) -> _Place:
+    """Of the right operand of a product of integers, which becomes logits once it is multiplied by `factor`."""
+    tensors = [*product.inputs[:2], product.outputs[0]]
+    if product.name != "BATCH_MATMUL" or not all(t is not None and is_integer(t) for t in tensors):
+        return _Place("right")
+    left, right, end = (max(map(abs, real_range(tensor))) for tensor in tensors if tensor is not None)
+    terms = product.input(0).shape[-2 if product.option("adj_x") else -1]
+    reach = min(end, _HIGHEST_LOGIT / factor) / (left * right * terms)
+    return _Place("right", product.outputs[0].shape[-1], min(reach, 1.0))
 
 
 def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
