@@ -330,9 +330,10 @@ for _role, _name in {
     "logits": "logits1/head_1", "mask": "mask_global", "queries": "turned1/unscaled/head_2", "keys": "k_cache1",
     "cached values": "v_cache1", "result": "sum1/head_3",
 }.items():  # fmt: skip
-    for _dtype, _end in {"int8": 127, "int16": 32767}.items():
-        _limited(f"one code less at the upper end of the {_role}", _name, high=_end - 1, dtype=_dtype)
-        _limited(f"one code less at the lower end of the {_role}", _name, low=-_end, dtype=_dtype)
+    _limited(f"one code less at the upper end of the {_role}", _name, high=126, dtype="int8")
+    _limited(f"one code less at the lower end of the {_role}", _name, low=-127, dtype="int8")
+_limited("one code less at the upper end of the 16 bit values", "v_cache1", high=32766, dtype="int16")
+_limited("one code less at the lower end of the 16 bit values", "v_cache1", low=-32767, dtype="int16")
 
 # Types
 

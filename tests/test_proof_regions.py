@@ -154,6 +154,23 @@ def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
     assert not proof.open
 
 
+ENDS = [each for each in AT_SIZE if each.graphs == ("attention int8",) and "one code less" in each.name]
+
+
+@pytest.mark.parametrize("fault", ENDS, ids=[each.name for each in ENDS])
+def test_ends_of_integers_show_on_the_rows_of_a_region_with_many_keys(
+    fault: Fault, at_size: RegionProver
+) -> None:
+    """Where no weight is as large as a step, all results are 0 whatever the logits are."""
+    size = Size(queries=32, heads=4, kv_heads=2, cache=2048, width=64)
+    model, (first, _) = layers("int8", size=size)
+    edit = Edit(model, first, size)
+    fault.apply(edit)
+    proof = at_size.prove(edit.finish(), Demand())
+    assert not proof.holds
+    assert all(ran.rows for ran in proof.ran)
+
+
 # Several workers
 
 

@@ -70,11 +70,21 @@ def extreme(
     """
     if array.dtype.kind == "f":
         return _floats(array, kind, side, seed)
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind not in "iu" or kind.startswith("nan"):
         return array
-    if kind in {"masks", "tiny"} and side == "right":
-        return _few_keys(array, kind, seed, zero_point, keys, reach) if keys and array.ndim else array
-    return _codes(array, kind, side, seed, zero_point)
+    limits = np.iinfo(array.dtype.name)
+    draw = noise.octets(seed, array.size).reshape(array.shape)
+    if side in {"left", "right"}:
+        codes = _operand(array, kind, side, draw, zero_point, keys, reach)
+    elif kind in {"high", "low"}:
+        codes = np.select([draw % 8 < 2, (draw % 8 < 4) & (side == "other")], [limits.min, limits.max], array)
+    else:
+        # A mask near one end of its type; half of the values at the other one.
+        near = draw % 8 // 2 * np.int64(side == "added")
+        codes = limits.min + near if (kind == "masks") is (side == "added") else limits.max - near
+        if side == "other":
+            codes = np.where(_upper_half(array.shape), codes, array)
+    return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
 
 
 def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
@@ -111,45 +121,49 @@ def _drawn(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.uint8]) 
     return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
 
 
-def _codes(
-    array: NDArray[np.generic], kind: str, side: Side, seed: int, zero_point: int
-) -> NDArray[np.generic]:
-    if kind.startswith("nan"):
-        return array
-    limits = np.iinfo(array.dtype.name)
-    draw = noise.octets(seed, array.size).reshape(array.shape) % 8
+def _operand(
+    array: NDArray[Any],
+    kind: str,
+    side: Side,
+    draw: NDArray[np.uint8],
+    zero_point: int,
+    keys: int,
+    reach: float,
+) -> NDArray[Any]:
+    """Codes of queries (`left`) and keys: of the logits some lie within their type, and some beyond.
+
+    Where one is at an end of its type, the other one is so small that logits differ. Sizes of less than a code are the
+    share of the elements that have one.
+    """
+    limits, shape = np.iinfo(array.dtype.name), array.shape
+    most, chance = max(limits.max - zero_point, zero_point - limits.min), draw / 256
     match kind, side:
-        case "high" | "low", "left" | "right":
-            end = limits.min if (kind, side) == ("low", "left") else limits.max
-            factors = (8 + draw) / 15 * _sizes(array.shape, kind, side)
-            codes = zero_point + np.rint((end - zero_point) * factors)
-        case "high" | "low", _:
-            codes = np.select([draw < 2, (draw < 4) & (side == "other")], [limits.min, limits.max], array)
-        case _:
-            # A mask near one end of its type; queries, and half of the values, at the other one.
-            near = (draw // 2 if side == "added" else 0 * draw).astype(np.int64)
-            least = (kind == "masks") is (side == "added")
-            codes = limits.min + near if least else limits.max - near
-            if side == "other":
-                codes = np.where(_upper_half(array.shape), codes, array)
-    return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
+        case "masks" | "tiny", "left":
+            return np.full(shape, limits.max if kind == "masks" else limits.min)
+        case _, "left":
+            # Every other row is small, and of the other sign where the keys are negative.
+            rows = np.arange(math.prod(shape[:-1])).reshape((*shape[:-1], 1)[-len(shape) :])
+            small = rows % 2 == 0
+            sizes = np.where(small, 2 * reach * 0.7 ** (rows // 2 % 6), 0.7 ** (rows % 7))
+            signs = np.where(small & (kind == "low"), -1, 1)
+            return np.asarray(signs * np.floor(sizes * most + chance) + zero_point)
+        case "masks" | "tiny", _:
+            if not keys or not shape:
+                return array
+            sizes = reach * most * _few_high(shape, keys)
+            return np.asarray(np.floor((sizes if kind == "masks" else -sizes) + chance) + zero_point)
+    return np.where(chance < _sizes(shape, kind), limits.max if kind == "high" else limits.min, zero_point)
 
 
-def _few_keys(
-    array: NDArray[np.generic], kind: str, seed: int, zero_point: int, keys: int, reach: float
-) -> NDArray[np.generic]:
-    """Where queries are at an end of their type, some keys have high logits, inside their type; all others low ones.
+def _few_high(shape: tuple[int, ...], keys: int) -> NDArray[np.float64]:
+    """Sizes of keys: some have high logits, all different, the others low ones.
 
     So no weight is lost in rounding, and where the values are at their end, the result is at its own.
     """
-    limits = np.iinfo(array.dtype.name)
-    axis = -2 if array.ndim > 1 and array.shape[-2] == keys else -1
-    place, rest = np.divmod(np.arange(array.shape[axis]), max(array.shape[axis] // _HIGH_KEYS, 1))
+    axis = -2 if len(shape) > 1 and shape[-2] == keys else -1
+    place, rest = np.divmod(np.arange(shape[axis]), max(shape[axis] // _HIGH_KEYS, 1))
     sizes = np.where(rest, -2.0, 1 - 0.6 * (place % _HIGH_KEYS) / _HIGH_KEYS)
-    sizes *= reach * max(limits.max - zero_point, zero_point - limits.min) * (1 if kind == "masks" else -1)
-    draw = noise.octets(seed, array.size).reshape(array.shape) / 256
-    codes = np.floor((sizes[:, np.newaxis] if axis == -2 else sizes) + draw) + zero_point
-    return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
+    return np.asarray(sizes[:, np.newaxis] if axis == -2 else sizes)
 
 
 def _upper_half(shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -160,14 +174,11 @@ def _upper_half(shape: tuple[int, ...]) -> NDArray[np.bool_]:
     return upper
 
 
-def _sizes(shape: tuple[int, ...], kind: str, side: Side) -> NDArray[np.float64]:
-    """Factors that fall from row to row and from key to key: of the logits some lie within their type, some beyond.
+def _sizes(shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:
+    """Factors that fall from key to key; keys may lie along either of the last two axes.
 
-    Keys may lie along either of the last two axes. Low logits show only where no other one is much higher.
+    Low logits show only where no other one is much higher.
     """
-    if side == "left":
-        rows = np.arange(math.prod(shape[:-1])).reshape((*shape[:-1], 1)[-len(shape) :])
-        return np.broadcast_to(0.7 ** (rows % 7), shape)
     period = 64 if kind == "high" else 8
     places = np.indices(shape, sparse=True)[-2:]
     return np.broadcast_to(0.93 ** sum(place % period for place in places), shape)

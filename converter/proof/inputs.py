@@ -39,10 +39,11 @@ class InputHint:
 
     `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
     exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
-    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes; for the right
-    operand of a product, `keys` is how many it has (0: not known), and `reach` the share of its range that makes large
-    logits, if the left operand is at an end of its own. `every` has all values that an input of integers takes, in as
-    many runs as that needs; beyond `ends` the first version gets the nearer of them.
+    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes; of a product
+    that gives logits, `keys` is how many the right operand has (0: not known), and `reach` the share of one operand's
+    range that makes large logits, if the other one is at an end of its own. `every` has all values
+    that an input of integers takes, in as many runs as that needs; beyond `ends` the first version gets the nearer of
+    them.
     """
 
     role: Role = "data"

@@ -247,22 +247,23 @@ def _places(graph: Subgraph) -> dict[Tensor, _Place]:
         sources = [source for source in producer.inputs if source is not None]
         below = [place] * len(sources)
         if place.side == "added" and producer.name in _PRODUCTS:
-            below = [_Place("left"), _right(producer, factor), place]
+            operand = _logits(producer, factor)
+            below = [operand._replace(side="left"), operand._replace(side="right"), place]
         if producer.name == "MUL":
             factor *= constant_factor(producer)
         pending += [(*each, factor) for each in zip(sources, below, strict=False)]
     return places
 
 
-def _right(product: Operator, factor: float) -> _Place:
-    """Of the right operand of a product of integers, which becomes logits once it is multiplied by `factor`."""
+def _logits(product: Operator, factor: float) -> _Place:
+    """Of an operand of a product of integers, which becomes logits once it is multiplied by `factor`."""
     tensors = [*product.inputs[:2], product.outputs[0]]
     if product.name != "BATCH_MATMUL" or not all(t is not None and is_integer(t) for t in tensors):
-        return _Place("right")
+        return _Place()
     left, right, end = (max(map(abs, real_range(tensor))) for tensor in tensors if tensor is not None)
     terms = product.input(0).shape[-2 if product.option("adj_x") else -1]
     reach = min(end, _HIGHEST_LOGIT / factor) / (left * right * terms)
-    return _Place("right", product.outputs[0].shape[-1], min(reach, 1.0))
+    return _Place(keys=product.outputs[0].shape[-1], reach=min(reach, 1.0))
 
 
 def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
