@@ -12,7 +12,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,9 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         worker = stack.enter_context(Worker())
         source = stack.enter_context(find_models(model).source("model"))
         described = {signature.name: signature for signature in worker.describe(source.model)}
+        checking = _Check(meta, arrays, worker, source)
         try:
-            compared = tuple(
-                _check_signature(worker, source, described, entry, meta, arrays)
-                for entry in meta["signatures"]
-            )
+            compared = tuple(checking.signature(described, entry) for entry in meta["signatures"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise _broken(Path(path), f"{type(error).__name__} {error}") from error
     settings = {name: meta[name] for name in ("seed", "runs", "atol", "rtol")}
@@ -139,86 +137,79 @@ def _record_signature(
     return {**asdict(signature), "results": outputs}
 
 
-def _check_signature(
-    worker: Worker,
-    source: Source,
-    described: Mapping[str, SignatureInfo],
-    entry: Mapping[str, Any],
-    meta: Mapping[str, Any],
-    arrays: Arrays,
-) -> SignatureComparison:
-    golden = from_dict(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
-    actual = described.get(golden.name)
-    if actual is None:
-        return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {source.name}")
-    old, new = ([(i.name, i.declared, i.dtype) for i in each.inputs] for each in (golden, actual))
-    if old != new:
-        return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
-    now = {info.name: info for info in actual.outputs}
-    # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
-    results = _run(worker, source, meta, golden)
-    outputs = []
-    for info, output in zip(golden.outputs, entry["results"], strict=True):
-        compared: OutputComparison | None = None
-        for number, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
-            one = _check_output(golden.name, info, expected, arrays[expected["key"]], values, number, meta)
-            compared = one.merged(compared)
-        assert compared is not None, "runs is at least 1"
-        if info.name in now and now[info.name].quantization != info.quantization:
-            reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
-            compared = replace(compared, reason=reason)
-        outputs.append(compared)
-    return SignatureComparison(golden.name, "xnnpack", tuple(outputs))
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The content of a golden file, and what runs the model that is compared with it."""
 
+    meta: Mapping[str, Any]
+    arrays: Arrays
+    worker: Worker
+    source: Source
 
-def _check_output(
-    signature: str,
-    info: TensorInfo,
-    expected: Mapping[str, Any],
-    kept: Array,
-    values: Arrays,
-    run: int,
-    meta: Mapping[str, Any],
-) -> OutputComparison:
-    actual = values.get(info.name)
-    if actual is None:
-        return OutputComparison(info.name, reason="missing in the model")
-    old, now = (expected["dtype"], expected["shape"]), (actual.dtype.name, list(actual.shape))
-    if old != now:
-        return OutputComparison(info.name, reason=f"{old[0]} {old[1]} recorded, {now[0]} {now[1]} now")
-    sample = _sample(actual, signature, info.name, run, meta["share"])
-    if sample.shape != kept.shape or sample.dtype != kept.dtype:
-        raise ValueError(f"sample of {info.name}")
-    atol, rtol = meta["atol"], meta["rtol"]
-    difference = metrics.measure(kept, sample, quantized_a=info, quantized_b=info, atol=atol, rtol=rtol)
-    if not difference.equal:
-        return OutputComparison(info.name, difference)
-    return OutputComparison(info.name, difference, _outside_sample(expected, actual, info, difference, meta))
+    def signature(
+        self, described: Mapping[str, SignatureInfo], entry: Mapping[str, Any]
+    ) -> SignatureComparison:
+        """One signature of the file against the model's."""
+        golden = from_dict(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
+        actual = described.get(golden.name)
+        if actual is None:
+            return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {self.source.name}")
+        old, new = ([(i.name, i.declared, i.dtype) for i in each.inputs] for each in (golden, actual))
+        if old != new:
+            return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
+        now = {info.name: info for info in actual.outputs}
+        # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
+        results = _run(self.worker, self.source, self.meta, golden)
+        outputs = []
+        for info, output in zip(golden.outputs, entry["results"], strict=True):
+            compared: OutputComparison | None = None
+            for number, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
+                compared = self._output(golden.name, info, expected, values, number).merged(compared)
+            assert compared is not None, "runs is at least 1"
+            if info.name in now and now[info.name].quantization != info.quantization:
+                reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
+                compared = replace(compared, reason=reason)
+            outputs.append(compared)
+        return SignatureComparison(golden.name, "xnnpack", tuple(outputs))
 
+    def _output(
+        self, signature: str, info: TensorInfo, expected: Mapping[str, Any], values: Arrays, run: int
+    ) -> OutputComparison:
+        actual, kept = values.get(info.name), self.arrays[expected["key"]]
+        if actual is None:
+            return OutputComparison(info.name, reason="missing in the model")
+        old, now = (expected["dtype"], expected["shape"]), (actual.dtype.name, list(actual.shape))
+        if old != now:
+            return OutputComparison(info.name, reason=f"{old[0]} {old[1]} recorded, {now[0]} {now[1]} now")
+        sample = _sample(actual, signature, info.name, run, self.meta["share"])
+        if sample.shape != kept.shape or sample.dtype != kept.dtype:
+            raise ValueError(f"sample of {info.name}")
+        tolerances = {name: self.meta[name] for name in ("atol", "rtol")}
+        difference = metrics.measure(kept, sample, quantized_a=info, quantized_b=info, **tolerances)
+        is_whole = not difference.equal or difference.elements == actual.size
+        return OutputComparison(
+            info.name,
+            difference,
+            "" if is_whole else self._beyond_sample(expected, _statistics(actual, info)),
+        )
 
-def _outside_sample(
-    expected: Mapping[str, Any],
-    actual: Array,
-    info: TensorInfo,
-    difference: metrics.Difference,
-    meta: Mapping[str, Any],
-) -> str:
-    """What checksum and statistics say of the elements that were not kept.
+    def _beyond_sample(self, expected: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+        """What checksum and statistics say of the elements that were not kept.
 
-    If every element is within |a-b| <= atol + rtol*|a|, so is the mean with the mean of |a|, and each extreme with
-    the largest |a|; a statistic outside of these bounds proves a difference.
-    """
-    now = _statistics(actual, info)
-    if now["sha256"] == expected["sha256"] or difference.elements == actual.size:
+        If every element is within |a-b| <= atol + rtol*|a|, so is the mean with the mean of |a|, and each extreme with
+        the largest |a|; a statistic outside of these bounds proves a difference.
+        """
+        if now["sha256"] == expected["sha256"]:
+            return ""
+        atol, rtol = self.meta["atol"], self.meta["rtol"]
+        if atol == rtol == 0:
+            return "elements beyond the sample differ"
+        largest = max(abs(expected["low"]), abs(expected["high"]))
+        for name in ("mean", "mean_abs", "low", "high"):
+            size = expected["mean_abs"] if name.startswith("mean") else largest
+            if not abs(now[name] - expected[name]) <= atol + rtol * size:
+                return f"elements beyond the sample differ: {name} {now[name]:.6g}, recorded {expected[name]:.6g}"
         return ""
-    if meta["atol"] == meta["rtol"] == 0:
-        return "elements beyond the sample differ"
-    largest = max(abs(expected["low"]), abs(expected["high"]))
-    for name in ("mean", "mean_abs", "low", "high"):
-        size = expected["mean_abs"] if name.startswith("mean") else largest
-        if not abs(now[name] - expected[name]) <= meta["atol"] + meta["rtol"] * size:
-            return f"elements beyond the sample differ: {name} {now[name]:.6g}, recorded {expected[name]:.6g}"
-    return ""
 
 
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
