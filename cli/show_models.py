@@ -21,8 +21,15 @@ from edge_opt.conversion import (
 )
 from edge_opt.conversion.choices import ConvertOptions
 from edge_opt.conversion.result import entry_points
-from edge_opt.inspection import AttentionBlock, Explanation, Inspection, SignatureContent, example_rewrite
-from edge_opt.inspection.reporting import conversion_report, node_data
+from edge_opt.inspection import (
+    AttentionBlock,
+    Explanation,
+    Inspection,
+    SignatureContent,
+    conversion_report,
+    example_rewrite,
+    node_data,
+)
 from edge_opt.ir import load
 from edge_opt.npu.comparing import NpuComparison, NpuSignature
 from edge_opt.output.atomic import resolve_target, write_whole

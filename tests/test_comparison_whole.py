@@ -15,7 +15,7 @@ from edge_opt import convert, load
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
-from edge_opt.inspection.reporting import conversion_report
+from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.passes import SiteReport, Status, mha_to_sha
 from edge_opt.passes.contract import Demand, Proof

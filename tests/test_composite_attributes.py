@@ -10,8 +10,7 @@ from flatbuffers import flexbuffers
 from text_parser import parse
 
 from edge_opt import convert
-from edge_opt.inspection import inspect
-from edge_opt.inspection.reporting import conversion_report
+from edge_opt.inspection import conversion_report, inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.composites import composites
 from edge_opt.ir.text import to_text

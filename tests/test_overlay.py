@@ -10,7 +10,7 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, run, state, written
 
 from edge_opt import convert, load
-from edge_opt.inspection.reporting import node_data
+from edge_opt.inspection import node_data
 
 Captured = pytest.CaptureFixture[str]
 

@@ -17,7 +17,7 @@ from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
-from edge_opt.inspection.reporting import conversion_report
+from edge_opt.inspection import conversion_report
 from edge_opt.ir import to_bytes
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edge_opt.inspection.holdings import Caches, find_caches
+from edge_opt.inspection import Caches, find_caches
 from edge_opt.ir import Model
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.output.errors import ModelFormatError, UsageError

@@ -1,37 +1,45 @@
-"""What a model holds: signatures, operators, weights, attention blocks, and what a conversion would do to each.
+"""What a model holds, and what a conversion would do or did to it: as data, node data for Model Explorer, a report.
 
-Runs nothing, and changes no model that a caller gave.
+Changes no model that a caller gave.
 """
 
+import hashlib
+import os
+import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
-from edge_opt.attention.block import Block, NotABlock
+from edge_opt.attention.block import Match, NotABlock
 from edge_opt.attention.matcher import find_blocks
 from edge_opt.comparison.models import signature_info
-from edge_opt.conversion import convert
+from edge_opt.conversion import GENERIC, ConversionResult, convert
 from edge_opt.conversion.container import (
     Container,
+    Part,
+    Sections,
     find_stopped,
     find_unsound,
     fix_inputs,
     open_container,
     positions_of,
 )
-from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.conversion.result import unsound
+from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor, load
 from edge_opt.ir.composites import Composite, composites
 from edge_opt.ir.opening import ModelLike, is_compiled, made_from
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
-from edge_opt.passes import PASSES, Context, SiteReport
+from edge_opt.passes import PASSES, Context, SiteReport, Status
 from edge_opt.passes.contract import Site
 from edge_opt.passes.mha_to_sha import with_callees
-from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.tensors import growing_axes
-from edge_opt.report import Example
+from edge_opt.report import Example, Report
 from edge_opt.report.document import hoisted
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, ExecutorMetadata, LiteRTLMBundle, read_executor_metadata
 from edge_opt.schema.sections import Bundle
@@ -283,15 +291,29 @@ def _attention(model: Model) -> list[list[AttentionBlock | None]]:
     """
     return [
         [
-            None
-            if isinstance(match, NotABlock)
-            else _describe(match, name, _argument_names(model, name, graph))
+            _described(match, name, _argument_names(model, name, graph))
             for called, _ in with_callees(model, graph)
             for match in find_blocks(called)
             if not isinstance(match, NotABlock) or match.is_attention
         ]
         for name, graph in model.entry_points()
     ]
+
+
+def _described(match: Match, signature: str, arguments: Mapping[Tensor, str]) -> AttentionBlock | None:
+    if isinstance(match, NotABlock):
+        return None
+    return AttentionBlock(
+        signature,
+        "multi-head" if match.heads > 1 else "single-head",
+        match.heads,
+        match.kv_heads,
+        match.head_size,
+        match.query_length,
+        match.key_lengths,
+        None if match.mask is None else _mask_name(match.mask, arguments),
+        match.softmax.outputs[0].name,
+    )
 
 
 def example_rewrite(
@@ -304,40 +326,41 @@ def example_rewrite(
     graph = dict(model.entry_points())[signature]
     context = Context(model, graph, signature, target or load_target("generic"), Constants(model))
     context.positions = positions_of([model])
+    names, numbers = _argument_names(model, signature, graph), dict[Tensor, int]()
+
+    def short_name(tensor: Tensor) -> str:
+        return f"%{names.get(tensor) or numbers.setdefault(tensor, len(numbers))}"
+
     with doubted(model.subgraphs):
         for site in PASSES[chosen].sites(context):
-            rewrite = site.build() if isinstance(site, Site) else None
-            if isinstance(rewrite, Rewrite):
-                names = _short_names(_argument_names(model, signature, graph))
+            if isinstance(site, Site):
+                rewrite = site.build()
                 new = hoisted(_changed(rewrite.old, rewrite.new))
-                return Example(signature, rewrite.old, new, names)
+                return Example(signature, rewrite.old, new, short_name)
     return None
 
 
 def _changed(old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]:
     """The new operators without those that stay only because others outside still read them."""
-    kept = {id(tensor): operator for operator in old for tensor in operator.outputs}
-    read = {id(tensor) for operator in new for tensor in operator.inputs}
-
-    def stays(operator: Operator) -> bool:
-        before = kept.get(id(operator.outputs[0]))
-        same = before is not None and before.name == operator.name and before.inputs == operator.inputs
-        return same and not any(id(tensor) in read for tensor in operator.outputs)
-
-    return [operator for operator in new if not stays(operator)]
+    kept = {tensor: operator for operator in old for tensor in operator.outputs}
+    read = {tensor for operator in new for tensor in operator.inputs}
+    return [
+        operator
+        for operator in new
+        if (before := kept.get(operator.outputs[0])) is None
+        or (before.name, before.inputs) != (operator.name, operator.inputs)
+        or not read.isdisjoint(operator.outputs)
+    ]
 
 
 def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
     """Bytes of constants by element type, shared buffers counted once."""
-    seen: set[int] = set()
+    first: dict[Buffer | None, Tensor] = {}
+    for tensor in (tensor for graph in graphs for tensor in graph.tensors if tensor.is_constant):
+        first.setdefault(tensor.buffer, tensor)
     total: Counter[str] = Counter()
-    for graph in graphs:
-        for tensor in graph.tensors:
-            if tensor.is_constant and id(tensor.buffer) not in seen:
-                seen.add(id(tensor.buffer))
-                assert tensor.buffer is not None
-                assert tensor.buffer.data is not None
-                total[DType(tensor.dtype).name] += tensor.buffer.data.length
+    for buffer, tensor in first.items():
+        total[DType(tensor.dtype).name] += buffer.data.length if buffer and buffer.data else 0
     return dict(total.most_common())
 
 
@@ -349,45 +372,120 @@ def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[_Named, _Named
     return [(tensor.name, tensor) for tensor in graph.inputs], [(t.name, t) for t in graph.outputs]
 
 
-def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[int, str]:
-    """What callers call the inputs and outputs, by the tensor's identity."""
+def _argument_names(model: Model, name: str, graph: Subgraph) -> dict[Tensor, str]:
+    """What callers call the inputs and outputs."""
     inputs, outputs = _arguments(model, name, graph)
-    return {id(tensor): label for label, tensor in (*outputs, *inputs)}
+    return {tensor: label for label, tensor in (*outputs, *inputs)}
 
 
-def _describe(match: Block, signature: str, arguments: Mapping[int, str]) -> AttentionBlock:
-    return AttentionBlock(
-        signature=signature,
-        form="multi-head" if match.heads > 1 else "single-head",
-        heads=match.heads,
-        kv_heads=match.kv_heads,
-        head_size=match.head_size,
-        query_length=match.query_length,
-        key_lengths=match.key_lengths,
-        mask=None if match.mask is None else _mask_name(match.mask, arguments),
-        softmax=match.softmax.outputs[0].name,
-    )
-
-
-def _mask_name(mask: Tensor, arguments: Mapping[int, str]) -> str:
+def _mask_name(mask: Tensor, arguments: Mapping[Tensor, str]) -> str:
     """The argument that a mask is made of, where it is made of just one."""
     tensor = mask
     for _ in range(_DEEPEST):
-        if id(tensor) in arguments and tensor.producer is None:
-            return arguments[id(tensor)]
+        if tensor in arguments and tensor.producer is None:
+            return arguments[tensor]
         operands = [] if tensor.producer is None else tensor.producer.inputs
-        sources = {id(t): t for t in operands if t is not None and not t.is_constant}
+        sources = {operand for operand in operands if operand is not None and not operand.is_constant}
         if len(sources) != 1:
             break
-        (tensor,) = sources.values()
+        (tensor,) = sources
     return mask.name
 
 
-def _short_names(arguments: Mapping[int, str]) -> Callable[[Tensor], str]:
-    """Names for a text that people read: exporters' own names are hundreds of characters long."""
-    numbers: dict[int, int] = {}
+_COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLED_BACK: "#f3b8b0"}
+_SETTLED = "#e3e6ea"
 
-    def name(tensor: Tensor) -> str:
-        return f"%{arguments.get(id(tensor)) or numbers.setdefault(id(tensor), len(numbers))}"
 
-    return name
+def node_data(
+    source: str | os.PathLike[str] | bytes, *, target: str | Target | None = None
+) -> dict[str, Any]:
+    """What a conversion makes of each operator of a model.
+
+    Raises:
+        ModelFormatError: the source is not a valid model.
+        UsageError: there is no such target.
+    """
+    model = load(source)
+    places = {
+        operator: (graph.name, str(place))
+        for graph in model.subgraphs
+        for place, operator in enumerate(graph.operators)
+    }
+    makers = {tensor.name: place for operator, place in places.items() for tensor in operator.outputs}
+    overlay: dict[str, Any] = {}
+    for site in convert(model, target=target, verify="none").sites:
+        if site.status is Status.CONVERTED:
+            text = f"{len(site.replaced)} operators become {site.added}"
+            nodes = [places[operator] for operator in site.replaced if operator in places]
+        else:
+            text, nodes = site.reason, [makers[site.operator]] if site.operator in makers else []
+        for graph, node in nodes:
+            data = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
+            # What came first about a node stays.
+            overlay.setdefault(graph, data)["results"].setdefault(node, _result(site, text))
+    return overlay
+
+
+def _result(site: SiteReport, text: str) -> dict[str, str]:
+    name = f"{site.pass_name} #{site.index}"
+    verdict = f"{'nothing to do' if site.settled else site.status} ({name})"
+    title = f"converted by {name}" if site.status is Status.CONVERTED else verdict
+    colour = _SETTLED if site.settled else _COLOURS[site.status]
+    return {"value": f"{title}: {text}", "bgColor": colour, "textColor": "#111111"}
+
+
+def conversion_report(
+    result: ConversionResult,
+    original: str | os.PathLike[str] | bytes | None = None,
+    *,
+    target: str | Target | None = None,
+    sections: Sections = "prefill-decode",
+) -> Report:
+    """What `edge_opt.report.write_report` takes.
+
+    Args:
+        result: of `edge_opt.convert`.
+        original: the model as it was, for the picture of one block; without it, the file that `result` names, if any.
+        target: as given to `convert`.
+        sections: as given to `convert`.
+
+    Raises:
+        ModelFormatError: the original cannot be read again.
+        UsageError: there is no such target.
+    """
+    source = result.input if original is None else original
+    facts = load_target(target or GENERIC)
+    parts = open_container(source, sections).parts if source is not None and result.converted else []
+    example = next(filter(None, (_example(result, part, facts) for part in parts)), None)
+    findings = [("error", text) for text in unsound(result)]
+    for finding in [] if result.model is None else lint(result.model, facts):
+        where = f"{finding.signature}: " if finding.signature else ""
+        findings.append((finding.severity, f"{where}{finding.message}"))
+    return Report(result, version("edge-opt"), example, findings, _origin(result))
+
+
+def _origin(result: ConversionResult) -> dict[str, str]:
+    """When the report was made and with what, and the digests of the files that it is about."""
+    origin = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "edge-opt": version("edge-opt"),
+        "ai-edge-litert": version("ai-edge-litert"),
+        "Python": platform.python_version(),
+    }
+    for name, path in (("input", result.input), ("output", result.output)):
+        if path is not None and Path(path).is_file():
+            with Path(path).open("rb") as file:
+                origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return origin
+
+
+def _example(result: ConversionResult, part: Part, target: Target) -> Example | None:
+    """Of the first converted block with several heads, else of whatever else was converted."""
+    names = {part.signature(name): name for name, _ in part.model.entry_points()}
+    sites = sorted(result.converted, key=lambda site: (site.heads or 0) < 2)
+    # Of a caller's own pass there is no more than the verdicts.
+    places = dict.fromkeys(
+        (s.signature, s.pass_name) for s in sites if s.signature in names and s.pass_name in PASSES
+    )
+    examples = (example_rewrite(part.model, names[signature], chosen, target) for signature, chosen in places)
+    return next(filter(None, examples), None)
