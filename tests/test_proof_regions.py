@@ -200,15 +200,15 @@ def many_layers(dtype: str, count: int) -> str:
 
 @pytest.mark.usefixtures("eager")
 def test_reports_do_not_depend_on_how_many_workers_there_are() -> None:
-    text = many_layers("int16", 6)
+    text = many_layers("int16", 4)
     found = []
-    for workers in (1, 2, 5):
+    for workers in (1, 3):
         with RegionProver(workers=workers) as prover:
             model = parse(text)
             found.append((told(run(model, "mha_to_sha", prover=prover)), to_bytes(model)))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     in_full = [any(ran["rows"] is None for ran in site["proof"]["ran"]) for site in found[0][0]]
-    assert in_full == [True] + [False] * 5
+    assert in_full == [True] + [False] * 3
 
 
 @pytest.mark.usefixtures("eager")

@@ -303,7 +303,7 @@ def test_mutants_read_or_are_refused_and_nothing_else() -> None:
     content = with_data_after(everything(), b"weights" * 9)
     chance = random.Random(7)
     accepted = 0
-    for _ in range(3000):
+    for _ in range(1000):
         mutant = bytearray(content)
         for _ in range(chance.choice((1, 1, 2, 8))):
             mutant[chance.randrange(len(mutant))] = chance.choice(
@@ -314,4 +314,4 @@ def test_mutants_read_or_are_refused_and_nothing_else() -> None:
         except ModelFormatError:
             continue
         accepted += 1
-    assert 0 < accepted < 3000
+    assert 0 < accepted < 1000

@@ -108,7 +108,7 @@ def test_reductions(name: str, dtype: str, axes: list[int], keep: bool) -> None:
 BOUNDS = st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.sampled_from([1, 2, -1]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(BOUNDS, BOUNDS, st.integers(0, 3), st.integers(0, 3), st.integers(0, 2), st.integers(0, 3))
 def test_strided_slices(
     rows: tuple[int, int, int], columns: tuple[int, int, int], begin: int, end: int, new: int, shrink: int

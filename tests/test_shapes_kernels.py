@@ -22,7 +22,7 @@ from shapes_referee import (
 from edge_opt.shapes import ShapeError
 
 SMALL = st.lists(st.integers(0, 3), max_size=4).map(tuple)
-examples = settings(max_examples=80, deadline=None)
+examples = settings(max_examples=50, deadline=None)
 
 
 @pytest.mark.parametrize(("left", "right"), [((2, 3), (2, 3)), ((2, 3), (1, 3))])
@@ -164,7 +164,7 @@ def test_any_concatenation(shapes: list[Shape], axis: int) -> None:
 MASKS = st.sampled_from([0, 0, 0, 1, 2, 3, 4])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
     st.lists(
