@@ -191,7 +191,7 @@ def test_only_files_of_ours_are_removed(tmp_path: Path) -> None:
     folder.mkdir()
     link = tmp_path / ".link.0123456789abcdef.edge-opt-tmp"
     link.symlink_to(kept[0])
-    assert atomic.remove_stale(tmp_path) == []
+    atomic.remove_stale(tmp_path)
     assert all(path.exists() for path in (*kept, folder, link))
 
 

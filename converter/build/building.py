@@ -362,15 +362,12 @@ def _quantized(
         quantized = run.stage("quantize", settings["quantize"], model=model, ranges=ranges)
         run.result.sections_put_back = list(quantized.values["put_back"])
         bundles = {"exported": model, "model": quantized.bundle}
-    _check_ranges(bundles["model"].path)
-    return bundles
-
-
-def _check_ranges(model: Path) -> None:
-    """Whether the calibration reached everything; a bundle that ignores its cache is no result."""
-    ruined = sentences(find_unsound(Opened(model)))
+    path = bundles["model"].path
+    # Where calibration did not reach everything; a bundle that ignores its cache is no result.
+    ruined = sentences(find_unsound(Opened(path)))
     if ruined:
-        raise BuildCheckError(f"{model} is ruined, so nothing is delivered: {ruined[0]}")
+        raise BuildCheckError(f"{path} is ruined, so nothing is delivered: {ruined[0]}")
+    return bundles
 
 
 def _rest(work: WorkFolder, text: HeldOut, prompts: StagePath | None) -> StagePath | None:

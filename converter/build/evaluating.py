@@ -194,16 +194,11 @@ def compare(
             complaint = f" ({complaints[-1]})" if complaints else ""
             raise StageFailedError(f"{Path(name).name} did not run: {error}{complaint}") from error
         said[name] = [Said(**one) for one in done.values["said"]]
-        check_same(said[name], first or said[name])
+        for at, (one, other) in enumerate(zip(said[name], first or said[name], strict=True)):
+            for ours, theirs in ((one.before, other.before), (one.scored, other.scored)):
+                if ours != theirs:
+                    raise other_tokens(at, len(ours), len(theirs))
         agreed, peak = done.values["agreed"], max(peak, done.peak_bytes or 0)
     skipped = sum(not one.scored for one in said[reference])
     scores = [ModelScore.of(name, said[name], agreed.get(name)) for name in models]
     return Evaluation(scores, len(text.parts) - skipped, skipped), peak
-
-
-def check_same(said: Sequence[Said], first: Sequence[Said]) -> None:
-    """UsageError where two models made other tokens of a prompt."""
-    for at, (one, other) in enumerate(zip(said, first, strict=True)):
-        for ours, theirs in ((one.before, other.before), (one.scored, other.scored)):
-            if ours != theirs:
-                raise other_tokens(at, len(ours), len(theirs))

@@ -76,24 +76,20 @@ class Processes:
         """
         order, outcome = scratch / "job.json", scratch / "outcome.json"
         order.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        temporary = scratch / "tmp"
+        temporary.mkdir()
+        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        if job.libraries is not None:
+            variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
         with log.open("wb") as out:
             child = processes.start_module(
-                "edge_opt.build.stage", order, outcome, environment=_environment(job, scratch), stdout=out
+                "edge_opt.build.stage", order, outcome, environment=variables, stdout=out
             )
             try:
                 _watch(child, log, job.stage, progress)
             finally:
                 processes.end(child)
         return _carried(child.returncode, outcome, scratch)
-
-
-def _environment(job: Job, scratch: Path) -> dict[str, str]:
-    temporary = scratch / "tmp"
-    temporary.mkdir()
-    variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
-    if job.libraries is not None:
-        variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
-    return variables
 
 
 def _watch(child: subprocess.Popen[bytes], log: Path, stage: str, progress: Progress) -> None:

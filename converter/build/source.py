@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.inspection import Caches, find_caches
-from edge_opt.ir import Model
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle
@@ -140,18 +139,15 @@ def _bundle(path: Path) -> Given:
             f"export it with split_cache, or give the checkpoint"
         )
     longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
-    kind = Kind.QUANTIZED if _is_quantized(model) else Kind.FLOAT
-    return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, opened.bundle))
-
-
-def _is_quantized(model: Model) -> bool:
-    """Whether activations are integers; weights alone are in what the exporter writes."""
-    return any(
+    # Activations are integers; weights alone are in what the exporter writes.
+    quantized = any(
         operator.inputs[0] is not None and operator.inputs[0].dtype.name in ("INT8", "INT16")
         for graph in model.subgraphs
         for operator in graph.operators
         if operator.name in _MATMULS
     )
+    kind = Kind.QUANTIZED if quantized else Kind.FLOAT
+    return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, opened.bundle))
 
 
 SETTING = "sliding_window_ring_buffer_size"

@@ -49,14 +49,11 @@ def _answer(job: Job) -> dict[str, Any]:
         traceback.print_exc()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             return {"error": _NO_ROOM[error.errno], "exit_code": OutputError.exit_code}
-        cause = f"{type(error).__name__}: {_first_sentence(str(error))}"
-        return {"error": cause[:_LONGEST_CAUSE], "exit_code": EdgeOptError.exit_code}
-
-
-def _first_sentence(text: str) -> str:
-    """The first line, and the next where that only announces it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+        # The first line, and the next where that only announces it.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+        cause = f"{type(error).__name__}: {sentence}"[:_LONGEST_CAUSE]
+        return {"error": cause, "exit_code": EdgeOptError.exit_code}
 
 
 def _progress(stage: str, done: int, total: int) -> None:

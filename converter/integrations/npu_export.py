@@ -20,7 +20,6 @@ from typing import Any, Literal, Protocol
 
 from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.container import Sections
-from edge_opt.ir import Subgraph
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
 from edge_opt.npu.hexagon import judged_by
@@ -148,16 +147,19 @@ def npu_optimize(
     tell = progress or (lambda *_: None)
     tell("compiling as exported", 0, 1)
     before = _measured(compiler, input_litertlm, parts=False)
-    table = PositionTable(None if exported is None else _auxiliary(exported))
-    passes = [*(name for name in PASSES if name != table.name), table]
-    options = {
-        "target": facts,
-        "sections": sections,
-        "verify": verify,
-        "progress": progress,
-        "passes": passes,
-    }
-    run = partial(convert, input_litertlm, output_litertlm, **options)
+    auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
+    graphs = {} if auxiliary is None else dict(auxiliary.entry_points())
+    table = PositionTable(None if exported is None else graphs)
+    run = partial(
+        convert,
+        input_litertlm,
+        output_litertlm,
+        target=facts,
+        sections=sections,
+        verify=verify,
+        progress=progress,
+        passes=[*(name for name in PASSES if name != table.name), table],
+    )
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)
     after = _measured(compiler, output_litertlm, parts=True)
@@ -168,12 +170,6 @@ def npu_optimize(
         result = run(overwrite=True, signatures=kept)
     steps = tuple(step.with_decoder(gains[step.name].figures) for step in after.steps)
     return Optimized(result, tuple(gains.values()), configs, (*filter(None, [note]), *before.notes), steps)
-
-
-def _auxiliary(path: str | os.PathLike[str]) -> dict[str, Subgraph]:
-    """The entry points of a bundle's auxiliary model; none where it has no such model."""
-    auxiliary = Opened(path).find(AUXILIARY_SECTION)
-    return {} if auxiliary is None else dict(auxiliary.entry_points())
 
 
 @dataclass(frozen=True, slots=True)

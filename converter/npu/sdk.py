@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -87,17 +86,11 @@ def libraries_digest(sdk: str | os.PathLike[str] | None) -> str:
         folder = find_libraries(sdk)
     except CompilerMissingError:
         return ""
-    found = sorted(folder.glob(_COMPILING))
-    known = [(path, status.st_size, status.st_mtime_ns) for path in found for status in [path.stat()]]
-    return " ".join(f"{path.name}:{_digest(path, size, at)}" for path, size, at in known)
-
-
-@lru_cache
-def _digest(path: Path, size: int, changed: int) -> str:
-    """Of a file as it is now: `size` and when it was `changed` are there to tell it from what it was before."""
-    del size, changed
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digests = []
+    for path in sorted(folder.glob(_COMPILING)):
+        with path.open("rb") as file:
+            digests.append(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}")
+    return " ".join(digests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,15 +104,15 @@ class TrialPlan:
         convert(self.exported, converted, target=self.choice.applied(self.target), verify="none")
         return converted
 
-    def key(self, digest: str) -> str:
-        """What the outcome depends on: the model of this digest, the compiler, the form, the target and the flags."""
+    def key(self, model: str, libraries: str) -> str:
+        """What the outcome depends on, model and libraries by their digests."""
         values = {
-            "model": digest,
+            "model": model,
             "choice": str(self.choice),
             "target": self.target.to_dict(),
             "chip": self.chip,
             "flags": self.flags,
-            "libraries": libraries_digest(self.sdk),
+            "libraries": libraries,
             "versions": [version("ai-edge-litert"), version("edge-opt")],
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
@@ -185,11 +185,16 @@ def outcomes(
         fresh: compile again what an earlier search remembers.
         done: called with how many are done and the last one; at first with None.
     """
-    with Path(plans[0].exported).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    keys = [plan.key(digest) for plan in plans]
-    known = [None if fresh else remembered(key) for key in keys]
-    trials = {place: trial for place, trial in enumerate(known) if trial is not None}
+    libraries = libraries_digest(plans[0].sdk)
+    with Path(plans[0].exported).open("rb") as exported:
+        model = hashlib.file_digest(exported, "sha256").hexdigest()
+    folder = cache_folder() / "trials"
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{plan.key(model, libraries)}.json" for plan in plans]
+    trials: dict[int, Trial] = {}
+    for place, file in enumerate([] if fresh else files):
+        with suppress(OSError, ValueError):  # none there, or it cannot be read
+            trials[place] = from_dict(Trial, json.loads(file.read_text(encoding="utf-8")))
     waiting = {
         executor.submit(carry_out, plan): place for place, plan in enumerate(plans) if place not in trials
     }
@@ -197,31 +202,18 @@ def outcomes(
     for future in as_completed(waiting):
         place = waiting[future]
         trials[place] = future.result()
-        remember(keys[place], trials[place])
+        _remember(files[place], trials[place])
         done(len(trials), trials[place])
     return [replace(trials[place], choice=plan.choice) for place, plan in enumerate(plans)]
 
 
-def remembered(key: str) -> Trial | None:
-    """A trial that an earlier search carried out; None where there is none, or it cannot be read."""
-    with suppress(OSError, ValueError):
-        return from_dict(Trial, json.loads(_file(key).read_text(encoding="utf-8")))
-    return None
-
-
-def remember(key: str, trial: Trial) -> None:
+def _remember(file: Path, trial: Trial) -> None:
     """For the next search, unless it would end otherwise another time. What cannot be kept is done again."""
     if not trial.passing:
         with suppress(OSError):
-            scratch = _file(key).with_suffix(f".{os.getpid()}")
+            scratch = file.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps(asdict(trial)), encoding="utf-8")
-            scratch.replace(_file(key))
-
-
-def _file(key: str) -> Path:
-    folder = cache_folder() / "trials"
-    folder.mkdir(exist_ok=True)
-    return folder / f"{key}.json"
+            scratch.replace(file)
 
 
 _HEXAGON = "qualcomm-htp"

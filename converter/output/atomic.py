@@ -110,32 +110,24 @@ def write_whole(
         file.write(content)
 
 
-def remove_stale(folder: Path) -> list[Path]:
-    """Remove our temporary files in `folder` that no running process has locked; returns what was removed."""
-    try:
-        candidates = [path for path in folder.iterdir() if _OURS.search(path.name)]
-    except PermissionError:
-        return []  # a folder that we may write to but not list
-    return [path for path in candidates if _remove_if_unused(path)]
+def remove_stale(folder: Path) -> None:
+    """Remove our temporary files in `folder` that no running process has locked."""
+    with contextlib.suppress(PermissionError):  # a folder that we may write to but not list
+        for path in folder.iterdir():
+            if _OURS.search(path.name):
+                _remove_if_unused(path)
 
 
-def _remove_if_unused(path: Path) -> bool:
-    try:
+def _remove_if_unused(path: Path) -> None:
+    with contextlib.suppress(OSError):  # gone, in use, or not ours to open or to remove
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False  # gone meanwhile, or not ours to open
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return False
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = _is_at(path, fd)
-        if is_there:
-            path.unlink()
-        return is_there
-    except OSError:
-        return False  # in use by another process, or in a folder where we may not remove
-    finally:
-        os.close(fd)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(path, fd):
+                    path.unlink()
+        finally:
+            os.close(fd)
 
 
 def _create(target: Path) -> tuple[Path, int]:
