@@ -149,7 +149,7 @@ def npu_optimize(
     before = _measured(compiler, input_litertlm, parts=False)
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.entry_points())
-    table = PositionTable(None if exported is None else graphs)
+    table = PositionTable(graphs)
     run = partial(
         convert,
         input_litertlm,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes
 from edge_opt.attention.matcher import find_blocks
-from edge_opt.ir import Model, Operator, Signature, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Signature, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import backward_slice, cut_out, reads
 from edge_opt.output.errors import UsageError, unknown
@@ -31,7 +31,10 @@ class Layers:
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
     """The entry point with the largest attention, or the named one, and its blocks; UsageError without any."""
-    blocks = {name: _blocks(graph) for name, graph in model.entry_points()}
+    blocks = {
+        name: [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
+        for name, graph in model.entry_points()
+    }
     if signature is not None and signature not in blocks:
         raise unknown("signature", signature, blocks)
     candidates = list(blocks) if signature is None else [signature]
@@ -86,10 +89,6 @@ def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
     outputs = list(dict.fromkeys(_joined(block.output) for block in blocks))
     last = outputs[min(layers, len(outputs)) - 1]
     return tuple(tensor.name for tensor in _projections(last) or [last])
-
-
-def _blocks(graph: Subgraph) -> list[Block]:
-    return [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
 
 
 def _projections(output: Tensor) -> list[Tensor]:

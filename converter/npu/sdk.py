@@ -159,25 +159,20 @@ def build_probe() -> Path:
             "or name it in CC"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _build([*compiler.split()], source, folder)
-    return folder
-
-
-def _build(compiler: list[str], source: bytes, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="edge-opt-", dir=folder) as scratch:
         code, library = Path(scratch) / "probe.c", Path(scratch) / LIBRARY
         code.write_bytes(source)
         flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
-        command = [*compiler, *flags, "-o", str(library), str(code), "-ldl"]
-        done = processes.run(command)
+        done = processes.run([*compiler.split(), *flags, "-o", str(library), str(code), "-ldl"])
         if not library.is_file():
             reason = (done.stderr.strip().splitlines() or ["it does not say why"])[0][:200]
             raise CompilerMissingError(
-                f"Qualcomm's estimate and emulator need a C compiler to build a small probe with, and "
-                f"`{' '.join(compiler)}` fails: {reason}"
+                f"Qualcomm's estimate and emulator need a C compiler to build a small probe with, and `{compiler}` "
+                f"fails: {reason}"
             )
         # Renamed, not written in place: another process may be using or building the same one.
         library.replace(folder / LIBRARY)
+    return folder
 
 
 def cache_folder() -> Path:
