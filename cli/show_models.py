@@ -37,7 +37,7 @@ from edge_opt.output.errors import OutputError
 from edge_opt.output.words import many, shortened, size
 from edge_opt.passes import Status
 from edge_opt.report import check_report_path, write_report
-from edge_opt.report.diagram import NO_PICTURE, can_draw
+from edge_opt.report.page import NO_PICTURE, can_draw
 from edge_opt.soundness import sentences
 
 

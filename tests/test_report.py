@@ -22,8 +22,8 @@ from edge_opt.ir import to_bytes
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report import Report, write_report
 from edge_opt.report import page as page_module
-from edge_opt.report.diagram import _WIDTH, _Box, _layout, can_draw, draw
 from edge_opt.report.document import hoisted, longest_repeat
+from edge_opt.report.page import _WIDTH, _Box, _layout, can_draw, draw
 from edge_opt.report.writing import render
 
 needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install '.[report]'")

@@ -16,7 +16,7 @@ from edge_opt.ir import Model, Operator, load
 from edge_opt.ir.text import operator_text
 from edge_opt.passes import Status
 from edge_opt.report import Example
-from edge_opt.report.diagram import draw
+from edge_opt.report.page import draw
 from edge_opt.targets import Target, load_target
 
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
