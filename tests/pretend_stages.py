@@ -12,7 +12,7 @@ from bundles import GENERIC, bundle, model_part
 from text_parser import parse
 
 from edge_opt.build import BuildResult, Job, StageAnswer, build
-from edge_opt.build.processes import Processes
+from edge_opt.build.work import Processes
 from edge_opt.ir import to_bytes
 
 FLOAT = """

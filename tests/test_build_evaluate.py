@@ -9,7 +9,7 @@ from cli_runs import run
 from pretend_stages import FLOAT, QUANTIZED, Place, Stages, write
 
 from edge_opt.build import building
-from edge_opt.build.processes import Processes
+from edge_opt.build.work import Processes
 from edge_opt.output.errors import UsageError
 
 PROMPTS = [f"prompt number {number}" for number in range(12)]
@@ -112,7 +112,7 @@ def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch:
     class Without(Stages):
         check_runtimes = Processes.check_runtimes  # type: ignore[assignment]
 
-    monkeypatch.setattr("edge_opt.build.processes._RUNTIME", "no-such-package")
+    monkeypatch.setattr("edge_opt.build.work._RUNTIME", "no-such-package")
     stages = Without()
     with pytest.raises(UsageError, match=r"pip install '\.\[lm\]' .*evaluate=False"):
         place.build(stages=stages)

@@ -23,8 +23,8 @@ from pretend_stages import Place, Stages, write
 from terminal_signals import gone
 
 from edge_opt import build as package
-from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, processes, stage
-from edge_opt.build.processes import Processes
+from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, stage, work
+from edge_opt.build.work import Processes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.output.errors import OutputError, UsageError
 
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_the_extra_holds_the_version_that_is_known_here() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"litert-torch=={processes.SUPPORTED}.*" in extras["build"]
+    assert f"litert-torch=={work.SUPPORTED}.*" in extras["build"]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_another_version_or_none_is_a_sentence(
     def version(name: str) -> str:
         told = found.get(name, "0.10.0")
         if told is None:
-            raise processes.PackageNotFoundError(name)
+            raise work.PackageNotFoundError(name)
         return told
 
-    monkeypatch.setattr(processes, "version", version)
-    monkeypatch.setattr(processes, "find_spec", lambda _: True)
+    monkeypatch.setattr(work, "version", version)
+    monkeypatch.setattr(work, "find_spec", lambda _: True)
     with pytest.raises(UsageError, match=re.escape(sentence)):
         Processes().versions()
 
@@ -136,7 +136,7 @@ def child(
 ) -> tuple[StageAnswer, list[tuple[int, ...]]]:
     """Carry out a stage of that code."""
     put_in_place(place, monkeypatch, code)
-    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(work, "_LOOK_SECONDS", 0.05)
     scratch, made = place.folder / "scratch", place.folder / "made"
     for folder in (scratch, made):
         folder.mkdir()
@@ -191,7 +191,7 @@ def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> No
     files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
     monkeypatch.setattr(stage, "begin_child", lambda: files)
     assert stage.main() == 1
-    processes._carried(1, files[1], place.folder)
+    work._carried(1, files[1], place.folder)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_build_that_is_killed_takes_the_processes_of_its_stage_with_it(
     told = place.folder / "pid"
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
-        "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.processes import Processes; "
+        "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.work import Processes; "
         "here = pathlib.Path(sys.argv[1]); "
         "Processes().carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
     )

@@ -13,10 +13,9 @@ from cli_runs import run
 from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
 from text_parser import parse
 
-from edge_opt.build import evaluating, processes, scoring
-from edge_opt.build.processes import Processes
+from edge_opt.build import evaluating, scoring, work
 from edge_opt.build.scoring import Checkpoint, Evaluation, ModelScore, Runtime, Said, cut
-from edge_opt.build.work import Job, StageAnswer, StageFailedError
+from edge_opt.build.work import Job, Processes, StageAnswer, StageFailedError
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import EdgeOptError, UsageError
 
@@ -284,12 +283,12 @@ def test_a_reference_of_other_tokens_is_refused(place: Place) -> None:
 def test_what_is_not_installed_is_said_before_anything_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "version", lambda _: "1")
-    monkeypatch.setattr(processes, "find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr(work, "version", lambda _: "1")
+    monkeypatch.setattr(work, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(UsageError, match="torch is not installed: pip install"):
         evaluating.evaluate(place.reference, place.good, place.prompts)
     monkeypatch.undo()
-    monkeypatch.setattr(processes, "_RUNTIME", "no-such-package")
+    monkeypatch.setattr(work, "_RUNTIME", "no-such-package")
     with pytest.raises(UsageError, match=r"pip install '\.\[lm\]'"):
         evaluating.evaluate(place.reference, place.good, place.prompts)
 

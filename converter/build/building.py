@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.evaluating import HeldOut, choose, compare
-from edge_opt.build.processes import Processes
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
 from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
@@ -21,6 +20,7 @@ from edge_opt.build.work import (
     Input,
     Job,
     Kept,
+    Processes,
     StageAnswer,
     StageFailedError,
     WorkFolder,
