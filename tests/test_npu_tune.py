@@ -38,7 +38,7 @@ from edge_opt.npu import (
 )
 from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
-from edge_opt.npu.sdk import LIBRARY
+from edge_opt.npu.sdk import LIBRARY, libraries_digest
 from edge_opt.npu.search import Choice, TrialPlan, choices, rank
 from edge_opt.output.errors import UsageError
 from edge_opt.processes import _running
@@ -305,23 +305,21 @@ def test_another_form_flag_chip_or_model_is_another_trial(tmp_path: Path) -> Non
         replace(plan, chip="SM1"),
         replace(plan, target=replace(target, largest_joined_rows_bytes=1)),
     )
-    assert len({one.key("digest") for one in (plan, *others)} | {plan.key("other")}) == 6
+    keys = {one.key("model", "libraries") for one in (plan, *others)}
+    assert len(keys | {plan.key("other", "libraries"), plan.key("model", "other")}) == 7
 
 
 def test_other_libraries_make_another_trial_and_another_place_for_the_same_ones_does_not(
     tmp_path: Path,
 ) -> None:
-    def key(sdk: Path | None) -> str:
-        return TrialPlan("m", Choice(), load_target("qualcomm-htp"), "SM0", (), sdk, 1.0).key("digest")
-
     for place, content in {"one": b"1", "same": b"1", "new": b"2"}.items():
         (tmp_path / place).mkdir()
         (tmp_path / place / LIBRARY).write_bytes(content)
-    one, same, new = (key(tmp_path / place) for place in ("one", "same", "new"))
+    one, same, new = (libraries_digest(tmp_path / place) for place in ("one", "same", "new"))
     assert one == same
-    assert len({one, new, key(None)}) == 3
+    assert len({one, new, libraries_digest(None)}) == 3
     (tmp_path / "one" / LIBRARY).write_bytes(b"2, put in place of the first")
-    assert key(tmp_path / "one") not in {one, new}
+    assert libraries_digest(tmp_path / "one") not in {one, new}
 
 
 # Interruptions
