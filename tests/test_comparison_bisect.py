@@ -56,8 +56,7 @@ def heads_merged(model: Model, signature: str) -> list[tuple[Any, Operator]]:
     return [(graph, operator) for operator in found if len(operator.inputs) == 4]
 
 
-@pytest.mark.parametrize("path", [DEMO, QUANTIZED], ids=["float32", "int16"])
-@pytest.mark.parametrize("block", [0, 2])
+@pytest.mark.parametrize(("path", "block"), [(DEMO, 0), (QUANTIZED, 2)], ids=["float32", "int16"])
 def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
     model = converted(path)
     graph, merge = heads_merged(model, "decode")[block]
