@@ -12,29 +12,12 @@ from functools import cache
 from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention import surroundings as around
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.head_axes import factors_by_origin, placed_by_products
 from edge_opt.attention.labelling import OperandFactors, Trace, Weighing, Weighings, trace_heads
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, multiplies_activations
-from edge_opt.attention.surroundings import (
-    JOINING,
-    MASKING,
-    SOFTMAXES,
-    between_products,
-    holds_several,
-    is_opaque,
-    is_residual,
-    last_computation,
-    mask_between,
-    producers,
-    products_above,
-    softmax_behind,
-    tail_of,
-    value_products,
-    walked,
-    weighing_sum,
-)
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.shapes.inference import doubted
@@ -64,7 +47,7 @@ class Matcher:
     def __post_init__(self) -> None:
         self._first, self._weighing = next(iter(self.products.items()))
         self._head_size = self._weighing.head_size
-        self._tail, self._ends = tail_of(self.products)
+        self._tail, self._ends = around.tail_of(self.products)
 
     def match(self) -> Block:
         """What the SOFTMAX belongs to.
@@ -136,7 +119,7 @@ class Matcher:
         for end in self._ends:
             if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
                 raise RefusedError("heads are summed before they stand side by side", end)
-        joined = bool(self._ends) and all(end.name in JOINING for end in self._ends)
+        joined = bool(self._ends) and all(end.name in around.JOINING for end in self._ends)
         if math.prod(shape[1:-2]) > 1 and not joined:
             last = self._ends[0] if self._ends else self._first
             expected = f"[.., N*{self._head_size}] or [.., N, {self._head_size}]"
@@ -152,7 +135,7 @@ class Matcher:
             self._head_size,
             rows,
             lengths,
-            mask_between(self.softmax),
+            around.mask_between(self.softmax),
             self.products,
             self.operands,
         )
@@ -214,7 +197,7 @@ class Matcher:
     def _next_query(self) -> _Merged | None:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
         for end in self._ends:
-            softmax = softmax_behind(end) if is_product(end) else None
+            softmax = around.softmax_behind(end) if is_product(end) else None
             block = None if softmax in (None, self.softmax) else self.match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue
@@ -251,9 +234,9 @@ class Matcher:
             return None
 
         def above(operator: Operator) -> Iterable[Operator]:
-            return producers(operator) if operator.name in ELEMENTWISE | MOVEMENT else ()
+            return around.producers(operator) if operator.name in ELEMENTWISE | MOVEMENT else ()
 
-        for operator in walked(producers(self.softmax), above):
+        for operator in around.walked(around.producers(self.softmax), above):
             count = len(operator.inputs)
             if operator.name == "CONCATENATION" and len({*operator.inputs}) == 1 < count:
                 axis = int(operator.option("axis"))
@@ -315,7 +298,7 @@ class Matcher:
 
 def _mask(trace: Trace) -> Tensor | None:
     """What is added to the logits, or selects from them."""
-    masking = (operator for operator in trace.core if operator.name in MASKING)
+    masking = (operator for operator in trace.core if operator.name in around.MASKING)
     read = (tensor for operator in masking for tensor in operator.inputs if tensor is not None)
     return next((t for t in read if t.elements > 1 and t.producer not in trace.core), None)
 
@@ -369,7 +352,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
             return NotABlock(softmax, refused.refusal)
 
     with doubted([subgraph]):
-        softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
+        softmaxes = [operator for operator in subgraph.operators if operator.code.name in around.SOFTMAXES]
         # From the last one on: a block may look at the next, and a file may chain more of them than a stack holds.
         for softmax in reversed(softmaxes):
             match_of(softmax)
@@ -392,16 +375,16 @@ def _weights_without_softmax(subgraph: Subgraph, softmaxes: list[Operator]) -> I
     known: set[Operator] = set()
     for softmax in softmaxes:
         with suppress(RefusedError):
-            known.update(value_products(softmax))
-        known.update(products_above(producers(softmax))[0])
+            known.update(around.value_products(softmax))
+        known.update(around.products_above(around.producers(softmax))[0])
     for product in subgraph.operators:
         if product in known or not multiplies_activations(product):
             continue
-        makers = [last_computation(product.input(index)) for index in (0, 1)]
+        makers = [around.last_computation(product.input(index)) for index in (0, 1)]
         for weights in (operator for operator in makers if operator is not None):
             linear = is_product(weights)
-            scores = [weights] if linear else products_above(producers(weights))[0]
-            several = all(map(holds_several, scores)) and not any(map(is_residual, scores))
+            scores = [weights] if linear else around.products_above(around.producers(weights))[0]
+            several = all(map(around.holds_several, scores)) and not any(map(around.is_residual, scores))
             if scores and known.isdisjoint(scores) and several:
                 known.update((product, *scores))
                 yield weights
@@ -417,27 +400,26 @@ def _match(
     if softmax.shape_error:
         raise RefusedError("the recorded shapes do not fit", softmax)
     try:
-        products = value_products(softmax)
+        products = around.value_products(softmax)
     except RefusedError as refused:
         return _without_values(softmax, refused.refusal)
     if not all(weighing.head_size for weighing in products.values()):
         raise RefusedError("an empty tensor", next(iter(products)))
-    logits, ends = products_above(producers(softmax))
+    logits, ends = around.products_above(around.producers(softmax))
     if not logits:
         return _without_scores(softmax, ends)
-    around = (softmax, *products, *logits)
-    if any(tensor.is_dynamic for operator in around for tensor in operator.outputs):
+    if any(tensor.is_dynamic for one in (softmax, *products, *logits) for tensor in one.outputs):
         raise RefusedError("a dimension is known only at run time", softmax)
     return Matcher(subgraph, softmax, products, logits, operands, match_other).match()
 
 
 def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
     """A SOFTMAX behind which no value product is seen; it is attention all the same if its rows weigh something."""
-    opaque = reason.operator is not None and is_opaque(reason.operator)
-    summed = weighing_sum(softmax)
+    opaque = reason.operator is not None and around.is_opaque(reason.operator)
+    summed = around.weighing_sum(softmax)
     if summed is not None:
         raise RefusedError("the probabilities weigh values by MUL and a sum, which is not split", summed)
-    if not opaque and between_products(softmax):
+    if not opaque and around.between_products(softmax):
         raise RefusedError("the probabilities are not followed through this operator", reason.operator)
     return NotABlock(softmax, reason, is_attention=opaque)
 
@@ -445,7 +427,7 @@ def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
 def _without_scores(softmax: Operator, ends: list[Operator]) -> NotABlock:
     """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
     blocker = ends[0] if ends else None
-    if all(end.name in _LINEAR for end in ends) and not between_products(softmax):
+    if all(end.name in _LINEAR for end in ends) and not around.between_products(softmax):
         reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
         return NotABlock(softmax, reason, is_attention=False)
     if blocker is None:

@@ -370,9 +370,6 @@ def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | 
 
 PRODUCTS = operators_that(Effect.PRODUCT)
 MOVEMENT = operators_that(Effect.REARRANGING)
-CUTTING = operators_that(Effect.CUTTING)
-PADDING = operators_that(Effect.PADDING)
-REPEATING = operators_that(Effect.REPEATING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
 
 RULES: dict[str, Rule] = {
@@ -381,9 +378,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(operators_that(Effect.ALONG_ROWS), AlongLastAxis()),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
     **dict.fromkeys(("SPLIT", "SPLIT_V"), Split()),
-    **dict.fromkeys(PADDING, Pad()),
+    **dict.fromkeys(operators_that(Effect.PADDING), Pad()),
     **dict.fromkeys(operators_that(Effect.REDUCTION), Reduce()),
-    **dict.fromkeys(REPEATING, Broadcast()),
+    **dict.fromkeys(operators_that(Effect.REPEATING), Broadcast()),
     "GATHER": Gather(),
     "SELECT": Select(),
     "TRANSPOSE": Transpose(),

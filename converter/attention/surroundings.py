@@ -10,12 +10,9 @@ from itertools import islice
 
 from edge_opt.attention.labelling import DEEPEST, Weighing, Weighings
 from edge_opt.attention.rules import (
-    CUTTING,
     ELEMENTWISE,
     MOVEMENT,
-    PADDING,
     PRODUCTS,
-    REPEATING,
     data_input,
     is_product,
     multiplies_activations,
@@ -29,7 +26,8 @@ JOINING = operators_that(Effect.JOINING)
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 _PROJECTIONS = PRODUCTS | {"CONV_2D"}
-_FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | PADDING | JOINING
+REPEATING, CUTTING = operators_that(Effect.REPEATING), operators_that(Effect.CUTTING)
+_FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | JOINING | operators_that(Effect.PADDING)
 _PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"PACK"}
 _SUMS = frozenset({"SUM", "MEAN"})
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}

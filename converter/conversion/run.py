@@ -13,16 +13,8 @@ from typing import Unpack, overload
 
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
-from edge_opt.conversion.choices import (
-    DEFAULTS,
-    ConvertOptions,
-    check_options,
-    choose_passes,
-    choose_signatures,
-    choose_target,
-    destination_of,
-    path_of,
-)
+from edge_opt.conversion import choices
+from edge_opt.conversion.choices import ConvertOptions, path_of
 from edge_opt.conversion.container import (
     Container,
     Exported,
@@ -42,16 +34,7 @@ from edge_opt.conversion.result import (
     check_requirements,
     check_soundness,
 )
-from edge_opt.ir import Constants, Model, Subgraph
-from edge_opt.ir.cleanup import (
-    fill_old_codes,
-    keep_signature,
-    name_apart,
-    parts_in_use,
-    raise_runtime_version,
-    remove_unused,
-    take_weights_inside,
-)
+from edge_opt.ir import Constants, Model, Subgraph, cleanup
 from edge_opt.ir.model import restored_on_failure
 from edge_opt.ir.opening import ModelLike, check_not_compiled, rare_collections
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
@@ -120,10 +103,10 @@ def convert(
     exported = None
     if not isinstance(source, str | os.PathLike | bytes | Model):
         exported, source = source, model_content(source)
-    options = DEFAULTS | options
-    check_options(options, source)
-    passes = choose_passes(options)
-    target = choose_target(options, passes)
+    options = choices.DEFAULTS | options
+    choices.check_options(options, source)
+    passes = choices.choose_passes(options)
+    target = choices.choose_target(options, passes)
     dry_run, overwrite = options["dry_run"], options["overwrite"]
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
@@ -136,7 +119,7 @@ def convert(
         model = container.parts[0].model
         check_not_compiled(model, path_of(source))
         destination = (
-            None if dry_run else destination_of(source, output, container.suffix, overwrite=overwrite)
+            None if dry_run else choices.destination_of(source, output, container.suffix, overwrite=overwrite)
         )
         result = ConversionResult(path_of(source), None, target.name, options["verify"], model=model)
         stack.enter_context(_carrying(result))
@@ -163,7 +146,9 @@ def _signature() -> inspect.Signature:
     written = inspect.signature(convert)
     *positional, options = written.parameters.values()
     keywords = [
-        options.replace(name=name, kind=options.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kind)
+        options.replace(
+            name=name, kind=options.KEYWORD_ONLY, default=choices.DEFAULTS.get(name), annotation=kind
+        )
         for name, kind in ConvertOptions.__annotations__.items()
     ]
     return written.replace(parameters=[*positional, *keywords])
@@ -213,14 +198,14 @@ class _Conversion:
         check_soundness(result, require_sound=require_sound)
         self._extract_signature()
         fix_inputs(container, self.options["shapes"] or {})
-        signatures = choose_signatures(container, self.options["signatures"])
+        signatures = choices.choose_signatures(container, self.options["signatures"])
         for part in container.parts:
             self._rewrite(part, signatures, container.positions)
         result.soundness += find_stopped(container)
         check_soundness(result, require_sound=require_sound)
         for part in container.parts:
-            part.changed |= self.target.external_weights is False and take_weights_inside(part.model)
-            part.changed |= self.target.new_operator_codes is False and fill_old_codes(part.model)
+            part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(part.model)
+            part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model)
 
     def _extract_signature(self) -> None:
         key = self.options["extract_signature"]
@@ -233,7 +218,7 @@ class _Conversion:
             raise UsageError(
                 "a bundle needs all signatures of its models: extract from the .tflite file instead"
             )
-        keep_signature(self.container.parts[0].model, key)
+        cleanup.keep_signature(self.container.parts[0].model, key)
 
     def _rewrite(self, part: Part, signatures: frozenset[str], positions: int | None) -> None:
         """Run the passes on the chosen entry points of one model, and add what they did to the result."""
@@ -242,7 +227,7 @@ class _Conversion:
         entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in signatures]
         # A subgraph of several signatures is rewritten once, under the first one's name.
         owners = {id(graph): name for name, graph in reversed(entries)}
-        usage = parts_in_use(model)
+        usage = cleanup.parts_in_use(model)
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         before = {name: (len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()}
         # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
@@ -265,9 +250,9 @@ class _Conversion:
                 self._add_site(total, site)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
-            raise_runtime_version(model)
-            remove_unused(model, usage)
-            name_apart(model, old)
+            cleanup.raise_runtime_version(model)
+            cleanup.remove_unused(model, usage)
+            cleanup.name_apart(model, old)
             part.changed = True
         self.result.signatures += _summaries(part, owners, before, sites)
 
