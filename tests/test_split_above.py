@@ -9,10 +9,11 @@ from text_parser import parse
 
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.plan import tensors_above
-from edge_opt.ir import Model, Operator, load, to_bytes
+from edge_opt.ir import Buffer, DType, Model, Operator, load, to_bytes
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Status
 from edge_opt.passes.rewrite import Rewrite, check_shapes
+from edge_opt.schema.data import Data
 from edge_opt.targets import Target
 
 NORMED = """\
@@ -58,9 +59,9 @@ subgraph "norm/head_0" (%y/head_0: float32[1,1,3,4], %w: float32[4]) {
 """
 
 
-def split_above(text: str) -> Model:
+def split_above(given: str | Model) -> Model:
     """The model converted in this form, proved to be the same on both kernel sets."""
-    before = to_bytes(parse(text))
+    before = to_bytes(parse(given) if isinstance(given, str) else given)
     model = load(before)
     assert {report.status for report in convert(model, "split-above")} == {Status.CONVERTED}
     for graph in model.subgraphs:
@@ -226,8 +227,21 @@ def reached(text: str) -> set[str]:
     return {tensor.name for tensor in graph.tensors if tensor in found}
 
 
-def test_a_tensor_with_scales_along_an_axis_is_cut_where_it_is() -> None:
-    """A piece of it would need a part of the scales."""
+def test_computed_tensors_with_scales_along_an_axis_are_not_cut() -> None:
+    """A piece would need a part of the scales: the cut stands below what reads them."""
     assert reached(ROTATED) == {"q", "r", "e", "a", "j", "s0", "s1", "z"}
     scales = "%z: int16[1,2,1,4] q([0.02, 0.03], [0, 0], axis 1)"
-    assert reached(ROTATED.replace("%z: int16[1,2,1,4] q(0.02, 0)", scales)) == reached(ROTATED) - {"z"}
+    assert not reached(ROTATED.replace("%z: int16[1,2,1,4] q(0.02, 0)", scales)) & {"z", "s0", "s1"}
+
+
+def test_four_bit_weights_with_a_scale_for_each_row_are_not_cut() -> None:
+    """numpy has no such type, so their pieces would be computed."""
+    scales = ", ".join(f"0.{row}" for row in range(1, 9))
+    weights = f"int8[8,8]{{splat 3}} q([{scales}], [{', '.join('0' * 8)}], axis 0)"
+    text = NORMED.replace("float32[8,8]{splat 0.5}", "%w").replace(
+        "  %f:", f"  %w: float32[8,8] = DEQUANTIZE({weights})\n  %f:"
+    )
+    model = parse(text)
+    (dequantize,) = (op for op in model.subgraphs[0].operators if op.name == "DEQUANTIZE")
+    dequantize.input(0).dtype, dequantize.input(0).buffer = DType.INT4, Buffer(Data(b"\x33" * 32))
+    assert "w" in cut_at(split_above(model))

@@ -55,9 +55,15 @@ class OperandFactors:
     def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
         rule = rule_of(of.operator, self.rules)
         try:
-            return None if rule is None else rule.operands(of)
+            operands = {} if rule is None else rule.operands(of)
         except RefusedError as refused:
             return refused.refusal
+        for index, own in operands.items():
+            tensor = of.operator.input(index)
+            per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
+            if per_axis and not tensor.has_numbers and fx.piece_count(own) > 1:
+                return Refusal("what has scales along an axis is cut only where it is constant", of.operator, tensor)
+        return None if rule is None else operands
 
     def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:
         """As a call, where the label is known to pass."""

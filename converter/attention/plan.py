@@ -257,7 +257,9 @@ class _Above:
         for tensor in operator.outputs:
             if tensor.consumers or self.subgraph.is_output(tensor):
                 factored = self.read_as.get(tensor)
-                if factored is None or fx.piece_count(factored) == 1 or self._is_needed_whole(tensor):
+                if factored is None or fx.piece_count(factored) == 1:
+                    return []
+                if read_outside(self.subgraph, tensor, self.per_head):
                     return []
                 operands = self.operands(operator, factored, output_index(tensor))
                 if not isinstance(operands, dict):
@@ -266,7 +268,3 @@ class _Above:
         self.per_head.add(operator)
         self.tensors.update(operator.outputs)
         return self.read(labelled)
-
-    def _is_needed_whole(self, tensor: Tensor) -> bool:
-        per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-        return per_axis or read_outside(self.subgraph, tensor, self.per_head)
