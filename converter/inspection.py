@@ -32,7 +32,7 @@ from edge_opt.conversion.container import (
 from edge_opt.conversion.result import unsound
 from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor, load
 from edge_opt.ir.composites import Composite, composites
-from edge_opt.ir.opening import ModelLike, is_compiled, made_from
+from edge_opt.ir.opening import ModelLike, is_compiled, made_from, readable
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport, Status
@@ -273,7 +273,7 @@ def explain(
     model = _opened(source, shapes).parts[0].model
     attention = [block for blocks in _attention(model) for block in blocks if block is not None]
     blocks = {(block.signature, block.softmax): block for block in attention}
-    result = convert(source, target=target, shapes=shapes, verify="none", dry_run=True)
+    result = convert(readable(source), target=target, shapes=shapes, verify="none", dry_run=True)
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 
 

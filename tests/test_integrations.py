@@ -1,5 +1,6 @@
 """Models from litert-torch come in and go out as what they are."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from cli_runs import DEMO
 
 import edge_opt
+from edge_opt.comparison.golden import record
 from edge_opt.output.errors import UsageError
 
 
@@ -47,11 +49,21 @@ def test_convert_gives_back_the_kind_it_was_given(kind: type[Exported]) -> None:
     assert made.content != given.content
 
 
-def test_anything_else_is_refused_by_name() -> None:
+def test_all_functions_take_an_exported_model(tmp_path: Path) -> None:
+    given = Exported(DEMO.read_bytes())
+    made = edge_opt.convert(given, verify="none")
+    assert edge_opt.compare(given, made).bitwise
+    assert len(edge_opt.inspect(given).attention) == len(edge_opt.explain(given)) == 5
+    record(given, tmp_path / "golden.npz")
+    edge_opt.testing.assert_golden(made, tmp_path / "golden.npz")
+
+
+@pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect, edge_opt.explain])
+def test_anything_else_is_refused_by_name(function: Callable[..., object]) -> None:
     with pytest.raises(
-        UsageError, match=r"builtins\.dict is no exported model: give what litert_torch\.convert"
+        UsageError, match=r"builtins\.dict is no model: give a \.tflite file, .* litert_torch\.convert"
     ):
-        edge_opt.convert({})  # type: ignore[call-overload]
+        function({})
 
 
 @pytest.mark.slow

@@ -62,7 +62,9 @@ class OperandFactors:
             tensor = of.operator.input(index)
             per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
             if per_axis and not tensor.has_numbers and fx.piece_count(own) > 1:
-                return Refusal("what has scales along an axis is cut only where it is constant", of.operator, tensor)
+                return Refusal(
+                    "what has scales along an axis is cut only where it is constant", of.operator, tensor
+                )
         return None if rule is None else operands
 
     def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:

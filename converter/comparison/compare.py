@@ -22,7 +22,7 @@ from edge_opt.comparison.findings import (
 from edge_opt.comparison.generate import FilledCaches, compare_generation, keep
 from edge_opt.comparison.models import Models, agreed, find_models, keeps_state, with_facts
 from edge_opt.ir import load
-from edge_opt.ir.opening import ModelLike
+from edge_opt.ir.opening import ModelLike, Readable
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.output.words import Progress
 from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
@@ -51,8 +51,8 @@ def compare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     locate: bool = True,
     generate: int | None = None,
-    embedder: ModelLike | None = None,
-    auxiliary: ModelLike | None = None,
+    embedder: Readable | None = None,
+    auxiliary: Readable | None = None,
     progress: Progress | None = None,
     worker: Worker | None = None,
 ) -> ComparisonReport:
@@ -63,7 +63,7 @@ def compare(
     `a`. What one model has and the other lacks is a reported difference.
 
     Args:
-        a: the reference: a path, the bytes of a model, or a `Model`.
+        a: the reference: a path, the bytes of a model, a `Model`, or what `litert_torch.convert` returns.
         b: what is judged.
         signatures: only these; all of both by default.
         backend: kernels to run on; `both` is XNNPACK and the reference kernels.

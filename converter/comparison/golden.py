@@ -21,7 +21,7 @@ import numpy as np
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
 from edge_opt.comparison.models import find_models, keeps_state, with_facts
-from edge_opt.ir import Model, load
+from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike
 from edge_opt.output.atomic import write_whole
 from edge_opt.output.record import from_dict
@@ -75,7 +75,7 @@ def record(
             "format": FORMAT,
             "version": VERSION,
             "generator": noise.GENERATOR_VERSION,
-            "model": _fingerprint(source.model if isinstance(model, Model) else model),
+            "model": _fingerprint(model if isinstance(model, str | os.PathLike) else source.model),
             "seed": seed,
             "runs": runs,
             "atol": atol,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_opt.ir import DType, Model, Operator, Signature, Tensor
-from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened
+from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Readable, readable
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.options import subgraph_indices
 from edge_opt.proof.runner import Source
@@ -28,9 +28,9 @@ class Models(NamedTuple):
     """A model and the two that an export may keep apart; `name` is the path that they were given by, if any."""
 
     name: str | None
-    main: ModelLike
-    embedder: ModelLike | None = None
-    auxiliary: ModelLike | None = None
+    main: Readable
+    embedder: Readable | None = None
+    auxiliary: Readable | None = None
 
     def source(self, role: str) -> Source:
         """The main model for the worker, under the name of its file, else of its role."""
@@ -44,7 +44,7 @@ class Models(NamedTuple):
 
 
 def find_models(
-    given: ModelLike, embedder: ModelLike | None = None, auxiliary: ModelLike | None = None
+    given: ModelLike, embedder: Readable | None = None, auxiliary: Readable | None = None
 ) -> Models:
     """The three models: those given, else the sections of a bundle, else `embedder.tflite` beside the model.
 
@@ -52,6 +52,7 @@ def find_models(
         ModelFormatError: a file cannot be read.
         UsageError: a bundle holds no prefill/decode model, or a model is compiled for an NPU.
     """
+    given = readable(given)
     if not isinstance(given, str | os.PathLike):
         return Models(None, given, embedder, auxiliary)
     opened = Opened(given)

@@ -12,7 +12,7 @@ from edge_opt.attention.block import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
 from edge_opt.conversion.result import ConversionResult
 from edge_opt.ir import Model
-from edge_opt.ir.opening import ModelLike
+from edge_opt.ir.opening import Readable
 from edge_opt.output.atomic import resolve_target
 from edge_opt.output.errors import UsageError, unknown
 from edge_opt.output.words import Progress
@@ -138,7 +138,7 @@ def _listed(names: str | Pass | Iterable[Any] | None) -> list[Any]:
     return [names] if isinstance(names, str | Pass) else list(names or ())
 
 
-def path_of(source: ModelLike) -> str | None:
+def path_of(source: Readable) -> str | None:
     """The source's path; None for bytes and loaded models."""
     return None if isinstance(source, Model | bytes) else os.fspath(source)
 
@@ -150,7 +150,7 @@ def default_output(source: str | os.PathLike[str]) -> Path:
 
 
 def destination_of(
-    source: ModelLike, output: str | os.PathLike[str] | None, suffix: str, *, overwrite: bool
+    source: Readable, output: str | os.PathLike[str] | None, suffix: str, *, overwrite: bool
 ) -> Path | None:
     """Where to write: `output`, or beside the input; None for a source without a place of its own.
 

@@ -1,20 +1,17 @@
-"""What a conversion reads and writes: a .tflite file is one model, a .litertlm or .task bundle holds several.
-
-Models as litert-torch (formerly ai-edge-torch) holds them are recognised without importing it.
-"""
+"""What a conversion reads and writes: a .tflite file is one model, a .litertlm or .task bundle holds several."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from edge_opt.comparison.models import signature_info
 from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor, save, to_bytes
 from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
 from edge_opt.ir.model import checked_tables
-from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ModelLike, Opened
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, ModelLike, Opened, Readable
 from edge_opt.output.errors import ModelFormatError, UsageError, unknown
 from edge_opt.passes import Pass
 from edge_opt.passes.contract import shape_options
@@ -95,7 +92,7 @@ class Container:
         models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
         self.opened.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
-    def pairs(self, written: Path | None) -> Iterator[tuple[ModelLike, ModelLike]]:
+    def pairs(self, written: Path | None) -> Iterator[tuple[Readable, Readable]]:
         """For each part, the model as it was, and as it is in the written file, or in memory where none was written."""
         before = Opened(self.opened.source)
         after = None if written is None else Opened(written)
@@ -156,34 +153,7 @@ def find_stopped(container: Container) -> list[Unsound]:
     ]
 
 
-class ExportedModel(Protocol):
-    """What `litert_torch.convert` returns: a model that can be called, and written with `export`."""
-
-    def export(self, path: str) -> None:
-        """Write the .tflite file."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
-
-
 Exported = TypeVar("Exported", bound=ExportedModel)
-
-
-def model_content(model: object) -> bytes:
-    """The .tflite bytes of a model.
-
-    Raises:
-        UsageError: it is no model of litert-torch or ai-edge-torch.
-    """
-    # litert-torch has `model_content`, ai-edge-torch had `tflite_model`.
-    for name in ("model_content", "tflite_model"):
-        reader = getattr(model, name, None)
-        if callable(reader):
-            return bytes(reader())
-    raise UsageError(
-        f"a {type(model).__module__}.{type(model).__qualname__} is no exported model: give what litert_torch.convert "
-        "returns, a .tflite file, or its bytes"
-    )
 
 
 def remade(exported: Exported, model: Model) -> Exported:

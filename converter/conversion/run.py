@@ -18,12 +18,10 @@ from edge_opt.conversion.choices import ConvertOptions, path_of
 from edge_opt.conversion.container import (
     Container,
     Exported,
-    ExportedModel,
     Part,
     find_stopped,
     find_unsound,
     fix_inputs,
-    model_content,
     open_container,
     remade,
 )
@@ -36,7 +34,7 @@ from edge_opt.conversion.result import (
 )
 from edge_opt.ir import Constants, Model, Subgraph, cleanup
 from edge_opt.ir.model import restored_on_failure
-from edge_opt.ir.opening import ModelLike, check_not_compiled, rare_collections
+from edge_opt.ir.opening import ExportedModel, Readable, check_not_compiled, rare_collections, readable
 from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
@@ -47,7 +45,7 @@ from edge_opt.targets import Target
 
 @overload
 def convert(
-    source: ModelLike, output: str | os.PathLike[str] | None = None, **options: Unpack[ConvertOptions]
+    source: Readable, output: str | os.PathLike[str] | None = None, **options: Unpack[ConvertOptions]
 ) -> ConversionResult: ...
 
 
@@ -58,7 +56,7 @@ def convert(
 
 
 def convert(
-    source: ModelLike | ExportedModel,
+    source: Readable | ExportedModel,
     output: str | os.PathLike[str] | None = None,
     **options: Unpack[ConvertOptions],
 ) -> ConversionResult | ExportedModel:
@@ -100,9 +98,7 @@ def convert(
         RuntimeUnavailable: the runtime does not start here, so nothing can be proved; nothing was written.
     """
     started = time.perf_counter()
-    exported = None
-    if not isinstance(source, str | os.PathLike | bytes | Model):
-        exported, source = source, model_content(source)
+    given, source = source, readable(source)
     options = choices.DEFAULTS | options
     choices.check_options(options, source)
     passes = choices.choose_passes(options)
@@ -138,7 +134,7 @@ def convert(
     result.seconds = time.perf_counter() - started
     if on_result := options["on_result"]:
         on_result(result)
-    return result if exported is None else remade(exported, model)
+    return remade(given, model) if isinstance(given, ExportedModel) else result
 
 
 def _signature() -> inspect.Signature:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -235,7 +235,41 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle | None:
     return read_task(path) if is_task(path) else None
 
 
-ModelLike = str | os.PathLike[str] | bytes | Model
+@runtime_checkable
+class ExportedModel(Protocol):
+    """What `litert_torch.convert` returns: a model that can be called, and written with `export`."""
+
+    def export(self, path: str) -> None:
+        """Write the .tflite file."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+
+
+Readable = str | os.PathLike[str] | bytes | Model
+ModelLike = Readable | ExportedModel
+
+
+def readable(given: ModelLike) -> Readable:
+    """What was given, of an exported model its .tflite bytes.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(given, str | os.PathLike | bytes | Model):
+        return given
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    # litert-torch has `model_content`, ai-edge-torch had `tflite_model`.
+    for name in ("model_content", "tflite_model"):
+        reader = getattr(given, name, None)
+        if callable(reader):
+            return bytes(reader())
+    raise UsageError(
+        f"a {type(given).__module__}.{type(given).__qualname__} is no model: give a .tflite file, its bytes, a Model, "
+        "or what litert_torch.convert returns"
+    )
+
 
 MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder", "aux"
 """What models of a LiteRT-LM bundle are for, as their sections say."""
@@ -252,7 +286,7 @@ class Opened:
     """
 
     def __init__(self, source: ModelLike) -> None:
-        self.source = source
+        self.source = source = readable(source)
         self.path = None if isinstance(source, bytes | Model) else os.fspath(source)
         self.bundle = None if self.path is None else open_bundle(self.path)
         self.kinds = {0: ""} if self.bundle is None else self.bundle.models

@@ -20,8 +20,8 @@ from typing import NoReturn, Self, TypeVar
 import numpy as np
 
 from edge_opt.ir import Model, load, save
-from edge_opt.ir.opening import ModelLike
-from edge_opt.output.errors import EdgeOptError, UsageError
+from edge_opt.ir.opening import Readable
+from edge_opt.output.errors import EdgeOptError
 from edge_opt.output.record import from_dict
 from edge_opt.proof.errors import (
     BackendMissing,
@@ -328,7 +328,7 @@ class WorkerPool:
 class Source:
     """A context manager; `model` is what the worker takes, `name` what messages say."""
 
-    def __init__(self, given: ModelLike, role: str, name: str | None = None) -> None:
+    def __init__(self, given: Readable, role: str, name: str | None = None) -> None:
         self._given = given
         self._role = role
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -343,9 +343,6 @@ class Source:
             self.model = Path(self._folder.name) / "model.tflite"
             save(self._given, self.model)
             return self
-        if not isinstance(self._given, str | os.PathLike | bytes):
-            kind = type(self._given).__name__
-            raise UsageError(f"{self._role} must be a path, the bytes of a model or a Model, not {kind}")
         try:
             check_model(self._given)
         except EdgeOptError as error:
