@@ -106,7 +106,7 @@ def test_operators_are_a_sequence_and_signatures_have_names() -> None:
     assert [*decode] == [*decode.operators]
     assert len(decode.operators) == len(decode) == 145
     assert decode.operators[0] is next(iter(decode))
-    assert decode.operators[-2:] == [*decode][-2:]
+    assert [*decode.operators[-2:]] == [*decode][-2:]
     assert repr(decode.operators[1]).startswith(f"Operator({decode.operators[1].name}(")
     with pytest.raises(KeyError, match="no signature 'decod', there are: prefill_8, decode"):
         model.signatures["decod"]
