@@ -77,9 +77,7 @@ class Caches(Record):
         if not self.caches:
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
-        counts = ", ".join(
-            f"{many(n, 'ring') if ring else n} of {size}" for (size, ring), n in lengths.items()
-        )
+        counts = ", ".join(f"{many(n, 'ring') if ring else n} of {s}" for (s, ring), n in lengths.items())
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
         return [f"caches: {counts}{seen}", *self.notes]
 

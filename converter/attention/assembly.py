@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -134,9 +135,7 @@ def _flip_products(operators: Sequence[Operator], wanted: Container[Tensor]) -> 
 
 
 def _drop_adjoint_operands(operators: Sequence[Operator]) -> list[Operator]:
-    transposed = {
-        operator.output: operator.input(0) for operator in operators if exchanges_last_two(operator)
-    }
+    transposed = {one.output: one.input(0) for one in operators if exchanges_last_two(one)}
     result: list[Operator] = []
     for operator in operators:
         changed = operator
@@ -161,7 +160,7 @@ def exchanges_last_two(operator: Operator) -> bool:
 
 
 def _product(
-    like: Operator, sides: Sequence[Tensor | None], turned: Sequence[object], output: Tensor
+    like: Operator, sides: Sequence[Tensor | None], turned: Sequence[Any], output: Tensor
 ) -> Operator:
     options = new_table("BatchMatMulOptions") if like.options is None else like.options
     table = options.copy()

@@ -92,7 +92,7 @@ class Matcher:
             core=frozenset(trace.core),
             operands=self.operands,
             heads_are_rows=any(
-                axis and fx.only_labels(axis) for own in trace.logits.values() for axis in own[-2:]
+                fx.only_labels(axis) for own in trace.logits.values() for axis in own[-2:] if axis
             ),
             others=tuple(others),
         )

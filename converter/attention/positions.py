@@ -175,9 +175,7 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]
     `exported` is the graph before it was quantized: the same operators in the same order, QUANTIZE and DEQUANTIZE left
     out. Nothing is found where it has others, nor for a constant whose numbers do not round to the codes.
     """
-    stored, real = (
-        [one for one in whole.operators if one.name not in _RETYPED] for whole in (graph, exported)
-    )
+    stored, real = ([one for one in each.operators if one.name not in _RETYPED] for each in (graph, exported))
     if [operator.name for operator in stored] != [operator.name for operator in real]:
         return {}
     read = [(old.inputs, new.inputs) for old, new in zip(stored, real, strict=True)]

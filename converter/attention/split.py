@@ -250,7 +250,7 @@ def join_heads(
             groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
         tensors = {
             head: _side_by_side(
-                assembly, form, [parts[i] for i in range(len(parts))], front, output, last=not runs
+                assembly, form, [parts[i] for i in sorted(parts)], front, output, last=not runs
             )
             for head, parts in groups.items()
         }

@@ -89,9 +89,7 @@ def products_beside(core: Collection[Operator]) -> list[Operator]:
 
     computed = [operator for operator in core if not is_product(operator)]
     starts = [source for operator in computed for source in producers(operator) if source not in core]
-    return [
-        operator for operator in walked(starts, above) if is_product(operator) and holds_several(operator)
-    ]
+    return [one for one in walked(starts, above) if is_product(one) and holds_several(one)]
 
 
 def holds_several(operator: Operator) -> bool:

@@ -184,9 +184,7 @@ class _Comparison:
         available = list(dict.fromkeys([*self.described, *theirs]))
         names = choose(available, chosen)
         inputs = {
-            info.name: f"{name}/{info.name}"
-            for name in self.described
-            for info in self.described[name].inputs
+            info.name: f"{name}/{info.name}" for name, one in self.described.items() for info in one.inputs
         }
         for name in self.shapes:
             if name not in {*inputs, *inputs.values()}:
@@ -264,10 +262,7 @@ class _Comparison:
         self._tell(f"{name}: running b on {kernels} kernels", ahead=1)
         results = self.worker.run_plans(self.b.model, name, plans_b, kernels)
         for ours, theirs in zip(kept, results, strict=True):
-            yield [
-                self._measure(one, other, ours[one.name], theirs.pop(other.name))
-                for one, other in pairs.outputs
-            ]
+            yield [self._measure(a, b, ours[a.name], theirs.pop(b.name)) for a, b in pairs.outputs]
 
     def _plans(
         self, name: str, pairs: _Pairs, sets: Sequence[_Set]
@@ -331,9 +326,8 @@ class _Comparison:
             if -1 in map(max, one.declared, other.declared):
                 self.opened.append(f"{a.name}/{one.name} {list(both[0].shape)}")
         outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
-        return _Pairs(
-            inputs, outputs, [OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone]
-        )
+        missing = [OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone]
+        return _Pairs(inputs, outputs, missing)
 
     def _only(self, in_a: bool) -> str:
         return f"only in {self.a.name if in_a else self.b.name}"
@@ -347,9 +341,7 @@ def _match(
     ours: Sequence[TensorInfo], theirs: Sequence[TensorInfo], *, by_place: bool
 ) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[tuple[TensorInfo, bool]]]:
     """Pairs by name, or by place, and what has no partner, with whether it is in `a`."""
-    a, b = (
-        {place if by_place else info.name: info for place, info in enumerate(side)} for side in (ours, theirs)
-    )
+    a, b = ({at if by_place else info.name: info for at, info in enumerate(side)} for side in (ours, theirs))
     alone = [(info, True) for key, info in a.items() if key not in b]
     alone += [(info, False) for key, info in b.items() if key not in a]
     return [(info, b[key]) for key, info in a.items() if key in b], alone

@@ -170,9 +170,7 @@ def _indexed(operator: Operator, place: int) -> int:
     if operator.name == "GATHER" and place == 1:
         return _size(operator.inputs[0], int(operator.option("axis")))
     if operator.name == "GATHER_ND" and place == 1:
-        return min(
-            (_size(operator.inputs[0], axis) for axis in range(operator.input(1).shape[-1])), default=0
-        )
+        return min((_size(operator.inputs[0], i) for i in range(operator.input(1).shape[-1])), default=0)
     if operator.name == "ONE_HOT" and place == 0:
         return int(operator.input(1).array().item()) if operator.input(1).has_numbers else 0
     return 0

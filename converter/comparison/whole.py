@@ -146,9 +146,8 @@ def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[st
     total = 0.0
     for site in sites:
         proof = site.proof
-        if site.status is not Status.CONVERTED or (
-            proof and proof.demand.kind == "bitwise" and proof.bitwise
-        ):
+        is_exact = proof and proof.demand.kind == "bitwise" and proof.bitwise
+        if site.status is not Status.CONVERTED or is_exact:
             continue
         assert proof is not None
         tolerant[site.pass_name] += 1

@@ -234,9 +234,7 @@ def _kept(result: ConversionResult) -> list[str]:
 def _notes(result: ConversionResult) -> list[str]:
     """What a user should know of sites that were converted, said once for all that it is true of."""
     groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
-    lines = [
-        f"{many(count, 'site')} of {name}: {note}" for (name, note), count in groups.most_common(_NOTES_SHOWN)
-    ]
+    lines = [f"{many(n, 'site')} of {name}: {note}" for (name, note), n in groups.most_common(_NOTES_SHOWN)]
     hidden = len(groups) - len(lines)
     return [*lines, f"... {hidden} more such notes (all with --json)"] if hidden else lines
 

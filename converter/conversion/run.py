@@ -114,9 +114,8 @@ def convert(
         container = open_container(source, options["sections"])
         model = container.parts[0].model
         check_not_compiled(model, path_of(source))
-        destination = (
-            None if dry_run else choices.destination_of(source, output, container.suffix, overwrite=overwrite)
-        )
+        suffix = container.suffix
+        destination = None if dry_run else choices.destination_of(source, output, suffix, overwrite=overwrite)
         result = ConversionResult(path_of(source), None, target.name, options["verify"], model=model)
         stack.enter_context(_carrying(result))
         conversion = _Conversion(container, passes, target, options, prover, result)
@@ -141,10 +140,9 @@ def _signature() -> inspect.Signature:
     """What `help(convert)` shows: every option with its type and default in place of `**options`."""
     written = inspect.signature(convert)
     *positional, options = written.parameters.values()
+    by_name = options.KEYWORD_ONLY
     keywords = [
-        options.replace(
-            name=name, kind=options.KEYWORD_ONLY, default=choices.DEFAULTS.get(name), annotation=kind
-        )
+        options.replace(name=name, kind=by_name, default=choices.DEFAULTS.get(name), annotation=kind)
         for name, kind in ConvertOptions.__annotations__.items()
     ]
     return written.replace(parameters=[*positional, *keywords])
@@ -286,9 +284,8 @@ class _Conversion:
                 continue
             allowed = allowances(part.model, sites)
             wanted = None if extracted is None and len(compared) == len(names) else compared
-            report = compare(
-                before, after, signatures=wanted, locate=False, progress=self.options["progress"]
-            )
+            progress = self.options["progress"]
+            report = compare(before, after, signatures=wanted, locate=False, progress=progress)
             for comparison in report.signatures:
                 # A model without signatures is compared as `main`, whatever its subgraph is called.
                 name = comparison.name if part.model.signatures else names[0]

@@ -28,10 +28,8 @@ def check_frame(rewrite: Rewrite) -> None:
 def _check_place(rewrite: Rewrite) -> list[Operator]:
     """The new operators take the anchor's place, so it must be the last of the old ones; gives the region's span."""
     old = set(rewrite.old)
-    if rewrite.anchor not in old:
-        raise RefusedError(
-            f"the new region is to stand at '{rewrite.anchor.name}', which is not part of the old one"
-        )
+    if (anchor := rewrite.anchor) not in old:
+        raise RefusedError(f"the new region is to stand at '{anchor.name}', which is not part of the old one")
     for operator in (*rewrite.old, *rewrite.added()):
         inside = operator.subgraph is rewrite.subgraph
         if inside != (operator in old):

@@ -286,9 +286,8 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite:
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
     spreads = tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted)
-    return Rewrite(
-        context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads, chosen=frozenset({mask})
-    )
+    chosen = frozenset({mask})
+    return Rewrite(context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads, chosen=chosen)
 
 
 def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Operator]:

@@ -163,9 +163,7 @@ def attention_uncalled(model: Model) -> Iterator[SiteReport]:
     reached = called(model)
     for place, graph in enumerate(model.subgraphs):
         if graph not in reached:
-            matches = (
-                match for match in find_blocks(graph) if isinstance(match, Block) or match.is_attention
-            )
+            matches = (one for one in find_blocks(graph) if isinstance(one, Block) or one.is_attention)
             reason = f"in subgraph {place}, which no signature and no operator calls"
             for index, match in enumerate(matches):
                 yield _left(match, f"subgraph {place}", index, reason)
@@ -195,9 +193,8 @@ def with_callees(
         for operator in current.operators:
             if current is graph and operator.name == COMPOSITE and operator.outputs[0].name in reported:
                 continue
-            pending += [
-                (model.subgraphs[place], _inside(operator)) for place in subgraph_indices(operator.options)
-            ]
+            calls = subgraph_indices(operator.options)
+            pending += [(model.subgraphs[place], _inside(operator)) for place in calls]
 
 
 def _inside(operator: Operator) -> str:

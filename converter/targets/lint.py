@@ -163,9 +163,8 @@ def _constants(graph: Subgraph, _: Target) -> Iterator[Finding]:
                 "has no precision left: mask_to_add raises it for a target with a mask_constant",
             )
         elif value < _HALF_LOWEST:
-            yield Finding(
-                "warning", "mask-constant", f"the mask constant {value:g} overflows in half precision"
-            )
+            text = f"the mask constant {value:g} overflows in half precision"
+            yield Finding("warning", "mask-constant", text)
 
 
 def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:

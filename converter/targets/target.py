@@ -156,10 +156,8 @@ class Target:
 
 def target_names() -> list[str]:
     """The bundled targets."""
-    folder = resources.files(__package__)
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    names = [entry.name for entry in resources.files(__package__).iterdir()]
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def load_target(name: str | Target) -> Target:
@@ -186,21 +184,16 @@ def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-_FLAG: tuple[str, Callable[[Any], bool]] = "true or false", lambda value: isinstance(value, bool)
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_Kind = tuple[str, Callable[[Any], bool]]
+_FLAG: _Kind = "true or false", lambda value: isinstance(value, bool)
+_KINDS: dict[str, _Kind] = {
     "str": ("text", lambda value: isinstance(value, str)),
     "tuple[str, ...]": ("a list of texts", lambda value: isinstance(value, list) and _are_texts(value)),
     "int | None": ("a number of 1 or more", lambda value: type(value) is int and value > 0),
-    "float | None": (
-        "a finite number below 0",
-        lambda value: type(value) in (int, float) and -3.4e38 < value < 0,
-    ),
+    "float | None": ("a finite number below 0", lambda v: type(v) in (int, float) and -3.4e38 < v < 0),
     "bool": _FLAG,
     "bool | None": _FLAG,
-    "Mapping[str, str]": (
-        "a table of texts",
-        lambda value: isinstance(value, dict) and _are_texts(value.values()),
-    ),
+    "Mapping[str, str]": ("a table of texts", lambda v: isinstance(v, dict) and _are_texts(v.values())),
 }
 """Of a field of that type: what a file must say, in words, and whether it does."""
 
