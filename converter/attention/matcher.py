@@ -15,8 +15,15 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention import surroundings as around
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.head_axes import factors_by_origin, placed_by_products
-from edge_opt.attention.labelling import OperandFactors, Trace, Weighing, Weighings, trace_heads
+from edge_opt.attention.labelling import (
+    OperandFactors,
+    Trace,
+    Weighing,
+    Weighings,
+    factors_by_origin,
+    placed_by_products,
+    trace_heads,
+)
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, multiplies_activations
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
