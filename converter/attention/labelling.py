@@ -19,6 +19,9 @@ from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import UNARY
 from edge_opt.ir.refusal import Refusal, RefusedError
 
+OnHeads: TypeAlias = tuple[Tensor, Factored]
+"""A tensor, and how the heads lie in it."""
+
 DEEPEST = 60
 """Operators that a label is followed through at most; real blocks have under thirty."""
 
@@ -95,7 +98,7 @@ class OperandFactors:
         return None if operator is None else self(operator, factored, output_index(tensor))
 
     def upwards(
-        self, starts: Iterable[tuple[Tensor, Factored]], through: Callable[[Tensor, Factored], bool]
+        self, starts: Iterable[OnHeads], through: Callable[[Tensor, Factored], bool]
     ) -> Iterator[tuple[Tensor, Factored, bool]]:
         """The labelled tensors that these are made of, themselves too, and whether the way up ends there.
 
@@ -164,13 +167,11 @@ class Trace:
                 raise RefusedError("not every head reaches the logits", product, None, str(heads), str(count))
 
 
-def trace_heads(
-    merged: Sequence[tuple[Tensor, Factored]], values: Weighings, operands: OperandFactors
-) -> Trace:
+def trace_heads(merged: Sequence[OnHeads], values: Weighings, operands: OperandFactors) -> Trace:
     """Follow the label from tensors where heads are merged, behind the value products, to the logits products."""
     trace = Trace()
     readers: dict[Operator, list[Operator]] = {}
-    seen: set[tuple[Tensor, Factored]] = set()
+    seen: set[OnHeads] = set()
     pending = [(tensor, factored, 0, True) for tensor, factored in reversed(merged)]
     while pending:
         tensor, factored, depth, is_behind_values = pending.pop()
@@ -204,7 +205,7 @@ def trace_heads(
     return trace
 
 
-Placed: TypeAlias = tuple[tuple[tuple[Tensor, Factored], ...], int]
+Placed: TypeAlias = tuple[tuple[OnHeads, ...], int]
 """Results of the value products, or their sum, with the factors that say where heads lie; and how many heads."""
 
 # By where the queries come from
@@ -224,11 +225,9 @@ def factors_by_origin(
         if factored is None:
             continue
         labelled = trace_heads([(output, factored)], values, operands).logits
-        labelled_everywhere = bool(labelled) and all(
-            fx.piece_count(own) == heads for own in labelled.values()
-        )
+        everywhere = bool(labelled) and all(fx.piece_count(own) == heads for own in labelled.values())
         has_sequence = any(not factor.stride for factor in factored[rows])
-        if labelled_everywhere and _come_from_heads(labelled, operands, heads, merged=not has_sequence):
+        if everywhere and _come_from_heads(labelled, operands, heads, merged=not has_sequence):
             return factored
     return None
 
@@ -302,10 +301,8 @@ def _come_from_heads(
             for own, by_size in _labelled_twice(product, index, by_head, operands):
                 if own[-1][-2:] == (Factor(heads, 1), Factor(size)) and by_size[-1][-1] == Factor(size, 1):
                     return True
-                apart = own[-2:] == ((Factor(heads, 1),), (Factor(size),)) and by_size[-1] == (
-                    Factor(size, 1),
-                )
-                if apart and len(own) > 2 and not merged:
+                is_apart = own[-2:] == ((Factor(heads, 1),), (Factor(size),))
+                if is_apart and by_size[-1] == (Factor(size, 1),) and len(own) > 2 and not merged:
                     return True
     return False
 
@@ -390,7 +387,7 @@ def _is_batch(trace: Trace, operands: OperandFactors) -> bool:
     return bool(computed) and all(bool(own[0]) and own[0][0].stride > 0 for own in computed)
 
 
-def _edges(trace: Trace, operands: OperandFactors) -> Iterator[tuple[Tensor, Factored]]:
+def _edges(trace: Trace, operands: OperandFactors) -> Iterator[OnHeads]:
     """Where the label of queries, keys and values comes from: as far up as it can be followed."""
     starts = [
         (product.input(index), labelled)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention import surroundings as around
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelling import (
+    OnHeads,
     OperandFactors,
     Trace,
     Weighing,
@@ -32,9 +32,6 @@ from edge_opt.shapes.rules import constants_of
 
 _SUMS = frozenset({"SUM", "MEAN"})
 _SMALL = 1 << 16
-
-_Merged: TypeAlias = tuple[Tensor, Factored]
-"""A tensor behind the value products, and how the heads lie in it."""
 
 
 @dataclass(eq=False)
@@ -75,7 +72,7 @@ class Matcher:
             return self._single_head()
         return self._block([self._before_escapes(*merged)], fx.piece_count(merged[1]))
 
-    def _block(self, outputs: Sequence[_Merged], heads: int) -> Block:
+    def _block(self, outputs: Sequence[OnHeads], heads: int) -> Block:
         trace = trace_heads(outputs, self.products, self.operands)
         trace.check(heads, self.softmax)
         if trace.refusal is not None and any(product not in trace.logits for product in self.before):
@@ -104,11 +101,11 @@ class Matcher:
             others=tuple(others),
         )
 
-    def _in_execution_order(self, outputs: Sequence[_Merged]) -> list[_Merged]:
+    def _in_execution_order(self, outputs: Sequence[OnHeads]) -> list[OnHeads]:
         made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
         return [made_by[operator] for operator in self.subgraph.operators if operator in made_by]
 
-    def _by_size(self) -> _Merged | None:
+    def _by_size(self) -> OnHeads | None:
         """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""
         if {own.head_size for own in self.products.values()} != {self._head_size} or self._head_size == 1:
             return None
@@ -149,7 +146,7 @@ class Matcher:
 
     # Where the heads are
 
-    def _merged(self) -> _Merged | None:
+    def _merged(self) -> OnHeads | None:
         """Heads beside the head size, in the axis that the output projection contracts: `[.., N*H]`."""
         size = self._head_size
         for tensor in self._tail:
@@ -182,7 +179,7 @@ class Matcher:
             length = max(length, math.prod(outside))
         return length
 
-    def _side_by_side(self) -> _Merged | None:
+    def _side_by_side(self) -> OnHeads | None:
         """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
 
         The nearest tensor that has them all: `[.., K, G, H]` on the way to it has only some.
@@ -201,7 +198,7 @@ class Matcher:
                 most, best = shape[-2], (tensor, factored)
         return best
 
-    def _next_query(self) -> _Merged | None:
+    def _next_query(self) -> OnHeads | None:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
         for end in self._ends:
             softmax = around.softmax_behind(end) if is_product(end) else None
@@ -214,7 +211,7 @@ class Matcher:
                     return tensor, factored
         return None
 
-    def _by_weights(self) -> _Merged | None:
+    def _by_weights(self) -> OnHeads | None:
         """As a product with constants has them, one matrix a head: values leave a latent by `[N,T,C] x [N,C,H]`."""
         for end in self._ends:
             for index in (0, 1) if end.name == "BATCH_MATMUL" else ():
@@ -234,7 +231,7 @@ class Matcher:
                     return tensor, factored
         return None
 
-    def _by_mask(self) -> _Merged | None:
+    def _by_mask(self) -> OnHeads | None:
         """As a mask has them that is repeated along the rows, once a head: `[1,1,(G)(T),S]`."""
         product, shape, place = self._first, self._first.outputs[0].shape, self._weighing.rows
         if len(self.products) > 1 or math.prod(shape[:-2]) > 1:
@@ -253,7 +250,7 @@ class Matcher:
                     return product.outputs[0], tuple(axes)
         return None
 
-    def _by_origin(self) -> _Merged | None:
+    def _by_origin(self) -> OnHeads | None:
         """As the queries have them, where nothing that follows tells: the label goes forward instead of back."""
         if not self._tail:
             return None
@@ -272,7 +269,7 @@ class Matcher:
             for product, weighing in self.products.items()
         )
 
-    def _before_escapes(self, output: Tensor, factored: Factored) -> _Merged:
+    def _before_escapes(self, output: Tensor, factored: Factored) -> OnHeads:
         """The block may end earlier: where somebody else reads a tensor of the tail too, it ends there.
 
         Else the operators up to that tensor would stay, beside those of the single heads.

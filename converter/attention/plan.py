@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edge_opt.attention import factors as fx
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.factors import Axis, Factored
-from edge_opt.attention.labelling import DEEPEST, OperandFactors, output_index
+from edge_opt.attention.labelling import DEEPEST, OnHeads, OperandFactors, output_index
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT, keeps_order
 from edge_opt.ir import Operator, Subgraph, Tensor
@@ -56,7 +56,7 @@ class Plan:
     heads' operators replace, `labelled` the results of the core with the factors that tell all heads apart.
     """
 
-    cuts: dict[tuple[Tensor, Factored], Cut] = field(default_factory=dict)
+    cuts: dict[OnHeads, Cut] = field(default_factory=dict)
     old: dict[Operator, None] = field(default_factory=dict)
     labelled: dict[Tensor, Factored] = field(default_factory=dict)
 
@@ -74,15 +74,15 @@ class _Planner:
     operands: OperandFactors
 
     def __post_init__(self) -> None:
-        self._costs: dict[tuple[Tensor, Factored], int] = {}
+        self._costs: dict[OnHeads, int] = {}
         is_above = self.form.position == "above"
         self._above = tensors_above(self.subgraph, self.block, self.operands) if is_above else set()
 
     def plan(self) -> Plan:
         """Go up from the merged heads to the tensors that are cut; then choose the cuts, one after the other."""
         plan, block = Plan(), self.block
-        incoming: dict[tuple[Tensor, Factored], None] = {}
-        seen: set[tuple[Tensor, Factored]] = set()
+        incoming: dict[OnHeads, None] = {}
+        seen: set[OnHeads] = set()
         pending = [
             (tensor, factored, 0)
             for tensor, factored in (*block.others[::-1], (block.output, block.factored))
@@ -243,7 +243,7 @@ class _Above:
     tensors: set[Tensor] = field(default_factory=set)
     read_as: dict[Tensor, Factored | None] = field(default_factory=dict)
 
-    def read(self, labelled: list[tuple[Tensor, Factored]]) -> list[Tensor]:
+    def read(self, labelled: list[OnHeads]) -> list[Tensor]:
         """Note how tensors are read."""
         for tensor, factored in labelled:
             own = fx.canonical(factored)
@@ -253,7 +253,7 @@ class _Above:
 
     def take(self, operator: Operator) -> list[Tensor]:
         """Take in an operator, if every head can do it alone; gives what it reads then."""
-        labelled: list[tuple[Tensor, Factored]] = []
+        labelled: list[OnHeads] = []
         for tensor in operator.outputs:
             if tensor.consumers or self.subgraph.is_output(tensor):
                 factored = self.read_as.get(tensor)
