@@ -1,4 +1,4 @@
-"""What commands print, run while the site is built, on the bundled tiny Gemma3 as `gemma.tflite`."""
+"""What commands print, run while the site is built, on the bundled tiny Gemma3 as `gemma.tflite` and converted."""
 
 import shlex
 import shutil
@@ -20,6 +20,8 @@ class Outputs:
 
     def of(self, command: str) -> str:
         """What a command prints, as a block of text; the build fails where the command does."""
+        if "gemma.opt.tflite" in command and not (Path(self._folder.name) / "gemma.opt.tflite").exists():
+            self.of("convert gemma.tflite")
         ran = subprocess.run(
             [sys.executable, "-m", "edge_opt", *shlex.split(command)],
             cwd=self._folder.name,
