@@ -23,7 +23,7 @@ GROUPS = {
     "Models": (models.convert, models.inspect, models.explain, models.compare, models.shapes),
     "Phones": (phones.build, phones.evaluate, phones.profile, phones.tune),
     "In your CI": (),
-    "What there is": (models.demo, models.passes, models.targets),
+    "Demo and lists": (models.demo, models.passes, models.targets),
 }
 
 

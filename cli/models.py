@@ -63,21 +63,22 @@ def convert(
     verify: VerifyOption = "regions",
     proof_seconds: Annotated[
         float | None,
-        option("How long one run of a region may take; by default that follows from its size.", "S"),
+        option("Time limit for one run of a region. Default: from its size.", "S"),
     ] = None,
     sections: SectionsOption = "prefill-decode",
     report: ReportOption = None,
     as_json: JsonOption = False,
     dry_run: Annotated[bool, flag("Do everything but write.", "--dry-run")] = False,
-    form: Annotated[Form | None, option("How heads are cut.")] = None,
+    form: Annotated[Form | None, option("Where heads are cut. Default: the target's.")] = None,
     rows_per_tile: Annotated[
-        int | None, option("Cut every head further, into blocks of at most R query rows each.", "R", min=1)
+        int | None,
+        option("Cut every head into blocks of at most R query rows. Default: the target's.", "R", min=1),
     ] = None,
     inline_composites: Annotated[
         bool, flag("Replace every composite by its body, each proved.", "--inline-composites")
     ] = False,
     extract_signature: Annotated[
-        str | None, option("Write this signature only, for readers that look at no other.", "NAME")
+        str | None, option("Write this signature only, for readers that read no other.", "NAME")
     ] = None,
     require_match: Annotated[
         bool, flag("Exit 4, nothing written, if no site was converted.", "--require-match")
@@ -86,7 +87,7 @@ def convert(
         bool, flag("Exit 1, nothing written, if a site was not converted.", "--require-all")
     ] = False,
     require_sound: Annotated[
-        bool, flag("Exit 1, nothing written, if the model was ruined before.", "--require-sound")
+        bool, flag("Exit 1, nothing written, if earlier stages ruined the model.", "--require-sound")
     ] = False,
     overwrite: ForceOption = False,
     quiet: QuietOption = False,
@@ -122,7 +123,9 @@ def inspect(
     *,
     target: Annotated[
         str | None,
-        option("Also say what this target refuses or gets wrong.", "T", autocompletion=complete_target),
+        option(
+            "Also list what this target refuses or computes wrongly.", "T", autocompletion=complete_target
+        ),
     ] = None,
     shape: ShapeOption = None,
     node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "OUT.json")] = None,
@@ -147,7 +150,7 @@ def explain(
     shape: ShapeOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Say of every site whether `convert` would rewrite it, and why not."""
+    """Show for every site whether `convert` would rewrite it, and why not."""
     from edge_opt.cli.show_models import show_sites
     from edge_opt.inspection import explain
 
@@ -160,13 +163,13 @@ def explain(
 def compare(
     context: typer.Context,
     a: Annotated[Path, argument("The reference.", "A", callback=streams.given)],
-    b: Annotated[Path, argument("What is judged.", "B", callback=streams.given)],
+    b: Annotated[Path, argument("The model to compare with it.", "B", callback=streams.given)],
     *,
     on: Annotated[
         Place, option("Compare on this machine's CPU, or in the emulator of a Hexagon NPU's compiler.")
     ] = "cpu",
     signatures: SignaturesOption = None,
-    seed: Annotated[int, option("Decides the inputs.", min=0)] = 0,
+    seed: Annotated[int, option("Seed of the inputs.", min=0)] = 0,
     atol: Annotated[float, option("Equal is |a-b| <= atol + rtol*|a|.", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", min=0)] = 0.0,
     as_json: JsonOption = False,
@@ -189,14 +192,19 @@ def compare(
         Path | None, option("For --generate. Default: embedder.tflite beside A, B.", "E", panel=CPU)
     ] = None,
     auxiliary: Annotated[
-        Path | None, option("The same: rotary tables, masks and cache updates.", "X", panel=CPU)
+        Path | None,
+        option(
+            "As --embedder, for rotary tables, masks and cache updates.",
+            "X",
+            panel=CPU,
+        ),
     ] = None,
     sdk: SdkOption = None,
     chip: ChipOption = None,
     flags: FlagOption = None,
     layers: LayersOption = None,
     least_db: Annotated[
-        float, option("Signal to noise against the CPU that is demanded.", "DB", "--npu-db", panel=NPU)
+        float, option("Least signal-to-noise ratio against the CPU.", "DB", "--npu-db", panel=NPU)
     ] = 20.0,
     seconds: SecondsOption = 3600.0,
 ) -> int:
@@ -258,7 +266,7 @@ def _refuse_options_of(context: typer.Context, group: str, on: Place) -> None:
 
 
 def shapes(file: ModelArgument, *, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
-    """Derive every shape again, of a bundle in its prefill/decode model; exit 1 if one disagrees with the file."""
+    """Derive every shape again (of a bundle: in its prefill/decode model); exit 1 if one disagrees with the file."""
     from edge_opt.conversion.container import open_container
     from edge_opt.output.words import many
     from edge_opt.shapes import derive
@@ -276,20 +284,20 @@ def shapes(file: ModelArgument, *, as_json: JsonOption = False, quiet: QuietOpti
     return 1 if count else 0
 
 
-golden = typer.Typer(help="Keep a model's outputs in a small file, and check them in CI.")
+golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
 
 
 @golden.command()
 def record(
     model: ModelArgument,
     *,
-    destination: Annotated[Path, option("Where the outputs go.", "G.npz", "-o", "--output")],
+    destination: Annotated[Path, option("The file of recorded outputs.", "G.npz", "-o", "--output")],
     signatures: SignaturesOption = None,
     overwrite: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Run a model and keep its outputs."""
+    """Run a model and record its outputs."""
     from edge_opt.comparison.golden import record
     from edge_opt.output.words import size
 
@@ -311,7 +319,7 @@ def check(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Run a model again; exit 1 if its outputs are not what was kept."""
+    """Run a model again; exit 1 if its outputs changed."""
     from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.golden import check
 
@@ -335,12 +343,12 @@ def demo(
 
 def passes(
     name: Annotated[
-        str | None, argument("Show this one's identity and demand.", "NAME", autocompletion=complete_pass)
+        str | None, argument("A pass; shows its identity and demand.", "NAME", autocompletion=complete_pass)
     ] = None,
     *,
     as_json: JsonOption = False,
 ) -> int:
-    """List the rewrites, in the order in which they run; or all about one."""
+    """List the rewrites in the order in which they run, or describe one."""
     from inspect import getdoc
 
     from edge_opt.output.errors import unknown
@@ -377,12 +385,12 @@ def passes(
 def targets(
     name: Annotated[
         str | None,
-        argument("Show this one's facts, as a target file has them.", "NAME", autocompletion=complete_target),
+        argument("A target; prints its facts as a target file.", "NAME", autocompletion=complete_target),
     ] = None,
     *,
     as_json: JsonOption = False,
 ) -> int:
-    """List the bundled targets; or every fact of one, with its source: a file to begin one of yours with."""
+    """List the bundled targets, or print one as a target file with the source of every fact."""
     from edge_opt.targets import load_target, target_names
     from edge_opt.targets.target import to_toml
 

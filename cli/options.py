@@ -112,7 +112,9 @@ CompilerTargetOption = Annotated[
 SignaturesOption = Annotated[list[str] | None, option("Only these signatures.", "S", callback=split_names)]
 VerifyOption = Annotated[
     Verify,
-    option("Prove each rewritten region, do so on every row, compare the whole models too, or neither."),
+    option(
+        "regions: prove each rewritten region; exhaustive: on every row; full: also compare whole models; none."
+    ),
 ]
 SectionsOption = Annotated[
     Sections, option("Of a bundle, rewrite the prefill/decode model or all of its models.")
@@ -132,10 +134,12 @@ ChipOption = Annotated[
 ]
 FlagOption = Annotated[
     list[str] | None,
-    option("For the compiler, once for each.", "F", "--flag", panel=NPU),
+    option("A flag for the compiler; may be repeated.", "F", "--flag", panel=NPU),
 ]
-LayersOption = Annotated[int | None, option("Only N layers, cut out: a cheaper look.", "N", min=1, panel=NPU)]
-SecondsOption = Annotated[float, option("Give a model up after so long; 0: never.", "S", min=0, panel=NPU)]
+LayersOption = Annotated[
+    int | None, option("Cut out N layers and run only these, to save time.", "N", min=1, panel=NPU)
+]
+SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "S", min=0, panel=NPU)]
 
 
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")

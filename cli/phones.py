@@ -36,12 +36,12 @@ def build(
     destination: Annotated[Path, option("The bundle for the NPU.", "OUT.litertlm", "-o", "--output")],
     soc: Annotated[str, option("The phone's chip: SM8750, MT6993, Tensor_G5, ...", "C", "--soc", "--chip")],
     prompts: Annotated[
-        Path | None, option("What to calibrate with: one prompt a line, as JSON.", "FILE.jsonl")
+        Path | None, option("Prompts for calibration: one a line, as JSON.", "FILE.jsonl")
     ] = None,
     held_out: Annotated[
         Path | None,
         option(
-            "Evaluate on this. Default: every fifth of ten prompts or more, which calibration then does not see.",
+            "Text for the evaluation. Default: every fifth of ten prompts or more; calibration does not use it.",
             "FILE.jsonl",
         ),
     ] = None,
@@ -53,17 +53,18 @@ def build(
     whole_caches: Annotated[
         bool,
         flag(
-            "Keep whole caches for layers that see a window of positions only, where rings would do.",
+            "Keep whole caches for layers with a sliding window, not ring buffers.",
             "--whole-caches",
         ),
     ] = False,
-    work: Annotated[
-        Path | None, option("Where the stages leave their results. Default: OUT.work.", "DIR")
-    ] = None,
+    work: Annotated[Path | None, option("Folder for the stages' results. Default: OUT.work.", "DIR")] = None,
     settings: Annotated[
-        list[str] | None, option("Another setting of litert-torch's pipeline.", "KEY=VALUE", "--set")
+        list[str] | None,
+        option("Change a setting of litert-torch's pipeline; may be repeated.", "KEY=VALUE", "--set"),
     ] = None,
-    config: Annotated[Path | None, option("Such settings, as litert-torch writes them.", "FILE.json")] = None,
+    config: Annotated[
+        Path | None, option("A file of such settings, as litert-torch writes it.", "FILE.json")
+    ] = None,
     target: Annotated[
         str | None,
         option(
@@ -123,7 +124,7 @@ def evaluate(
     bundles: Annotated[list[Path], argument("Bundles for an NPU, before its compiler.", "BUNDLE...")],
     *,
     prompts: Annotated[
-        Path, option("Text that no bundle was calibrated on: one prompt a line, as JSON.", "HELD_OUT.jsonl")
+        Path, option("Text that calibration did not use: one prompt a line, as JSON.", "HELD_OUT.jsonl")
     ],
     max_perplexity_ratio: Annotated[
         float | None,
@@ -147,7 +148,7 @@ def evaluate(
 
 
 def profile(
-    models: Annotated[list[Path], argument("Models or bundles, as before and after.", "MODEL...")],
+    models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "MODEL...")],
     *,
     target: CompilerTargetOption = "qualcomm-htp",
     as_json: JsonOption = False,
@@ -157,7 +158,7 @@ def profile(
     flags: FlagOption = None,
     seconds: SecondsOption = 3600.0,
 ) -> int:
-    """Compile models with a target's own compiler, and show what it makes of them."""
+    """Compile models with a target's own compiler, and show its figures of them."""
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
@@ -180,9 +181,11 @@ def tune(
     ] = None,
     signature: Annotated[
         str | None,
-        option("The one to tune for. Default: where the attention is largest.", "S", "--signatures"),
+        option(
+            "The signature to tune for. Default: the one with the largest attention.", "S", "--signatures"
+        ),
     ] = None,
-    fresh: Annotated[bool, flag("Compile again what an earlier search remembers.", "--fresh")] = False,
+    fresh: Annotated[bool, flag("Compile again, without results of earlier searches.", "--fresh")] = False,
     overwrite: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -192,10 +195,10 @@ def tune(
     seconds: SecondsOption = 1800.0,
     jobs: Annotated[
         int | None,
-        option("So many trials at a time. Default: as many as cores are free.", "N", min=1, panel=NPU),
+        option("Number of trials at a time. Default: the number of free cores.", "N", min=1, panel=NPU),
     ] = None,
 ) -> int:
-    """Compile a signature in every form with the target's compiler, and find the quickest."""
+    """Compile a signature in every form with the target's compiler, and find the fastest."""
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
     from edge_opt.output.atomic import resolve_target
