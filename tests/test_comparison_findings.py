@@ -305,24 +305,28 @@ def test_a_sample_has_as_many_elements_as_fit_in_its_share() -> None:
     ],
 )
 def test_statistics_prove_a_difference_beyond_the_sample(
-    changed: dict[str, float], atol: float, rtol: float, said: str, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, float], atol: float, rtol: float, said: str
 ) -> None:
     recorded = {"sha256": "a", "mean": 1.0, "mean_abs": 2.0, "low": -5.0, "high": 4.0}
-    monkeypatch.setattr(golden, "_statistics", lambda *_: {**recorded, "sha256": "b", **changed})
-    tolerances = {"atol": atol, "rtol": rtol}
-    found = golden._outside_sample(recorded, np.zeros(9), info((9,)), Difference(4), tolerances)
+    now = {**recorded, "sha256": "b", **changed}
+    found = golden_of({"atol": atol, "rtol": rtol})._beyond_sample(recorded, now)
     assert found == (said and f"elements beyond the sample differ: {said}")
-    exact = golden._outside_sample(recorded, np.zeros(9), info((9,)), Difference(4), {"atol": 0, "rtol": 0})
-    assert exact == "elements beyond the sample differ"
-    assert golden._outside_sample(recorded, np.zeros(9), info((9,)), Difference(9), tolerances) == ""
+    exact = golden_of({"atol": 0, "rtol": 0})
+    assert exact._beyond_sample(recorded, now) == "elements beyond the sample differ"
+    assert exact._beyond_sample(recorded, {**now, "sha256": "a"}) == ""
+
+
+def golden_of(meta: dict[str, float], **arrays: np.ndarray) -> golden._Check:
+    nobody: Any = None
+    return golden._Check(meta, arrays, nobody, nobody)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2,), "int32"), ((1, 2), "float32")])
 def test_an_output_of_another_shape_or_type_than_recorded_is_a_difference(
     shape: tuple[int, ...], dtype: str
 ) -> None:
-    recorded, values = {"shape": [2], "dtype": "float32"}, {"y": np.zeros(shape, dtype)}
-    found = golden._check_output("s", info((2,)), recorded, np.zeros(2, np.float32), values, 0, {"share": 99})
+    recorded = {"key": "kept", "shape": [2], "dtype": "float32"}
+    check = golden_of({"share": 99}, kept=np.zeros(2, np.float32))
+    found = check._output("s", info((2,)), recorded, {"y": np.zeros(shape, dtype)}, 0)
     assert found.reason == f"float32 [2] recorded, {dtype} {list(shape)} now"
-    missing = golden._check_output("s", info((2,)), recorded, np.zeros(2, np.float32), {}, 0, {"share": 99})
-    assert missing.reason == "missing in the model"
+    assert check._output("s", info((2,)), recorded, {}, 0).reason == "missing in the model"
