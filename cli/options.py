@@ -61,10 +61,11 @@ def split_names(values: list[str] | None) -> list[str] | None:
 def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
     """`[NAME=1,128,640]` -> the sizes by name; a name may have a = in it."""
     shapes = {}
-    for name, _, sizes in (value.rpartition("=") for value in values or ()):
+    for value in values or ():
+        name, _, sizes = value.rpartition("=")
         if not name or not all(size.strip().isdecimal() for size in sizes.split(",")):
             raise typer.BadParameter(
-                f"--shape '{name}={sizes}' is no NAME=1,128,640: a name and its sizes are expected"
+                f"--shape '{value}' is no NAME=1,128,640: a name and its sizes are expected"
             )
         if name in shapes:
             raise typer.BadParameter(f"--shape '{name}' is given twice")
@@ -145,7 +146,7 @@ SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "S
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 _SAME = (
     "cache dry_run evaluate extract_signature form generate inline_composites passes prefill prompts require_all "
-    "require_match require_sound rows_per_tile seconds sections signatures skip target verify whole_caches work"
+    "require_match require_sound rows_per_tile sdk seconds sections signatures skip target verify whole_caches work"
 )
 OPTIONS = {
     **{name: f"--{name.replace('_', '-')}" for name in _SAME.split()},

@@ -4,6 +4,7 @@ The stages are small functions here; those marked slow run the real ones.
 """
 
 import errno
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,7 @@ from text_parser import parse
 
 from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
-from edge_opt.build.vendors import find_chip
+from edge_opt.build.vendors import QUALCOMM, find_chip, next_steps
 from edge_opt.build.work import WorkFolder
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
@@ -459,6 +460,14 @@ def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: st
     with pytest.raises((UsageError, ModelFormatError, OutputError), match=sentence.replace("?", r"\?")):
         place.build(stages=stages, **BAD[sentence](place))
     assert stages.ran == []
+
+
+def test_commands_for_the_phone_can_be_pasted_whatever_the_bundle_is_called() -> None:
+    steps = next_steps(QUALCOMM, "SM8750", None, "w/model.litertlm", "out dir/my gemma.litertlm")
+    _, push, run = (shlex.split(command) for command in steps.commands)
+    assert push[2] == "out dir/my gemma.litertlm"
+    assert push[5:9] == [file.path for file in steps.files[2:]]
+    assert "--model_path=my gemma.litertlm" in shlex.split(run[2])
 
 
 # --- other vendors ---

@@ -18,7 +18,7 @@ from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
 from text_parser import parse
 
 import edge_opt
-from edge_opt import inspection, schema
+from edge_opt import cli, inspection, schema
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.build import build
 from edge_opt.cli import app, models, options, output, phones
@@ -188,6 +188,7 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
         (["golden", "check", "--foo"], "No such option: --foo (see"),
         (["convert", "a", "--verify", "fll"], "'fll' is not one of 'regions', 'exhaustive', 'full', 'none'"),
         (["convert", "a", "--shape", "x=1,b"], "'x=1,b' is no NAME=1,128,640"),
+        (["convert", "a", "--shape", "x"], "'x' is no NAME=1,128,640"),
         (["convert", "a", "--passes", ","], "it names nothing"),
         (["compare", "a", "b", "--runs", "0"], "--runs"),
         (["compare", "a", "b", "--backend", "xnpack"], "'xnpack' is not one of 'xnnpack'"),
@@ -475,11 +476,25 @@ def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) ->
         convert(DEMO, output)
 
 
+def test_an_interrupt_during_the_imports_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "edge_opt.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "edge_opt.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert cli.main(["--version"]) == 130
+    assert capsys.readouterr().err == "edge-opt: interrupted\n"
+
+
 def test_words_of_the_library_become_options_and_others_stay() -> None:
     for text, expected in (
         ("verify='none', evaluate=False", "--verify none, --no-evaluate"),
         ("give cache=32 or more, or seconds=... for it", "give --cache 32 or more, or --seconds for it"),
-        ("chip=SM8750 and flags=...", "--soc SM8750 and --flag"),
+        ("chip=SM8750 and flags=... with sdk=DIR", "--soc SM8750 and --flag with --sdk DIR"),
         ("load(path, model='prefill_decode')", "load(path, model='prefill_decode')"),
         ("--target=x 'target=x' retarget=x", "--target=x 'target=x' retarget=x"),
     ):

@@ -158,6 +158,15 @@ def test_a_folder_without_permission_is_an_output_error(
         write(tmp_path / "model.tflite", b"")
 
 
+def test_a_folder_without_permission_is_seen_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write to every folder, so the kernel's answer is put in place."""
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    with pytest.raises(OutputError, match="no permission to write in this folder"):
+        atomic.resolve_target(tmp_path / "model.tflite", overwrite=False)
+
+
 def test_a_long_name_still_has_room_for_the_temporary_one(tmp_path: Path) -> None:
     path = tmp_path / ("ü" * 120 + ".tflite")
     write(path, b"content")

@@ -108,6 +108,7 @@ def test_a_worker_that_crashed_is_asked_once_more() -> None:
 
 @pytest.mark.parametrize("answers", [[RuntimeTimedOut("late")], [REFUSED_BEFORE, RuntimeTimedOut("late")]])
 def test_where_there_was_no_time_nothing_is_decided(answers: list[Any]) -> None:
+    assert "; --proof-seconds 1 gives" in examine(Worker(*answers), time_limit=0.1).reason
     proof = examine(Worker(*answers), time_limit=7.0)
     assert (proof.holds, proof.open) == (False, True)
     assert proof.reason == (

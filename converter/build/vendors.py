@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,10 +148,16 @@ def next_steps(
     elif vendor is MEDIATEK:
         files.append(PhoneFile("libneuronusdk_adapter.mtk.so", _MEDIATEKS))
     variables = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=." if vendor is QUALCOMM else "LD_LIBRARY_PATH=."
-    run = f"./litert_lm_main --backend=npu --model_path={Path(output).name} --input_prompt='a prompt'"
+    name = shlex.quote(Path(output).name)
+    run = f"./litert_lm_main --backend=npu --model_path={name} --input_prompt='a prompt'"
+    # The shell replaces $QNN_SDK_ROOT, so what begins with it stays unquoted.
+    pushed = (
+        path if path.startswith("$") else shlex.quote(path)
+        for path in (output, *(file.path for file in files))
+    )
     commands = (
         f"adb shell mkdir -p {_FOLDER}",
-        f"adb push {output} {' '.join(file.path for file in files)} {_FOLDER}/",
+        f"adb push {' '.join(pushed)} {_FOLDER}/",
         f'adb shell "cd {_FOLDER} && chmod +x litert_lm_main && {variables} {run}"',
     )
     return NextSteps(converted, python, tuple(files), commands)

@@ -265,6 +265,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise GoldenError(text) from error
     except GoldenError:
         raise
+    except zipfile.BadZipFile as error:
+        raise _broken(path, "it is damaged, or no golden file") from error
     except Exception as error:
         raise _broken(path, f"{type(error).__name__}: {error}") from error
     expected = FORMAT, VERSION, noise.GENERATOR_VERSION

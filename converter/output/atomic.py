@@ -39,25 +39,27 @@ def resolve_target(
 
     Raises:
         UsageError: it is one of the inputs, or exists and `overwrite` is false.
-        OutputError: its folder does not exist, or it is no regular file.
+        OutputError: its folder does not exist or cannot be written to, or it is no regular file.
     """
     try:
         target = Path(path).resolve()
         status = target.stat()
     except FileNotFoundError:
-        if target.parent.is_dir():
-            return target
-        raise OutputError(
-            f"{path} cannot be written: folder {target.parent} does not exist, create it"
-        ) from None
+        if not target.parent.is_dir():
+            text = f"{path} cannot be written: folder {target.parent} does not exist, create it"
+            raise OutputError(text) from None
+        status = None
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
-    if (status.st_dev, status.st_ino) in inputs:
-        raise UsageError(f"{path} is the input itself: give another output")
-    if not stat.S_ISREG(status.st_mode):
-        raise OutputError(f"{path} cannot be written: it is a folder, pipe or device, give a file name")
-    if not overwrite:
-        raise UsageError(f"{path} exists: pass overwrite=True to replace it, or give another output")
+    if status is not None:
+        if (status.st_dev, status.st_ino) in inputs:
+            raise UsageError(f"{path} is the input itself: give another output")
+        if not stat.S_ISREG(status.st_mode):
+            raise OutputError(f"{path} cannot be written: it is a folder, pipe or device, give a file name")
+        if not overwrite:
+            raise UsageError(f"{path} exists: pass overwrite=True to replace it, or give another output")
+    if not os.access(target.parent, os.W_OK):
+        raise OutputError(f"{path} cannot be written: {_REASONS[errno.EACCES]}")
     return target
 
 

@@ -370,8 +370,8 @@ class Examiner:
                 outcome = prove()
         except RuntimeTimedOut as error:
             raise RuntimeTimedOut(
-                f"region {region.name} took longer than {limit:.3g} s; --proof-seconds {2 * limit:.0f} gives each "
-                "run of a region longer, --verify none proves nothing"
+                f"region {region.name} took longer than {limit:.3g} s; --proof-seconds {max(1, 2 * limit):.0f} "
+                "gives each run of a region longer, --verify none proves nothing"
             ) from error
         if operations > _MEASURED:
             self._settings.speeds[kernels] = operations / outcome.seconds
