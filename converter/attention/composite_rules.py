@@ -53,7 +53,7 @@ class Composite(Rule):
             text = "the body of a composite holds a tensor that is kept between runs"
             raise RefusedError(text, of.operator, kept)
         labels = self._labels(body, of.factored)
-        return {i: labels.get(id(tensor), fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
+        return {i: labels.get(tensor, fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
     def made(self, one: OneHead) -> Tensor:
         body = body_of(self._model, one.of.operator)
@@ -71,14 +71,14 @@ class Composite(Rule):
         read = {index: one.piece(index) for index in range(len(body.inputs))}
         return one.clone(read, one.of.piece_shape(keep=True), **{BODY: place})
 
-    def _labels(self, body: Subgraph, result: Factored) -> dict[int, Factored]:
-        """Factors of all that the result is made of, by the identity of the body's tensors."""
-        labels = {id(body.outputs[0]): fx.canonical(result)}
+    def _labels(self, body: Subgraph, result: Factored) -> dict[Tensor, Factored]:
+        """Factors of all that the result is made of."""
+        labels = {body.outputs[0]: fx.canonical(result)}
         for operator in reversed(body.operators):
             for output, tensor in enumerate(operator.outputs):
-                if id(tensor) not in labels:
+                if tensor not in labels:
                     continue
-                operands = self._inner(operator, labels[id(tensor)], output)
+                operands = self._inner(operator, labels[tensor], output)
                 if not isinstance(operands, dict):
                     missing = Refusal("no rule for an operator in the body of a composite", operator)
                     raise RefusedError(operands or missing)
@@ -89,23 +89,23 @@ class Composite(Rule):
         """The body without the heads' factors in its shapes; `name` is added to its names."""
         labels = self._labels(body, result)
         assembly = Assembly(self._model, Constants(self._model))
-        pieces: dict[int, Tensor] = {}
+        pieces: dict[Tensor, Tensor] = {}
         shared: list[Operator] = []
         for tensor in body.inputs:
-            own = labels.get(id(tensor), ())
+            own = labels.get(tensor, ())
             if fx.piece_count(own) > 1:
                 shape = fx.piece_shape(own, keep=True)
-                pieces[id(tensor)] = assembly.tensor(name_below(tensor.name, name), shape, tensor)
+                pieces[tensor] = assembly.tensor(name_below(tensor.name, name), shape, tensor)
         for operator in body.operators:
             for output, tensor in enumerate(operator.outputs):
-                of = Labelled(operator, labels.get(id(tensor), ()), output)
+                of = Labelled(operator, labels.get(tensor, ()), output)
                 if fx.piece_count(of.factored) > 1:
                     one = OneHead(assembly, of, 0, partial(_piece, operator, pieces), name, keep_axes=True)
-                    pieces[id(tensor)] = self._inner.rules[operator.name].emit(one)
-                elif id(tensor) in labels:
+                    pieces[tensor] = self._inner.rules[operator.name].emit(one)
+                elif tensor in labels:
                     shared.append(operator)
-        arguments = [pieces.get(id(tensor), tensor) for tensor in body.inputs]
-        made = pieces[id(body.outputs[0])]
+        arguments = [pieces.get(tensor, tensor) for tensor in body.inputs]
+        made = pieces[body.outputs[0]]
         if any(made is argument for argument in arguments):
             made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
         return _subgraph(f"{body.name}/{name}", arguments, [*shared, *assembly.finished(made)], made)
@@ -119,12 +119,12 @@ def _fits(body: Subgraph, composite: Operator) -> bool:
     return all(own is not None and same_type(inner, own) for inner, own in pairs)
 
 
-def _piece(operator: Operator, pieces: dict[int, Tensor], index: int) -> Tensor:
+def _piece(operator: Operator, pieces: dict[Tensor, Tensor], index: int) -> Tensor:
     """One head's part of an operand; the operand itself, where all share it."""
-    return pieces.get(id(operator.input(index)), operator.input(index))
+    return pieces.get(operator.input(index), operator.input(index))
 
 
-def _agree(operator: Operator, operands: Operands, labels: dict[int, Factored]) -> None:
+def _agree(operator: Operator, operands: Operands, labels: dict[Tensor, Factored]) -> None:
     """Note how an operator of a body wants what it reads, unless another wants it in another way."""
     for index, tensor in enumerate(operator.inputs):
         if tensor is None:
@@ -135,7 +135,7 @@ def _agree(operator: Operator, operands: Operands, labels: dict[int, Factored]) 
                 raise RefusedError(text, operator, tensor)
             continue
         own = fx.canonical(operands[index])
-        if labels.setdefault(id(tensor), own) != own:
+        if labels.setdefault(tensor, own) != own:
             raise RefusedError("the body of a composite mixes heads", operator, tensor)
         per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
         if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):

@@ -105,12 +105,12 @@ class OperandFactors:
         It goes on above those that `through` lets pass, as far as the label can be followed.
         """
         pending = list(starts)
-        seen: set[tuple[int, Factored]] = set()
+        seen: set[OnHeads] = set()
         while pending:
             tensor, factored = pending.pop()
-            if (id(tensor), factored) in seen:
+            if (tensor, factored) in seen:
                 continue
-            seen.add((id(tensor), factored))
+            seen.add((tensor, factored))
             operator = tensor.producer
             above = self.of(tensor, factored) if through(tensor, factored) else None
             if operator is None or not isinstance(above, dict):

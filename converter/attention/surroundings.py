@@ -99,17 +99,17 @@ def holds_several(operator: Operator) -> bool:
 
 def is_residual(product: Operator) -> bool:
     """True where a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
-    own = {id(moved_from(tensor, MOVEMENT)[0]) for tensor in product.inputs[:2] if tensor is not None}
+    own = {moved_from(tensor, MOVEMENT)[0] for tensor in product.inputs[:2] if tensor is not None}
     behind = walked([product], lambda one: readers(one) if one is product or one.name in MOVEMENT else ())
     sums = [operator for operator in behind if operator.name == "ADD"]
     added = [tensor for operator in sums for tensor in operator.inputs if tensor is not None]
-    return any(id(moved_from(tensor, MOVEMENT)[0]) in own for tensor in added)
+    return any(moved_from(tensor, MOVEMENT)[0] in own for tensor in added)
 
 
 def _meets_product(
     softmax: Operator, beside: Callable[[Operator], Iterable[Operator]], projections: int = 0
 ) -> bool:
-    seen: set[int] = set()
+    seen: set[Operator] = set()
     frontier = [(softmax, projections)]
     while frontier and len(seen) < DEEPEST:
         reached, left = frontier.pop(0)
@@ -117,8 +117,8 @@ def _meets_product(
             if multiplies_activations(operator):
                 return True
             further = left - (operator.name in _PROJECTIONS)
-            if id(operator) not in seen and operator.name not in SOFTMAXES and further >= 0:
-                seen.add(id(operator))
+            if operator not in seen and operator.name not in SOFTMAXES and further >= 0:
+                seen.add(operator)
                 frontier.append((operator, further))
     return False
 
@@ -171,14 +171,14 @@ def value_products(softmax: Operator) -> Weighings:
     """
     products: Weighings = {}
     blocked: Operator | None = None
-    seen: set[int] = set()
+    seen: set[Operator] = set()
     frontier = [softmax.outputs[0]]
     while frontier:
         tensor = frontier.pop()
         for operator in tensor.consumers:
-            if id(operator) in seen:
+            if operator in seen:
                 continue
-            seen.add(id(operator))
+            seen.add(operator)
             if is_product(operator):
                 operand = 0 if operator.inputs[0] is tensor else 1
                 shape = operator.outputs[0].shape
@@ -236,23 +236,23 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
 
 def tail_of(products: Weighings) -> tuple[list[Tensor], list[Operator]]:
     """The tensors behind the value products that hold all of them, nearest first; and what reads them and does more."""
-    parts = {id(product.outputs[0]): frozenset({product}) for product in products}
+    parts = {product.outputs[0]: frozenset({product}) for product in products}
     reached = [product.outputs[0] for product in products]
     tensors: list[Tensor] = []
     ends: list[Operator] = []
     # More tensors are reached while these are looked at.
     for tensor in islice(reached, DEEPEST):
-        whole = len(parts[id(tensor)]) == len(products)
+        whole = len(parts[tensor]) == len(products)
         if whole:
             tensors.append(tensor)
         for operator in tensor.consumers:
-            held = [parts[id(t)] for t in operator.inputs if t is not None and id(t) in parts]
+            held = [parts[t] for t in operator.inputs if t in parts]
             maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
             # Nothing else goes in: the ADD of two segments of keys, or a gate.
             combines = operator.name in ELEMENTWISE and len(held) == len(operator.inputs)
             if not maps and not combines:
                 ends += [operator] * whole
-            elif id(operator.outputs[0]) not in parts:
-                parts[id(operator.outputs[0])] = frozenset().union(*held)
+            elif operator.outputs[0] not in parts:
+                parts[operator.outputs[0]] = frozenset().union(*held)
                 reached.append(operator.outputs[0])
     return tensors, ends

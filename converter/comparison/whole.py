@@ -125,11 +125,11 @@ class WholeSignature:
 
 def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[str, Allowance]:
     """What each entry point of a converted model is allowed; `sites` are those reported for each."""
-    by_graph: dict[int, list[SiteReport]] = {}
+    by_graph: dict[Subgraph, list[SiteReport]] = {}
     for name, graph in model.entry_points():
-        by_graph.setdefault(id(graph), []).extend(sites.get(name, ()))
+        by_graph.setdefault(graph, []).extend(sites.get(name, ()))
     return {
-        name: _allowance(by_graph[id(graph)], graph, _outputs(model, name, graph))
+        name: _allowance(by_graph[graph], graph, _outputs(model, name, graph))
         for name, graph in model.entry_points()
     }
 

@@ -220,7 +220,7 @@ class _Conversion:
         passes = part.taking_part(self.passes)
         entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in signatures]
         # A subgraph of several signatures is rewritten once, under the first one's name.
-        owners = {id(graph): name for name, graph in reversed(entries)}
+        owners = {graph: name for name, graph in reversed(entries)}
         usage = cleanup.parts_in_use(model)
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         before = {name: (len(graph), _largest_tensor(graph)) for name, graph in model.entry_points()}
@@ -228,7 +228,7 @@ class _Conversion:
         total = done + sum(one.name == "SOFTMAX" for _, graph in entries for one in graph.operators)
         with doubted(model.subgraphs):
             for name, graph in entries:
-                if owners[id(graph)] == name:
+                if owners[graph] == name:
                     context = Context(
                         model,
                         graph,
@@ -318,13 +318,13 @@ def _explained(site: SiteReport, text: str) -> str:
 
 
 def _summaries(
-    part: Part, owners: dict[int, str], before: dict[str, tuple[int, int]], sites: list[SiteReport]
+    part: Part, owners: dict[Subgraph, str], before: dict[str, tuple[int, int]], sites: list[SiteReport]
 ) -> Iterator[SignatureSummary]:
     """Each entry point before and after; of a helper those with sites only."""
     with_sites = {site.signature for site in sites}
     entries = part.model.entry_points()
     for name, graph in entries:
-        owner = part.signature(owners.get(id(graph), name))
+        owner = part.signature(owners.get(graph, name))
         if part.is_helper and owner not in with_sites:
             continue
         blocks = [site for site in sites if site.signature == owner and (site.heads or 0) > 1]

@@ -1,6 +1,6 @@
 """The frame rule: what a rewrite must leave alone, checked on the graph; nothing is run here and nothing changed."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError
@@ -154,24 +154,15 @@ def _named(operator: Operator) -> str:
 
 def _interface(model: Model, subgraph: Subgraph) -> Hashable:
     signatures = (
-        (s.key, id(s.subgraph), *(tuple(named) + _ids(named.values()) for named in (s.inputs, s.outputs)))
-        for s in model.signatures
+        (s.key, s.subgraph, tuple(s.inputs.items()), tuple(s.outputs.items())) for s in model.signatures
     )
-    return (_ids(subgraph.inputs), _ids(subgraph.outputs), *signatures)
-
-
-def _ids(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
-    return tuple(id(tensor) for tensor in tensors)
+    return (tuple(subgraph.inputs), tuple(subgraph.outputs), *signatures)
 
 
 def _operator_facts(operator: Operator) -> Hashable:
     options = operator.options
-    return (
-        id(operator.code),
-        _ids(operator.inputs),
-        _ids(operator.outputs),
-        None if options is None else (id(options), options.key()),
-    )
+    seen = None if options is None else (id(options), options.key())
+    return (operator.code, tuple(operator.inputs), tuple(operator.outputs), seen)
 
 
 def _tensor_facts(tensor: Tensor) -> Hashable:

@@ -156,13 +156,13 @@ def _check_types(select: Operator) -> None:
 
 def _added_before(logits: Tensor) -> tuple[float, Tensor | None]:
     """What another mask may have put into the logits: the lowest constant (or 0), and a float input that is added."""
-    pending, seen, lowest = [(logits, False)], set[int](), 0.0
+    pending, seen, lowest = [(logits, False)], set[Tensor](), 0.0
     given: list[Tensor] = []
     while pending:
         tensor, added = pending.pop()
-        if id(tensor) in seen:
+        if tensor in seen:
             continue
-        seen.add(id(tensor))
+        seen.add(tensor)
         maker = tensor.producer
         if tensor.has_numbers and tensor.dtype.is_float and 0 < tensor.elements <= _SMALL_CONSTANT:
             lowest = min(lowest, float(np.min(tensor.array())))

@@ -183,12 +183,12 @@ def with_callees(
     Composites that are sites themselves are told of there.
     """
     pending: list[tuple[Subgraph, str]] = [(graph, f"the pass {MhaToSha.name} was left out")]
-    seen: set[int] = set()
+    seen: set[Subgraph] = set()
     while pending:
         current, reason = pending.pop()
-        if id(current) in seen:
+        if current in seen:
             continue
-        seen.add(id(current))
+        seen.add(current)
         yield current, reason
         for operator in current.operators:
             if current is graph and operator.name == COMPOSITE and operator.outputs[0].name in reported:

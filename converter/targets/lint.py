@@ -147,13 +147,13 @@ def _has_joined_rows(tensor: Tensor) -> bool:
 
 def _constants(graph: Subgraph, _: Target) -> Iterator[Finding]:
     """Mask constants that overflow in half precision, or leave no precision to what is quantized with them."""
-    lowest: dict[int, tuple[str, float]] = {}
+    lowest: dict[Tensor, tuple[str, float]] = {}
     for operator in graph.operators:
         for tensor in operator.inputs if operator.name in _MASK_OPERATORS else ():
-            if tensor is None or id(tensor) in lowest or not tensor.has_numbers:
+            if tensor is None or tensor in lowest or not tensor.has_numbers:
                 continue
             if tensor.dtype is DType.FLOAT32 and 0 < tensor.elements <= _MOST_ELEMENTS:
-                lowest[id(tensor)] = operator.name, float(np.min(tensor.array()))
+                lowest[tensor] = operator.name, float(np.min(tensor.array()))
     for name, value in lowest.values():
         if value < _RUINS_A_SCALE:
             yield Finding(
@@ -173,7 +173,7 @@ def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:
     RESHAPE keeps the order of the numbers: `[S,H] -> [H,S]` with S and H other than 1 and not the same puts parts of
     different keys into one column. TensorFlow's converter is known to write it for one key/value head that is repeated.
     """
-    found: dict[int, Operator] = {}
+    found: dict[Operator, None] = {}
     for product in graph.operators:
         if product.name != "BATCH_MATMUL" or any(t is None or t.is_constant for t in product.inputs):
             continue
@@ -181,10 +181,10 @@ def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:
             operator = None if tensor is None else tensor.producer
             while operator is not None and operator.name in _LAYOUT:
                 if operator.name == "RESHAPE" and _exchanges_axes(operator):
-                    found[id(operator)] = operator
+                    found[operator] = None
                 source = operator.inputs[0]
                 operator = None if source is None else source.producer
-    for operator in found.values():
+    for operator in found:
         assert operator.inputs[0] is not None
         before, after = list(operator.inputs[0].shape), list(operator.outputs[0].shape)
         yield Finding(
