@@ -8,23 +8,16 @@ from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
-from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, same_type, topological
-from edge_opt.ir.composites import COMPOSITE
+from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
+from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.region import renamed, repeated
 from edge_opt.output.words import name_below
-
-BODY = "decomposition_subgraph_index"
 
 
 def with_composites(model: Model) -> OperandFactors:
     """Factors of operands, those of the model's composites too."""
     return OperandFactors({**RULES, COMPOSITE: Composite(model)})
-
-
-def body_of(model: Model, composite: Operator) -> Subgraph:
-    """The subgraph that says what a composite computes."""
-    return model.subgraphs[int(composite.option(BODY))]
 
 
 class Composite(Rule):
@@ -44,14 +37,9 @@ class Composite(Rule):
         self._inner = OperandFactors({**RULES, COMPOSITE: self})
 
     def operands(self, of: Labelled) -> Operands:
-        body = body_of(self._model, of.operator)
-        if not _fits(body, of.operator):
-            text = "the composite and its body differ in arguments or results"
-            raise RefusedError(text, of.operator)
-        kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
-        if kept is not None:
-            text = "the body of a composite holds a tensor that is kept between runs"
-            raise RefusedError(text, of.operator, kept)
+        body = checked_body(self._model, of.operator)
+        if len(body.outputs) != 1:
+            raise RefusedError("the composite has several results", of.operator)
         labels = self._labels(body, of.factored)
         return {i: labels.get(tensor, fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
@@ -109,14 +97,6 @@ class Composite(Rule):
         if any(made is argument for argument in arguments):
             made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
         return _subgraph(f"{body.name}/{name}", arguments, [*shared, *assembly.finished(made)], made)
-
-
-def _fits(body: Subgraph, composite: Operator) -> bool:
-    """True where the body is what the composite is recorded to be, with one result."""
-    if len(body.inputs) != len(composite.inputs) or [len(body.outputs), len(composite.outputs)] != [1, 1]:
-        return False
-    pairs = zip((*body.inputs, *body.outputs), (*composite.inputs, *composite.outputs), strict=True)
-    return all(own is not None and same_type(inner, own) for inner, own in pairs)
 
 
 def _piece(operator: Operator, pieces: dict[Tensor, Tensor], index: int) -> Tensor:

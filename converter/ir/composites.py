@@ -1,15 +1,18 @@
-"""Composites, operators that stand for a subgraph: how many there are of which name and attributes."""
+"""Composites, operators that stand for a subgraph: their bodies, how many there are of which name and attributes."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from edge_opt.ir.graph import Operator
+from edge_opt.ir.graph import Operator, Subgraph, same_type
+from edge_opt.ir.model import Model
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import attributes, option_text
 from edge_opt.output.record import Record
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
+BODY = "decomposition_subgraph_index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,32 @@ def composite_name(operator: Operator) -> str:
     """What a composite calls itself, e.g. `odml.rms_norm`; nothing for other operators."""
     named = operator.options if operator.name == COMPOSITE else None
     return "" if named is None else str(named.get("name") or "")
+
+
+def body_of(model: Model, composite: Operator) -> Subgraph:
+    """The subgraph that says what a composite computes."""
+    return model.subgraphs[int(composite.option(BODY))]
+
+
+def checked_body(model: Model, composite: Operator) -> Subgraph:
+    """The body of a composite, which has its arguments and results, and keeps nothing between runs.
+
+    Raises:
+        RefusedError: it is another function than the composite is recorded to be, or has a state.
+    """
+    body = body_of(model, composite)
+    if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
+        raise RefusedError("the composite and its body differ in arguments", composite)
+    kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
+    if kept is not None:
+        raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
+    for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
+        if tensor is None or not same_type(argument, tensor):
+            raise RefusedError("an argument has another type in the body", composite, tensor)
+    for result, tensor in zip(body.outputs, composite.outputs, strict=True):
+        if not same_type(result, tensor):
+            raise RefusedError("a result has another type in the body", composite, tensor)
+    return body
 
 
 def composites(operators: Iterable[Operator]) -> list[Composite]:

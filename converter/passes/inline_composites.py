@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from functools import partial
 
-from edge_opt.attention.composite_rules import body_of
 from edge_opt.attention.rules import multiplies_activations
-from edge_opt.ir import Model, Operator, Subgraph, Tensor, same_type
+from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.checks import MAX_EXTENT
-from edge_opt.ir.composites import COMPOSITE
+from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
@@ -41,7 +40,7 @@ class InlineComposites(Pass):
             if total > MAX_EXTENT:
                 yield SkippedSite(operator, f"opened, the composites up to here are {total:,} operators")
             else:
-                yield Site(operator, partial(_build, context, operator, body))
+                yield Site(operator, partial(_build, context, operator))
 
 
 def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
@@ -52,20 +51,12 @@ def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
     return sizes[id(body)]
 
 
-def _build(context: Context, composite: Operator, body: Subgraph) -> Rewrite:
-    if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
-        raise RefusedError("the composite and its body differ in arguments", composite)
-    kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
-    if kept is not None:
-        raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
-    known: dict[int, Tensor] = {}
-    for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
-        if tensor is None or not same_type(argument, tensor):
-            raise RefusedError("an argument has another type in the body", composite, tensor)
-        known[id(argument)] = tensor
+def _build(context: Context, composite: Operator) -> Rewrite:
+    body = checked_body(context.model, composite)
+    known = {id(own): tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor}
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
-        if id(result) in known or not same_type(result, tensor):
-            raise RefusedError("a result is an argument, or has another type in the body", composite, tensor)
+        if id(result) in known:
+            raise RefusedError("a result of the body is an argument, or another result", composite, tensor)
         known[id(result)] = tensor
     prefix = composite.outputs[0].name
     moved = {repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}"): op for op in body.operators}
