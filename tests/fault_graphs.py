@@ -156,10 +156,10 @@ subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,8,8], %v: float32[1,1,8,8],
 
 JOINED_LOGITS = """\
 signature main = #0 (q=%q, k1=%k1, k2=%k2, mask=%mask) -> (p=%p)
-subgraph main (%q: int16[1,1,4,8] q(0.0001, 0), %k1: int16[1,1,6,8] q(0.0001, 0), %k2: int16[1,1,6,8] q(0.0001, 0),
+subgraph main (%q: int16[1,1,4,8] q(0.0001, 0), %k1: int16[1,1,8,8] q(0.0001, 0), %k2: int16[1,1,4,8] q(0.0001, 0),
                %mask: int16[1,1,4,12] q(0.003, 0)) {
-  %old: int16[1,1,4,6] q(0.0005, 0) = BATCH_MATMUL(%q, %k1) {adj_y: true}
-  %new: int16[1,1,4,6] q(0.0005, 0) = BATCH_MATMUL(%q, %k2) {adj_y: true}
+  %old: int16[1,1,4,8] q(0.0005, 0) = BATCH_MATMUL(%q, %k1) {adj_y: true}
+  %new: int16[1,1,4,4] q(0.0005, 0) = BATCH_MATMUL(%q, %k2) {adj_y: true}
   %logits: int16[1,1,4,12] q(0.0005, 0) = CONCATENATION(%old, %new) {axis: 3}
   %masked: int16[1,1,4,12] q(0.0031, 0) = ADD(%logits, %mask)
   %p: int16[1,1,4,12] q(3.0517578125e-05, 0) = SOFTMAX(%masked) {beta: 1.0}

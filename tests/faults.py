@@ -503,6 +503,6 @@ def _(e: Edit) -> None:
 
 
 _joins("the masked parts joined in another order")(lambda e: e.swap(e.last, 0, 1))
-_joins("the mask's columns of another part")(lambda e: e.read("new/masked", 1, e.new[0].outputs[0]))
-_joins("the mask's columns begin one too early")(lambda e: e.read(e.new[1], 1, number([0, 0, 0, 5])))
+_joins("the mask's columns of another part")(lambda e: e.read(e.new[1], 1, number([0, 0, 0, 0])))
+_joins("the mask's columns begin one too early")(lambda e: e.read(e.new[1], 1, number([0, 0, 0, 7])))
 _joins("one part without its mask")(lambda e: e.read(e.last, 1, e.tensor("new")))

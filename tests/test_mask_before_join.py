@@ -86,6 +86,12 @@ def test_what_is_something_else_is_left_alone(old: str, new: str) -> None:
     assert reports == []
 
 
+def test_a_cache_that_holds_no_more_keys_than_are_new_gains_nothing() -> None:
+    text = FLOAT.replace("[1,2,4,5]", "[1,2,4,4]").replace("[1,2,4,3]", "[1,2,4,4]")
+    text = text.replace("[1,2,3,5]", "[1,2,3,4]").replace("[1,2,3,3]", "[1,2,3,4]")
+    assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
+
+
 def test_rows_that_are_joined_are_left_alone() -> None:
     text = """\
 subgraph main (%q: float32[1,1,2,4], %k: float32[1,1,4,5], %mask: float32[1,1,4,5]) {

@@ -1,6 +1,6 @@
 """A mask that is added to joined logits -> its columns, each added to its part of the logits before they are joined."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -50,9 +50,15 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
             tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
         )
         columns = mask.shape[-1:] == joined.shape[-1:]
-        if at_columns and alone and products and same_numbers and plain and columns:
+        if at_columns and alone and products and same_numbers and plain and columns and _pays(parts):
             return join
     return None
+
+
+def _pays(parts: Sequence[Tensor]) -> bool:
+    """Where the cache holds more keys than are new; elsewhere a prefill takes longer, see docs/npu-forms.md."""
+    *shorter, longest = sorted(part.shape[-1] for part in parts)
+    return longest > sum(shorter)
 
 
 def _numbers(tensor: Tensor) -> object:
