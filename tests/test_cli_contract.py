@@ -159,7 +159,8 @@ def test_the_target_has_one_default_but_where_a_compiler_or_nothing_is_asked_for
 
 def test_options_of_the_npu_are_a_group_of_the_help(capsys: Captured) -> None:
     helped = run(capsys, "compare", "--help").out
-    head, cpu, npu = helped.partition("The CPU and its kernels:")[0], *helped.split(":\n")[-2:]
+    head, rest = helped.split("The CPU and its kernels:")
+    cpu, npu = rest.split("The NPU and its compiler:")
     assert "--atol" in head
     assert "--backend" in cpu
     assert "--npu-db" in npu
