@@ -86,16 +86,14 @@ _Problem = tuple[str, str] | None
 
 def broken_ranges(model: Model) -> Iterator[Unsound]:
     """Products that can only be 0 or their ends, values that are cut to nothing, logits that only the mask decides."""
-    entries = {id(graph): name for name, graph in reversed(model.entry_points())}
+    entries = {graph: name for name, graph in reversed(model.entry_points())}
     for graph in model.subgraphs:
         named = _names(model, graph)
         for operator in (operator for operator in graph.operators if operator.outputs):
             for rule, check in _CHECKS.items():
                 problem = check(operator, named)
                 if problem is not None:
-                    yield Unsound(
-                        rule, entries.get(id(graph), graph.name), operator.outputs[0].name, *problem
-                    )
+                    yield Unsound(rule, entries.get(graph, graph.name), operator.outputs[0].name, *problem)
                     break
 
 

@@ -126,11 +126,11 @@ def _agree(operator: Operator, operands: Operands, labels: dict[Tensor, Factored
 def _subgraph(name: str, arguments: list[Tensor], operators: list[Operator], result: Tensor) -> Subgraph:
     """A subgraph that holds copies of these operators, of all that `result` needs among them."""
     graph = Subgraph(name)
-    own = {id(tensor): renamed(tensor, tensor.name) for tensor in arguments}
+    own = {tensor: renamed(tensor, tensor.name) for tensor in arguments}
     graph.inputs = list(own.values())
     for operator in topological(operators):
         graph.append(repeated(operator, own, lambda tensor: tensor.name))
-    graph.outputs = [own[id(result)]]
+    graph.outputs = [own[result]]
     for tensor in own.values():
         graph.add_tensor(tensor)
     return graph

@@ -51,25 +51,25 @@ def check_subgraph(
     operators = list(operators)
     for position, tensor in enumerate(tensors_of(graph, operators)):
         _check_tensor(tensor, f"{place}, tensor {position} '{tensor.name}'", sound_scales)
-    defined = {id(tensor) for tensor in graph.inputs}
+    defined = set(graph.inputs)
     scratch: list[tuple[str, Tensor]] = []
     for position, operator in enumerate(operators):
         name = operator.code.name  # also where the recorded shapes are wrong
         where = f"{place}, operator {position} ({name})"
         for operand in operator.inputs:
-            if operand is None or id(operand) in defined or _stands_alone(operand):
+            if operand is None or operand in defined or _stands_alone(operand):
                 continue
             if name != "CUSTOM":
                 raise _too_early(where, operand)
             # What nobody defines later on either is scratch memory that a custom operator asks for.
             scratch.append((where, operand))
         for output in operator.outputs:
-            if id(output) in defined or output.is_constant:
+            if output in defined or output.is_constant:
                 raise ModelFormatError(f"{where}: defines '{output.name}', which is already defined")
-            defined.add(id(output))
+            defined.add(output)
         _check_operator(operator, name, where)
     for where, tensor in scratch:
-        if id(tensor) in defined:
+        if tensor in defined:
             raise _too_early(where, tensor)
 
 

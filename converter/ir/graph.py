@@ -264,8 +264,8 @@ class Subgraph(_Link):
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self._count = 0
-        self._listed: tuple[list[Tensor], set[int]] = (self.tensors, set())
-        self._named: dict[int, Tensor] = {}
+        self._listed: tuple[list[Tensor], set[Tensor]] = (self.tensors, set())
+        self._named: set[Tensor] = set()
         self.is_checked = False
         """Operators whose recorded shapes do not fit have a `shape_error`."""
 
@@ -280,7 +280,7 @@ class Subgraph(_Link):
         for operator in self.operators:
             copy.append(deepcopy(operator, memo))
         copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
-        copy.name_outputs(deepcopy(tensor, memo) for tensor in self._named.values())
+        copy.name_outputs(deepcopy(tensor, memo) for tensor in self._named)
         return copy
 
     def __repr__(self) -> str:
@@ -301,27 +301,27 @@ class Subgraph(_Link):
 
     def is_output(self, tensor: Tensor) -> bool:
         """True where the subgraph gives the tensor to its caller: as an output, or by a signature that names it."""
-        return tensor in self.outputs or id(tensor) in self._named
+        return tensor in self.outputs or tensor in self._named
 
     def name_outputs(self, tensors: Iterable[Tensor]) -> None:
         """A signature gives these to its caller; they need not be among `outputs`."""
-        self._named.update((id(tensor), tensor) for tensor in tensors)
+        self._named.update(tensors)
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """List a tensor; operators may only use listed ones when the model is written."""
         is_listed = self.lists(tensor)
         assert not is_listed, f"{tensor} is listed already"
         self.tensors.append(tensor)
-        self._listed[1].add(id(tensor))
+        self._listed[1].add(tensor)
         return tensor
 
     def lists(self, tensor: Tensor) -> bool:
         """True where the tensor is listed; looks the list through only where it was changed by others."""
-        tensors, ids = self._listed
-        if tensors is not self.tensors or len(ids) != len(self.tensors):
-            ids = {id(listed) for listed in self.tensors}
-            self._listed = (self.tensors, ids)
-        return id(tensor) in ids
+        tensors, listed = self._listed
+        if tensors is not self.tensors or len(listed) != len(self.tensors):
+            listed = set(self.tensors)
+            self._listed = (self.tensors, listed)
+        return tensor in listed
 
     def append(self, operator: Operator) -> Operator:
         """Add an operator at the end."""

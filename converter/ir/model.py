@@ -219,12 +219,12 @@ def checked_tables(model: Model) -> Table:
         ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
     """
     check_subgraphs(model.subgraphs)
-    tensors = {id(graph): set(tensors_of(graph, graph.operators)) for graph in model.subgraphs}
+    tensors = {graph: set(tensors_of(graph, graph.operators)) for graph in model.subgraphs}
     keys: list[str] = []
     for signature in model.signatures:
         check_new_key(signature.key, keys)
         keys.append(signature.key)
-        held = tensors.get(id(signature.subgraph))
+        held = tensors.get(signature.subgraph)
         if held is None:
             raise ModelFormatError(f"signature '{signature.key}': its subgraph is not one of the model's")
         for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
@@ -268,7 +268,7 @@ class _ModelWriter:
         self._codes = _Numbering(model.operator_codes)
         self._buffers = _Numbering(model.buffers)
         self._subgraphs = _Numbering(model.subgraphs)
-        self._tensors: dict[int, _Numbering] = {}
+        self._tensors: dict[Subgraph, _Numbering] = {}
 
     def write(self) -> Table:
         model = self._model
@@ -288,7 +288,7 @@ class _ModelWriter:
 
     def _subgraph(self, subgraph: Subgraph) -> Table:
         table = (subgraph.table or new_table("SubGraph", name=subgraph.name or None)).copy()
-        numbers = self._tensors[id(subgraph)] = _Numbering(subgraph.tensors)
+        numbers = self._tensors[subgraph] = _Numbering(subgraph.tensors)
         operators = [self._operator(operator, numbers) for operator in subgraph.operators]
         _put_indices(table, "inputs", [numbers.of(tensor) for tensor in subgraph.inputs])
         _put_indices(table, "outputs", [numbers.of(tensor) for tensor in subgraph.outputs])
@@ -326,7 +326,7 @@ class _ModelWriter:
         table = (signature.table or new_table("SignatureDef")).copy()
         _update(table, "signature_key", signature.key)
         _update(table, "subgraph_index", self._subgraphs.of(signature.subgraph))
-        numbers = self._tensors[id(signature.subgraph)]
+        numbers = self._tensors[signature.subgraph]
         for listed, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             entries = [
                 new_table("TensorMap", name=name, tensor_index=numbers.of(tensor))

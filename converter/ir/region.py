@@ -15,13 +15,9 @@ from edge_opt.schema.table import Table, new_table
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read and do not define. Each is there once, the first one that is read comes first."""
-    defined = {id(tensor) for operator in operators for tensor in operator.outputs}
-    tensors: dict[int, Tensor] = {}
-    for operator in operators:
-        for tensor in operator.inputs:
-            if tensor is not None and id(tensor) not in defined:
-                tensors.setdefault(id(tensor), tensor)
-    return tuple(tensors.values())
+    defined = {tensor for operator in operators for tensor in operator.outputs}
+    read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs if tensor is not None)
+    return tuple(tensor for tensor in read if tensor not in defined)
 
 
 def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]) -> bool:
@@ -154,12 +150,12 @@ def cut_out(
         graph: Subgraph, operators: Iterable[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         region.subgraphs.append(graph)
-        copies: dict[int, Tensor] = {}
+        copies: dict[Tensor, Tensor] = {}
 
         def copied(tensor: Tensor) -> Tensor:
-            if id(tensor) not in copies:
-                copies[id(tensor)] = graph.add_tensor(_copied(tensor, str(len(copies))))
-            return copies[id(tensor)]
+            if tensor not in copies:
+                copies[tensor] = graph.add_tensor(_copied(tensor, str(len(copies))))
+            return copies[tensor]
 
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
@@ -203,16 +199,16 @@ def renamed(tensor: Tensor, name: str) -> Tensor:
     return replace(tensor, name=name, is_variable=False)
 
 
-def repeated(operator: Operator, copies: dict[int, Tensor], name: Callable[[Tensor], str]) -> Operator:
+def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
     """The operator once more, in no subgraph yet, on other tensors.
 
-    `copies` has them by identity of those that it has now; renamed copies are added for the rest.
+    `copies` has them by those that it has now; renamed copies are added for the rest.
     """
 
     def local(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
-        return copies[id(tensor)]
+        if tensor not in copies:
+            copies[tensor] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
+        return copies[tensor]
 
     return operator.on(local)
 

@@ -53,11 +53,11 @@ def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
 
 def _build(context: Context, composite: Operator) -> Rewrite:
     body = checked_body(context.model, composite)
-    known = {id(own): tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor}
+    known = {own: tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor}
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
-        if id(result) in known:
+        if result in known:
             raise RefusedError("a result of the body is an argument, or another result", composite, tensor)
-        known[id(result)] = tensor
+        known[result] = tensor
     prefix = composite.outputs[0].name
     moved = {repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}"): op for op in body.operators}
     return Rewrite(context.subgraph, (composite,), tuple(moved), composite, calls=context.model, moved=moved)

@@ -59,18 +59,18 @@ def structure(before: Model, after: Model) -> Structure:
 
 def _graph(graph: Subgraph) -> Iterable[object]:
     """All that a subgraph computes with but its numbers; tensors by their place."""
-    place = {id(tensor): index for index, tensor in enumerate(graph.tensors)}
+    place = {tensor: index for index, tensor in enumerate(graph.tensors)}
     operators = [
         (
             operator.code.key(),
             _content(operator.options),
             _content(operator.table),
-            [tensor and place[id(tensor)] for tensor in operator.inputs],
-            [place[id(tensor)] for tensor in (*operator.outputs, *operator.intermediates)],
+            [tensor and place[tensor] for tensor in operator.inputs],
+            [place[tensor] for tensor in (*operator.outputs, *operator.intermediates)],
         )
         for operator in graph.operators
     ]
-    ends = [[place[id(tensor)] for tensor in tensors] for tensors in (graph.inputs, graph.outputs)]
+    ends = [[place[tensor] for tensor in tensors] for tensors in (graph.inputs, graph.outputs)]
     return [_tensor(tensor) for tensor in graph.tensors], operators, ends
 
 

@@ -152,7 +152,7 @@ class _Derivation:
     def __init__(self, model: Model, resize: Mapping[Tensor, Shape | None]) -> None:
         self._model = model
         self._resize = resize
-        self._names = {id(subgraph): model.signature_name(subgraph) for subgraph in model.subgraphs}
+        self._names = {subgraph: model.signature_name(subgraph) for subgraph in model.subgraphs}
         # Older writers state no ranks at all: where no tensor of the model does, a shape without sizes is a scalar.
         tensors = (tensor for subgraph in model.subgraphs for tensor in subgraph.tensors)
         self._states_ranks = any(t.table is not None and t.table.get("has_rank") for t in tensors)
@@ -261,7 +261,7 @@ class _Derivation:
         """Report a disagreement; of a tensor in a subgraph that is entered twice, once."""
         subgraph, operator = where
         key = (tensor, operator, derived if isinstance(derived, str) else None)
-        name = self._names[id(subgraph)]
+        name = self._names[subgraph]
         self._disagreements.setdefault(
             key, Disagreement(name, tensor.name, operator, recorded, derived, reason)
         )
@@ -295,7 +295,7 @@ class _Derivation:
         recorded, (shape, value) = self._recorded(tensor), fact
         if misfit(shape, recorded, allow_refinement=True) is not None:
             caller, position, op = place
-            name = self._names[id(caller)]
+            name = self._names[caller]
             reason = f"operator {position} ({op.name}) of subgraph '{name}' enters with {shape_text(shape)}"
             self._report((subgraph, ""), tensor, recorded, shape, reason)
             self._wrong.add(tensor)
