@@ -31,12 +31,13 @@ from edge_opt.conversion.container import (
 )
 from edge_opt.conversion.result import unsound
 from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor, load
-from edge_opt.ir.composites import Composite, composites
+from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, is_compiled, made_from, readable
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport, Status
-from edge_opt.passes.contract import Site
+from edge_opt.passes.contract import Site, run_pass
+from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import with_callees
 from edge_opt.proof.tensors import growing_axes
 from edge_opt.report import Example, Report
@@ -285,8 +286,9 @@ def _opened(source: ModelLike, shapes: Mapping[str, Sequence[int]] | None) -> Co
 def _attention(model: Model) -> list[list[AttentionBlock | None]]:
     """The attentions of every entry point in execution order; None for one whose form is not understood.
 
-    Behind them those of the graphs that it calls: branches, and composites that are not opened yet.
+    Behind them those of the graphs that it calls: branches, and composites that a conversion does not open.
     """
+    model = _with_open_composites(model)
     return [
         [
             _described(match, name, _argument_names(model, name, graph))
@@ -312,6 +314,17 @@ def _described(match: Match, signature: str, arguments: Mapping[Tensor, str]) ->
         None if match.mask is None else _mask_name(match.mask, arguments),
         match.softmax.outputs[0].name,
     )
+
+
+def _with_open_composites(model: Model) -> Model:
+    """The model as a conversion sees it: what folds heads into rows may lie outside the composite of a product."""
+    if all(operator.name != COMPOSITE for graph in model.subgraphs for operator in graph.operators):
+        return model
+    model = deepcopy(model)
+    target, constants = load_target("generic"), Constants(model)
+    for key, graph in model.entry_points():
+        run_pass(PASSES[InlineComposites.name], Context(model, graph, key, target, constants))
+    return model
 
 
 def example_rewrite(

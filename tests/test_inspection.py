@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
+from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.inspection import example_rewrite, explain, inspect
@@ -105,3 +106,33 @@ def test_explain_says_what_a_conversion_for_that_target_would_do(capsys: Capture
         assert {
             site["status"] for site in sites if (site["signature"], site["pass"]) == ("decode", "mha_to_sha")
         } == {decode}
+
+
+FOLDED_OUTSIDE = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
+subgraph main (%q: float32[1,4,3,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
+  %rows: float32[1,2,6,8] = RESHAPE(%q, int32{1, 2, 6, 8}) {new_shape: [1, 2, 6, 8]}
+  %sum: float32[1,2,6,8] = STABLEHLO_COMPOSITE(%rows, %k, %v) {name: 'sdpa', decomposition_subgraph_index: 1}
+  %heads: float32[1,4,3,8] = RESHAPE(%sum, int32{1, 4, 3, 8}) {new_shape: [1, 4, 3, 8]}
+  %back: float32[1,3,4,8] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
+  %out: float32[1,3,32] = RESHAPE(%back, int32{1, 3, 32}) {new_shape: [1, 3, 32]}
+  return %out
+}
+subgraph body (%q: float32[1,2,6,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
+  %logits: float32[1,2,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,2,6,6] = SOFTMAX(%logits) {beta: 1.0}
+  %o: float32[1,2,6,8] = BATCH_MATMUL(%p, %v)
+  return %o
+}
+"""
+
+
+def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_counts_them() -> None:
+    model = parse(FOLDED_OUTSIDE)
+    before = to_bytes(model)
+    (block,) = inspect(model).attention
+    (site,) = [site for site in convert(model, verify="none", dry_run=True).sites if site.heads]
+    assert (block.heads, block.kv_heads, block.query_length) == (4, 2, 3)
+    assert (site.heads, site.kv_heads) == (4, 2)
+    assert to_bytes(model) == before
+    assert [explained.block for explained in explain(model)] == [None, block]
