@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
-from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -18,9 +17,6 @@ from edge_opt.output.words import name_below
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
-
-Pieces: TypeAlias = Callable[[int], Tensor]
-"""Gives one head's part of an operand, which is made when it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +62,14 @@ def name_of_piece(of: Labelled, piece: int, pieces: int, tiles: int = 1) -> str:
 class OneHead:
     """One operator for one head, `of` which the whole is known: what a rule makes it with.
 
-    `piece` gives the head's part of an operand; `suffix` is what the names of its results end in. With `keep_axes` its
+    `piece` makes the head's part of an operand; `suffix` is what the names of its results end in. With `keep_axes` its
     tensors keep the axes that only tell heads apart, at size 1.
     """
 
     assembly: Assembly
     of: Labelled
     head: int
-    piece: Pieces
+    piece: Callable[[int], Tensor]
     suffix: str
     keep_axes: bool
 
@@ -160,9 +156,15 @@ def constant_integers(operator: Operator, index: int) -> list[int]:
 
 
 class Elementwise(Rule):
-    """Operands are aligned from the right; one without the labelled axis is shared by the heads."""
+    """Operands are aligned from the right; one without the labelled axis is shared by the heads.
+
+    SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives.
+    """
 
     def operands(self, of: Labelled) -> Operands:
+        if of.operator.name == "SELECT" and of.input(0).shape not in ((), of.tensor.shape):
+            text = "SELECT's condition must have the result's shape"
+            raise RefusedError(text, of.operator, of.input(0))
         shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
         return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
 
@@ -179,17 +181,6 @@ def _fits_as_it_is(whole: Shape, wanted: Shape, result: Shape) -> bool:
     """True where an operand needs no RESHAPE, because it only has other leading ones: then all heads share it."""
     trimmed, expected = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in (whole, wanted))
     return len(whole) <= len(result) and trimmed == expected
-
-
-class Select(Elementwise):
-    """SELECT without broadcasting; its rank-1 condition selects whole rows, which no label survives."""
-
-    def operands(self, of: Labelled) -> Operands:
-        condition = of.input(0)
-        if condition.shape not in ((), of.tensor.shape):
-            text = "SELECT's condition must have the result's shape"
-            raise RefusedError(text, of.operator, condition)
-        return super().operands(of)
 
 
 class BatchMatMul(Rule):

@@ -20,7 +20,6 @@ from edge_opt.attention.rule import (
     Operands,
     Reduce,
     Rule,
-    Select,
     constant_integers,
 )
 from edge_opt.ir import Operator, Tensor
@@ -373,7 +372,7 @@ MOVEMENT = operators_that(Effect.REARRANGING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, Elementwise()),
+    **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise()),
     **dict.fromkeys(MOVEMENT, Regroup()),
     **dict.fromkeys(operators_that(Effect.ALONG_ROWS), AlongLastAxis()),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
@@ -382,7 +381,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(operators_that(Effect.REDUCTION), Reduce()),
     **dict.fromkeys(operators_that(Effect.REPEATING), Broadcast()),
     "GATHER": Gather(),
-    "SELECT": Select(),
     "TRANSPOSE": Transpose(),
     "BATCH_MATMUL": BatchMatMul(),
     "FULLY_CONNECTED": FullyConnected(),
