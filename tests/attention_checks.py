@@ -26,7 +26,9 @@ def convert(
     reports: list[SiteReport] = []
     target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
     for key, graph in model.entry_points():
-        context = Context(model, graph, key, target.without_tiles() if later else target, Constants(model))
+        context = Context(
+            model, graph, key, target.asked(rows_per_tile=None) if later else target, Constants(model)
+        )
         split = run_pass(MhaToSha(), context)
         context.target = target
         reports += run_pass(TileRows(), context) if later else split

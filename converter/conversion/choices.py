@@ -118,8 +118,9 @@ def choose_target(options: ConvertOptions, passes: Iterable[Pass]) -> Target:
             raise UsageError(
                 f"{option} has no effect without the pass '{needed}': leave the option out, or let that pass run"
             )
-    target = target.asked(form=form, rows_per_tile=rows, inline_composites=inline or None)
-    return target if TileRows.name in names else target.without_tiles()
+    wishes = {"form": form, "rows_per_tile": rows, "inline_composites": inline or None}
+    target = target.asked(**{name: value for name, value in wishes.items() if value is not None})
+    return target if TileRows.name in names else target.asked(rows_per_tile=None)
 
 
 def choose_signatures(container: Container, wanted: str | Iterable[str] | None) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -107,17 +107,9 @@ class Target:
         return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
 
     def asked(self, **facts: str | int | bool | None) -> Target:
-        """With facts that a user named, whatever the attention's length; None is no wish."""
-        wishes = {name: value for name, value in facts.items() if value is not None}
-        return replace(self._without_long(wishes), **wishes)  # type: ignore[arg-type]
-
-    def without_tiles(self) -> Target:
-        """The same where rows are not to be cut."""
-        return replace(self._without_long(("rows_per_tile",)), rows_per_tile=None)
-
-    def _without_long(self, names: Container[str]) -> Target:
-        kept = {name: value for name, value in self.long_context.items() if name not in names}
-        return replace(self, long_context=kept)
+        """With facts that a user named, whatever the attention's length."""
+        kept = {name: value for name, value in self.long_context.items() if name not in facts}
+        return replace(self, long_context=kept, **facts)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """Every fact that is known, as JSON values."""
