@@ -1,5 +1,6 @@
 """What of a model a target refuses, or is known to get wrong. Looks only; a rewrite may mend some of it."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,12 +24,6 @@ _LAYOUT = operators_that(Effect.REARRANGING) | {"BROADCAST_TO", "TILE", "QUANTIZ
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
 _COMPARISONS = frozenset(name for name, kind in KINDS.items() if kind.result is DType.BOOL)
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
-_TENSORS = {
-    "rank": "tensors of a rank over {}",
-    "int64": "64-bit integers are not taken",
-    "float": "floating point is not taken, quantize the model",
-    "dynamic": "dimensions known only at run time are not taken",
-}
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
 
@@ -83,18 +78,18 @@ def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
 
 
 def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
-    limit = target.largest_rank
+    limit = math.inf if target.largest_rank is None else target.largest_rank
     defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
     unknown = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
-    broken = {
-        "rank": [tensor for tensor in defined if limit is not None and len(tensor.shape) > limit],
-        "int64": [t for t in defined if t.dtype is DType.INT64] if target.int64 is False else [],
-        "float": [t for t in defined if t.dtype.is_float] if target.floats is False else [],
-        "dynamic": unknown if target.dynamic_shapes is False else [],
-    }
-    for rule, found in broken.items():
-        if found:
-            yield Finding("error", rule, f"{_TENSORS[rule].format(limit)}: {_names(found)}")
+    wide, floats = [t for t in defined if t.dtype is DType.INT64], [t for t in defined if t.dtype.is_float]
+    for rule, taken, text, tensors in (
+        ("rank", False, f"tensors of a rank over {limit}", [t for t in defined if len(t.shape) > limit]),
+        ("int64", target.int64, "64-bit integers are not taken", wide),
+        ("float", target.floats, "floating point is not taken, quantize the model", floats),
+        ("dynamic", target.dynamic_shapes, "dimensions known only at run time are not taken", unknown),
+    ):
+        if taken is False and tensors:
+            yield Finding("error", rule, f"{text}: {_names(tensors)}")
 
 
 def _names(tensors: list[Tensor]) -> str:
