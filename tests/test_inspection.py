@@ -131,8 +131,13 @@ def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_count
     model = parse(FOLDED_OUTSIDE)
     before = to_bytes(model)
     (block,) = inspect(model).attention
-    (site,) = [site for site in convert(model, verify="none", dry_run=True).sites if site.heads]
+    opened, site = convert(model, verify="none", dry_run=True).sites
+    assert (opened.pass_name, site.heads, site.kv_heads) == ("inline_composites", 4, 2)
     assert (block.heads, block.kv_heads, block.query_length) == (4, 2, 3)
-    assert (site.heads, site.kv_heads) == (4, 2)
-    assert to_bytes(model) == before
     assert [explained.block for explained in explain(model)] == [None, block]
+    assert to_bytes(model) == before
+
+
+def test_the_body_of_a_composite_that_was_opened_is_no_attention_that_is_left() -> None:
+    result = convert(parse(FOLDED_OUTSIDE), verify="none", require_all=True)
+    assert len(result.converted) == len(result.sites) == 2

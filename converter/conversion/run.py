@@ -227,6 +227,7 @@ class _Conversion:
         # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
         total = done + sum(one.name == "SOFTMAX" for _, graph in entries for one in graph.operators)
         with doubted(model.subgraphs):
+            uncalled = [*attention_uncalled(model)]  # once a composite is opened, its body is called no more
             for name, graph in entries:
                 if owners[graph] == name:
                     context = Context(
@@ -240,7 +241,7 @@ class _Conversion:
                         positions,
                     )
                     self._run_passes(passes, context)
-            for site in attention_uncalled(model):
+            for site in uncalled:
                 self._add_site(total, site)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
