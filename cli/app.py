@@ -25,6 +25,14 @@ GROUPS = {
     "In your CI": (),
     "Demo and lists": (models.demo, models.passes, models.targets),
 }
+PROGRAM = "edge-opt"
+COMPLETION = "_EDGE_OPT_COMPLETE"
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+_AGAIN_SECONDS = 0.05
+# The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
+_ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def _write_sections(formatter: Any, rows: Iterable[tuple[str, tuple[str, str]]]) -> None:
@@ -97,17 +105,6 @@ def edge_opt(
     ] = False,
 ) -> None:
     """Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed."""
-
-
-PROGRAM = "edge-opt"
-COMPLETION = "_EDGE_OPT_COMPLETE"
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
-_AGAIN_SECONDS = 0.05
-
-# The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
-_ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

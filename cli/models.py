@@ -40,6 +40,7 @@ ShapeOption = Annotated[
     list[str] | None,
     option("Static sizes for an input of open lengths, once for each input.", "NAME=1,128,640"),
 ]
+golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
 
 
 def convert(
@@ -282,9 +283,6 @@ def shapes(file: ModelArgument, *, as_json: JsonOption = False, quiet: QuietOpti
 
     output.answer({"file": str(file), **report.to_dict()}, show, as_json=as_json, quiet=quiet)
     return 1 if count else 0
-
-
-golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
 
 
 @golden.command()

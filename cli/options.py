@@ -17,6 +17,22 @@ Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
 Place = Literal["cpu", "npu"]
 NPU = "The NPU and its compiler"
 """The group of such options in a command's help."""
+_ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
+_SAME = (
+    "cache dry_run evaluate extract_signature form generate inline_composites passes prefill prompts require_all "
+    "require_match require_sound rows_per_tile sdk seconds sections signatures skip target verify whole_caches work"
+)
+OPTIONS = {
+    **{name: f"--{name.replace('_', '-')}" for name in _SAME.split()},
+    "blocks": "--layers",
+    "chip": "--soc",
+    "flags": "--flag",
+    "overwrite": "--force",
+    "settings": "--set",
+    "shapes": "--shape",
+    "signature": "--signatures",
+}
+"""Arguments that messages name, and the options that stand for them."""
 
 
 def argument(text: str, metavar: str, **how: Any) -> Any:
@@ -141,24 +157,6 @@ LayersOption = Annotated[
     int | None, option("Cut out N layers and run only these, to save time.", "N", min=1, panel=NPU)
 ]
 SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "S", min=0, panel=NPU)]
-
-
-_ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
-_SAME = (
-    "cache dry_run evaluate extract_signature form generate inline_composites passes prefill prompts require_all "
-    "require_match require_sound rows_per_tile sdk seconds sections signatures skip target verify whole_caches work"
-)
-OPTIONS = {
-    **{name: f"--{name.replace('_', '-')}" for name in _SAME.split()},
-    "blocks": "--layers",
-    "chip": "--soc",
-    "flags": "--flag",
-    "overwrite": "--force",
-    "settings": "--set",
-    "shapes": "--shape",
-    "signature": "--signatures",
-}
-"""Arguments that messages name, and the options that stand for them."""
 
 
 def in_options(text: str) -> str:

@@ -40,6 +40,10 @@ from edge_opt.report import check_report_path, write_report
 from edge_opt.report.page import NO_PICTURE, can_draw
 from edge_opt.soundness import sentences
 
+_OPERATORS_SHOWN = 16  # at either end of a region
+_OPERATORS_NAMED = 12
+MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
+
 
 def run_conversion(
     source: Path,
@@ -98,9 +102,6 @@ def show_conversion(result: ConversionResult, *, folders: bool = True) -> None:
     left = any(not site.settled for site in result.sites if site not in result.converted)
     output.say(verdict, style=output.BAD if left else output.GOOD)
     output.say(*others)
-
-
-_OPERATORS_SHOWN = 16  # at either end of a region
 
 
 def show_comparison(report: ComparisonReport) -> None:
@@ -165,9 +166,6 @@ def _npu_row(signature: NpuSignature) -> tuple[str, ...]:
     lowest = [min(getattr(found, side) for found in signature.outputs) for side in ("db_a", "db_b")]
     counts = (len(signature.outputs), signature.elements, signature.differing)
     return (signature.name, *map(str, counts), *(f"{value:.1f}" for value in (*lowest, *signature.seconds)))
-
-
-_OPERATORS_NAMED = 12
 
 
 def write_overlay(file: Path, path: Path, target: str | None, *, overwrite: bool) -> None:
@@ -258,9 +256,6 @@ def _describe(block: AttentionBlock) -> str:
     keys = " + ".join(lengths)
     mask = f", mask {shortened(block.mask)}" if block.mask else ", no mask"
     return f"{block.form}: N={block.heads} K={block.kv_heads} H={block.head_size} T={rows}, {keys} keys{mask}"
-
-
-MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
 
 
 def run_demo(folder: Path | None, *, overwrite: bool) -> int:

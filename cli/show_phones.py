@@ -27,6 +27,11 @@ LEGEND = {
     "cycles": "one run, as Vela's performance model estimates it",
     "SRAM": "memory used, on the chip and (DRAM) off it; traffic: bytes moved in one run",
 }
+_MINUTE = 60.0
+_AUXILIARY = (
+    "The auxiliary model is left to the CPU: of it litert-torch would compile the masks alone, and LiteRT-LM makes "
+    f"them itself since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
+)
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
@@ -147,13 +152,6 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     output.say(f"{best}: {tuning.checked}.")
     if destination is not None:
         output.say(f"It is in {destination}: edge-opt convert {tuning.model} --target {destination}")
-
-
-_MINUTE = 60.0
-_AUXILIARY = (
-    "The auxiliary model is left to the CPU: of it litert-torch would compile the masks alone, and LiteRT-LM makes "
-    f"them itself since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
-)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ _JOINT = "\n\n"
 
 Count = Callable[[Any], int]
 """Tokens that calibration makes of a prompt, with what it puts around it."""
+_SIZE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,6 @@ def _texts(prompt: Any) -> list[Any]:
     if texts or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
         return texts[:1]
     return [entry.get("content") for entry in messages if entry.get("role") == "user"]
-
-
-_SIZE_BYTES = 8
 
 
 def tokenizer_of(model: Path) -> Any:

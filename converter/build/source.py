@@ -24,6 +24,11 @@ _INDEX = "model.safetensors.index.json"
 # What a checkpoint is made of; a folder of a training run holds much more.
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _MATMULS = ("BATCH_MATMUL", "FULLY_CONNECTED")
+SETTING = "sliding_window_ring_buffer_size"
+"""litert-torch's name for the length of a ring."""
+RUNTIME = "0.18"
+"""The first release of LiteRT-LM that reads the window and the lengths of rings from a bundle's executor metadata."""
+_STEP = 64
 
 
 class Kind(StrEnum):
@@ -148,14 +153,6 @@ def _bundle(path: Path) -> Given:
     )
     kind = Kind.QUANTIZED if quantized else Kind.FLOAT
     return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, opened.bundle))
-
-
-SETTING = "sliding_window_ring_buffer_size"
-"""litert-torch's name for the length of a ring."""
-RUNTIME = "0.18"
-"""The first release of LiteRT-LM that reads the window and the lengths of rings from a bundle's executor metadata."""
-
-_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)

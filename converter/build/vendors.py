@@ -10,6 +10,29 @@ from pathlib import Path
 from edge_opt.npu.sdk import CHIPS, SDK_VARIABLES, CompilerMissingError, find_libraries
 from edge_opt.output.errors import unknown
 
+# Of LiteRT, litert/python/aot/vendors/*/target.py.
+_MEDIATEK_CHIPS = (
+    *("MT6853", "MT6877", "MT6878", "MT6879", "MT6886", "MT6893", "MT6895", "MT6897", "MT6983", "MT6985"),
+    *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
+)
+_GOOGLE = ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6")
+_FOLDER = "/data/local/tmp/edge-opt"
+_ANDROID = "aarch64-android"
+_QUALCOMMS = (
+    "of Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven Central; not older than "
+    "the one that compiled the bundle"
+)
+_MEDIATEKS = "of MediaTek's NeuroPilot SDK, for this chip"
+_BUILT = "built from one release of LiteRT-LM, for android_arm64"
+_TRY = """\
+import litert_lm
+npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
+with litert_lm.Engine({path!r}, backend=npu) as engine:
+    with engine.create_session(max_output_tokens=32) as session:
+        session.run_prefill(["a prompt"])
+        print(*session.run_decode().texts)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
@@ -30,12 +53,6 @@ class Vendor:
         return f"ai_edge_litert_sdk_{self.name}"
 
 
-# Of LiteRT, litert/python/aot/vendors/*/target.py.
-_MEDIATEK_CHIPS = (
-    *("MT6853", "MT6877", "MT6878", "MT6879", "MT6886", "MT6893", "MT6895", "MT6897", "MT6983", "MT6985"),
-    *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
-)
-_GOOGLE = ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6")
 QUALCOMM = Vendor("qualcomm", "Qualcomm", (*CHIPS, "SM8845"), "libQnnHtp.so")
 MEDIATEK = Vendor("mediatek", "MediaTek", _MEDIATEK_CHIPS, "libneuron*_adapter*.so")
 VENDORS = (
@@ -76,24 +93,6 @@ def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | 
     for library in Path(sdk).rglob(vendor.library):
         return library.resolve().parent
     raise CompilerMissingError(f"{sdk} holds no {vendor.library}: give the folder of {vendor.title}'s SDK")
-
-
-_FOLDER = "/data/local/tmp/edge-opt"
-_ANDROID = "aarch64-android"
-_QUALCOMMS = (
-    "of Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven Central; not older than "
-    "the one that compiled the bundle"
-)
-_MEDIATEKS = "of MediaTek's NeuroPilot SDK, for this chip"
-_BUILT = "built from one release of LiteRT-LM, for android_arm64"
-_TRY = """\
-import litert_lm
-npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
-with litert_lm.Engine({path!r}, backend=npu) as engine:
-    with engine.create_session(max_output_tokens=32) as session:
-        session.run_prefill(["a prompt"])
-        print(*session.run_decode().texts)
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,19 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to get what stages run."""
 REPORT = "report"
 """What our own stage calls the reports beside it, one for each format; no later stage depends on them."""
+_MARK = "edge-opt-build"
+_TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"
+_CHUNK = 1 << 22
+_TAIL = 4096
+SUPPORTED = "0.10"
+"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
+_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
+_MODULE = "tensorflow"  # litert-torch imports it without requiring it
+_RUNTIME = "litert-lm-api"
+_LOOK_SECONDS = 0.3
+_STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)
+_ALMOST_FULL = 1 << 20
+_KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
 class StageFailedError(EdgeOptError):
@@ -72,12 +85,6 @@ class StageAnswer:
 
     values: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
-
-
-_MARK = "edge-opt-build"
-_TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"
-_CHUNK = 1 << 22
-_TAIL = 4096
 
 
 class Input(NamedTuple):
@@ -213,17 +220,6 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 def _files(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in files if path.name != _TOLD and path.stem != REPORT)
-
-
-SUPPORTED = "0.10"
-"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
-_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
-_MODULE = "tensorflow"  # litert-torch imports it without requiring it
-_RUNTIME = "litert-lm-api"
-_LOOK_SECONDS = 0.3
-_STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)
-_ALMOST_FULL = 1 << 20
-_KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
 class Processes:

@@ -8,6 +8,23 @@ from dataclasses import asdict, dataclass, field, replace
 from edge_opt.ir import DType, Subgraph, Tensor
 from edge_opt.output.record import Record
 
+ITSELF_SINCE = "0.11"
+"""The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""
+_BY_RUNTIME = f"LiteRT-LM itself (before {ITSELF_SINCE}: the model)"
+RUNS = {
+    "embedder": "CPU",
+    "rope": "CPU",
+    "masks": _BY_RUNTIME,
+    "decoder": "NPU",
+    "cache update": _BY_RUNTIME,
+}
+"""The parts of a step in their order, and where each runs on a phone."""
+NOTE = (
+    "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
+    f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
+    "use_hw_cache_update_for_npu)."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
@@ -116,25 +133,6 @@ class Compilation:
     figures: tuple[Figures, ...]
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
-
-
-ITSELF_SINCE = "0.11"
-"""The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""
-
-_BY_RUNTIME = f"LiteRT-LM itself (before {ITSELF_SINCE}: the model)"
-RUNS = {
-    "embedder": "CPU",
-    "rope": "CPU",
-    "masks": _BY_RUNTIME,
-    "decoder": "NPU",
-    "cache update": _BY_RUNTIME,
-}
-"""The parts of a step in their order, and where each runs on a phone."""
-NOTE = (
-    "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
-    f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
-    "use_hw_cache_update_for_npu)."
-)
 
 
 @dataclass(frozen=True, slots=True)

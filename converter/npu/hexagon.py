@@ -63,6 +63,13 @@ _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 _COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
 # The plugin sets an option that is newer than the library; the library ignores it.
 _HARMLESS = "unexpected GraphHtpSettings option"
+Done = CompletedProcess[str]
+DEFAULT_CHIP = "SM8750"
+# Without it the plugin wants memory that only a device shares with its NPU.
+_RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
+_KNOWN_INTERFACES = "2.36 to 2.40"
+_VTCM_FLAG = "qualcomm_vtcm_size"
+_UNKNOWN_CHIP = "Unexpected SoC model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +169,6 @@ def read_probe_log(text: str) -> ProbeLog:
             case ["ran", _, status, seconds, *_]:
                 graph.ran = int(status), float(seconds)
     return probe_log
-
-
-Done = CompletedProcess[str]
-
-DEFAULT_CHIP = "SM8750"
-# Without it the plugin wants memory that only a device shares with its NPU.
-_RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
-_KNOWN_INTERFACES = "2.36 to 2.40"
-_VTCM_FLAG = "qualcomm_vtcm_size"
-_UNKNOWN_CHIP = "Unexpected SoC model"
 
 
 @dataclass(frozen=True, slots=True)

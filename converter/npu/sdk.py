@@ -20,6 +20,32 @@ from subprocess import CompletedProcess, TimeoutExpired
 from edge_opt import processes
 from edge_opt.output.errors import EdgeOptError, UsageError
 
+LIBRARY = "libQnnHtp.so"
+SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
+# Qualcomm's SDK keeps its x86-64 libraries in the first, the wheel of onnxruntime-qnn in the second.
+_PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
+# The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
+_UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
+_COMPILING = "lib*Htp*.so"
+_COMPILERS = ("cc", "gcc", "clang")
+_HOW_TO_GET = (
+    "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
+    "onnxruntime-qnn==2.7.0` on x86-64 Linux), with sdk=DIR or in EDGE_OPT_QNN or QNN_SDK_ROOT"
+)
+# https://github.com/google-ai-edge/LiteRT, litert/vendors/qualcomm/core/schema/soc_table.cc; SA8775 and SA8797 are in
+# no public table: their versions are those whose graphs and estimates they share (measured, docs/npu.md).
+_CHIPS = {
+    68: "SA8295:8 SM8350:4",
+    69: "SM8450:8 SM8475:8 SXR2230P:8",
+    73: "SA8255:8 SA8775:8 SC8380XP:8 SM8550:8 QCS9100:8 QCS9075:8 SSG2125P:2 SAR1130P:2",
+    75: "SM8650:8 QCS8300:8 QCS8275:8",
+    79: "SM8750:8 SXR2330P:8",
+    81: "SA8797:8 SM8850:8 SAR2230P:4 SW6100:4",
+}
+ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
+"""Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; phones' are not among them."""
+_JUDGES = ("SA8775", "SA8797")
+
 
 class CompilerMissingError(UsageError):
     """The compiler, or the vendor's libraries that it needs, are not on this machine."""
@@ -51,20 +77,6 @@ def run_program(
 def why_ended(code: int) -> str:
     """What is known of a process that does not say why it ended."""
     return processes.killed_by(code) or "it does not say why"
-
-
-LIBRARY = "libQnnHtp.so"
-SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
-# Qualcomm's SDK keeps its x86-64 libraries in the first, the wheel of onnxruntime-qnn in the second.
-_PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
-# The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
-_UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
-_COMPILING = "lib*Htp*.so"
-_COMPILERS = ("cc", "gcc", "clang")
-_HOW_TO_GET = (
-    "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
-    "onnxruntime-qnn==2.7.0` on x86-64 Linux), with sdk=DIR or in EDGE_OPT_QNN or QNN_SDK_ROOT"
-)
 
 
 def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
@@ -201,27 +213,12 @@ class Chip:
     vtcm: int
 
 
-# https://github.com/google-ai-edge/LiteRT, litert/vendors/qualcomm/core/schema/soc_table.cc; SA8775 and SA8797 are in
-# no public table: their versions are those whose graphs and estimates they share (measured, docs/npu.md).
-_CHIPS = {
-    68: "SA8295:8 SM8350:4",
-    69: "SM8450:8 SM8475:8 SXR2230P:8",
-    73: "SA8255:8 SA8775:8 SC8380XP:8 SM8550:8 QCS9100:8 QCS9075:8 SSG2125P:2 SAR1130P:2",
-    75: "SM8650:8 QCS8300:8 QCS8275:8",
-    79: "SM8750:8 SXR2330P:8",
-    81: "SA8797:8 SM8850:8 SAR2230P:4 SW6100:4",
-}
 CHIPS = {
     name: Chip(name, hexagon, int(vtcm))
     for hexagon, entries in _CHIPS.items()
     for name, _, vtcm in (entry.partition(":") for entry in entries.split())
 }
 """Chips whose Hexagon version is known."""
-
-ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
-"""Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; phones' are not among them."""
-
-_JUDGES = ("SA8775", "SA8797")
 
 
 def estimate_for(chip: str) -> Chip | None:

@@ -39,6 +39,8 @@ from edge_opt.targets import Target
 _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)
 _ALWAYS = 1  # a least head size that every attention has
+_HEXAGON = "qualcomm-htp"
+_CHECKED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +216,6 @@ def _remember(file: Path, trial: Trial) -> None:
             scratch = file.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps(asdict(trial)), encoding="utf-8")
             scratch.replace(file)
-
-
-_HEXAGON = "qualcomm-htp"
-_CHECKED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)

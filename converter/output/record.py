@@ -11,6 +11,7 @@ from edge_opt.output.errors import EdgeOptError
 
 Read = TypeVar("Read")
 _JSON_TYPES: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float)}
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 class RecordError(EdgeOptError, ValueError):
@@ -109,6 +110,3 @@ def _expect(kinds: Any, value: Any, where: str) -> Any:
     if isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool)):
         return value
     raise RecordError(f"{where} has a value of another type: {value!r:.80}")
-
-
-_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)

@@ -16,6 +16,8 @@ _UNSEEN = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, the steps that are done, and the steps in all."""
 
 
 def shortened(name: str) -> str:
@@ -89,7 +91,3 @@ def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
 def as_html(text: str, rows: Sequence[Sequence[str]]) -> str:
     """What a notebook shows of an object: its lines, and a table."""
     return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines()) + html_table(rows)
-
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, the steps that are done, and the steps in all."""

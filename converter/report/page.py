@@ -65,6 +65,9 @@ th,td{padding:.4rem .5rem}details,figure{padding:.6rem .7rem}svg{width:100%;heig
 
 _MOST_DRAWN = 160
 _NO_SITES = "<p>No pass found a place where it could apply.</p>"
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
+NO_PICTURE = "for a picture, pip install '.[report]' in a checkout of edge-opt"
+Point = tuple[float, float]
 
 
 def to_html(report: Report) -> str:
@@ -176,12 +179,6 @@ def _figure(example: Example, word: str, operators: Sequence[Operator]) -> str:
         label += f"; {NO_PICTURE}" if small else ""
         shown = f"<pre>{listed}</pre>"
     return f"<figure><figcaption>{escape(label)}</figcaption><div class=scroll>{shown}</div></figure>"
-
-
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 148, 38, 14, 30, 8
-NO_PICTURE = "for a picture, pip install '.[report]' in a checkout of edge-opt"
-
-Point = tuple[float, float]
 
 
 class _Box(NamedTuple):

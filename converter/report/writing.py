@@ -15,6 +15,8 @@ from edge_opt.report.document import NO_LINT, Example, Report
 from edge_opt.report.page import to_html
 
 FORMATS = (".json", ".md", ".html")
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
 def check_report_path(
@@ -55,10 +57,6 @@ def render(report: Report, suffix: str) -> str:
     if suffix == ".json":
         return json.dumps(to_json(report), indent=2, allow_nan=False) + "\n"
     return to_markdown(report) if suffix == ".md" else to_html(report)
-
-
-_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
 def to_markdown(report: Report) -> str:
