@@ -6,26 +6,9 @@ from typing import Annotated
 
 import typer
 
-from edge_opt.cli import output, streams
+from edge_opt.cli import options, output, streams
 from edge_opt.cli.options import (
     NPU,
-    Backend,
-    ChipOption,
-    FlagOption,
-    ForceOption,
-    Form,
-    JsonOption,
-    LayersOption,
-    ModelArgument,
-    Place,
-    QuietOption,
-    ReportOption,
-    SdkOption,
-    SecondsOption,
-    SectionsOption,
-    SignaturesOption,
-    TargetOption,
-    VerifyOption,
     argument,
     complete_pass,
     complete_target,
@@ -44,13 +27,13 @@ golden = typer.Typer(help="Record a model's outputs in a small file, and check t
 
 
 def convert(
-    source: ModelArgument,
+    source: options.ModelArgument,
     *,
     output: Annotated[
         Path | None,
         option("Default: beside FILE, as NAME.opt.tflite; - for standard output.", "OUT", "-o", "--output"),
     ] = None,
-    target: TargetOption = "generic",
+    target: options.TargetOption = "generic",
     passes: Annotated[
         list[str] | None,
         option("Only these of `edge-opt passes`.", "A,B", callback=split_names, autocompletion=complete_pass),
@@ -59,18 +42,17 @@ def convert(
         list[str] | None,
         option("All passes but these.", "A", callback=split_names, autocompletion=complete_pass),
     ] = None,
-    signatures: SignaturesOption = None,
+    signatures: options.SignaturesOption = None,
     shape: ShapeOption = None,
-    verify: VerifyOption = "regions",
+    verify: options.VerifyOption = "regions",
     proof_seconds: Annotated[
-        float | None,
-        option("Time limit for one run of a region. Default: from its size.", "S"),
+        float | None, option("Time limit for one run of a region. Default: from its size.", "S")
     ] = None,
-    sections: SectionsOption = "prefill-decode",
-    report: ReportOption = None,
-    as_json: JsonOption = False,
+    sections: options.SectionsOption = "prefill-decode",
+    report: options.ReportOption = None,
+    as_json: options.JsonOption = False,
     dry_run: Annotated[bool, flag("Do everything but write.", "--dry-run")] = False,
-    form: Annotated[Form | None, option("Where heads are cut. Default: the target's.")] = None,
+    form: Annotated[options.Form | None, option("Where heads are cut. Default: the target's.")] = None,
     rows_per_tile: Annotated[
         int | None,
         option("Cut every head into blocks of at most R query rows. Default: the target's.", "R", min=1),
@@ -90,14 +72,14 @@ def convert(
     require_sound: Annotated[
         bool, flag("Exit 1, nothing written, if earlier stages ruined the model.", "--require-sound")
     ] = False,
-    overwrite: ForceOption = False,
-    quiet: QuietOption = False,
+    overwrite: options.ForceOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
     """Rewrite a model for an NPU, prove every rewrite, and write it."""
     from edge_opt.cli.show_models import run_conversion
     from edge_opt.conversion.choices import ConvertOptions
 
-    options = ConvertOptions(
+    chosen = ConvertOptions(
         target=target,
         passes=passes,
         skip=skip,
@@ -116,11 +98,11 @@ def convert(
         require_sound=require_sound,
         overwrite=overwrite,
     )
-    return run_conversion(source, output, report or [], options, as_json=as_json, quiet=quiet)
+    return run_conversion(source, output, report or [], chosen, as_json=as_json, quiet=quiet)
 
 
 def inspect(
-    file: ModelArgument,
+    file: options.ModelArgument,
     *,
     target: Annotated[
         str | None,
@@ -130,8 +112,8 @@ def inspect(
     ] = None,
     shape: ShapeOption = None,
     node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "OUT.json")] = None,
-    overwrite: ForceOption = False,
-    as_json: JsonOption = False,
+    overwrite: options.ForceOption = False,
+    as_json: options.JsonOption = False,
 ) -> int:
     """Show signatures, sizes, dtypes, operators and attention blocks; lint for a target."""
     from edge_opt.cli.show_models import show_inspection, write_overlay
@@ -145,11 +127,11 @@ def inspect(
 
 
 def explain(
-    file: ModelArgument,
+    file: options.ModelArgument,
     *,
-    target: TargetOption = "generic",
+    target: options.TargetOption = "generic",
     shape: ShapeOption = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> int:
     """Show for every site whether `convert` would rewrite it, and why not."""
     from edge_opt.cli.show_models import show_sites
@@ -167,15 +149,16 @@ def compare(
     b: Annotated[Path, argument("The model to compare with it.", "B", callback=streams.given)],
     *,
     on: Annotated[
-        Place, option("Compare on this machine's CPU, or in the emulator of a Hexagon NPU's compiler.")
+        options.Place,
+        option("Compare on this machine's CPU, or in the emulator of a Hexagon NPU's compiler."),
     ] = "cpu",
-    signatures: SignaturesOption = None,
+    signatures: options.SignaturesOption = None,
     seed: Annotated[int, option("Seed of the inputs.", min=0)] = 0,
     atol: Annotated[float, option("Equal is |a-b| <= atol + rtol*|a|.", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", min=0)] = 0.0,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    backend: Annotated[Backend, option("Kernels to run on.", panel=CPU)] = "xnnpack",
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+    backend: Annotated[options.Backend, option("Kernels to run on.", panel=CPU)] = "xnnpack",
     runs: Annotated[int, option("Sets of random inputs for each signature.", min=1, panel=CPU)] = 1,
     shape: Annotated[
         list[str] | None,
@@ -193,21 +176,16 @@ def compare(
         Path | None, option("For --generate. Default: embedder.tflite beside A, B.", "E", panel=CPU)
     ] = None,
     auxiliary: Annotated[
-        Path | None,
-        option(
-            "As --embedder, for rotary tables, masks and cache updates.",
-            "X",
-            panel=CPU,
-        ),
+        Path | None, option("As --embedder, for rotary tables, masks and cache updates.", "X", panel=CPU)
     ] = None,
-    sdk: SdkOption = None,
-    chip: ChipOption = None,
-    flags: FlagOption = None,
-    layers: LayersOption = None,
+    sdk: options.SdkOption = None,
+    chip: options.ChipOption = None,
+    flags: options.FlagOption = None,
+    layers: options.LayersOption = None,
     least_db: Annotated[
         float, option("Least signal-to-noise ratio against the CPU.", "DB", "--npu-db", panel=NPU)
     ] = 20.0,
-    seconds: SecondsOption = 3600.0,
+    seconds: options.SecondsOption = 3600.0,
 ) -> int:
     """Run two models on the same inputs; exit 1 if they differ."""
     from edge_opt.cli.show_models import show_comparison, show_on_npu
@@ -256,7 +234,7 @@ def compare(
     return 0 if on_cpu.equal else 1
 
 
-def _refuse_options_of(context: typer.Context, group: str, on: Place) -> None:
+def _refuse_options_of(context: typer.Context, group: str, on: options.Place) -> None:
     """Options that say nothing where the models run are mistakes, not wishes to be ignored."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
@@ -266,7 +244,9 @@ def _refuse_options_of(context: typer.Context, group: str, on: Place) -> None:
             raise typer.BadParameter(f"{name} has no meaning with --on {on}: leave one of them out")
 
 
-def shapes(file: ModelArgument, *, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
+def shapes(
+    file: options.ModelArgument, *, as_json: options.JsonOption = False, quiet: options.QuietOption = False
+) -> int:
     """Derive every shape again (of a bundle: in its prefill/decode model); exit 1 if one disagrees with the file."""
     from edge_opt.conversion.container import open_container
     from edge_opt.output.words import many
@@ -287,13 +267,13 @@ def shapes(file: ModelArgument, *, as_json: JsonOption = False, quiet: QuietOpti
 
 @golden.command()
 def record(
-    model: ModelArgument,
+    model: options.ModelArgument,
     *,
     destination: Annotated[Path, option("The file of recorded outputs.", "G.npz", "-o", "--output")],
-    signatures: SignaturesOption = None,
-    overwrite: ForceOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    signatures: options.SignaturesOption = None,
+    overwrite: options.ForceOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
     """Run a model and record its outputs."""
     from edge_opt.comparison.golden import record
@@ -311,11 +291,11 @@ def record(
 
 @golden.command()
 def check(
-    model: ModelArgument,
+    model: options.ModelArgument,
     golden: Annotated[Path, argument("What `golden record` wrote.", "G.npz")],
     *,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
     """Run a model again; exit 1 if its outputs changed."""
     from edge_opt.cli.show_models import show_comparison
@@ -331,7 +311,7 @@ def demo(
         Path | None, argument("Keep the models there; a temporary folder by default.", "DIR")
     ] = None,
     *,
-    overwrite: ForceOption = False,
+    overwrite: options.ForceOption = False,
 ) -> int:
     """Convert and compare a bundled tiny Gemma3; no download."""
     from edge_opt.cli.show_models import run_demo
@@ -344,7 +324,7 @@ def passes(
         str | None, argument("A pass; shows its identity and demand.", "NAME", autocompletion=complete_pass)
     ] = None,
     *,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> int:
     """List the rewrites in the order in which they run, or describe one."""
     from inspect import getdoc
@@ -386,7 +366,7 @@ def targets(
         argument("A target; prints its facts as a target file.", "NAME", autocompletion=complete_target),
     ] = None,
     *,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> int:
     """List the bundled targets, or print one as a target file with the source of every fact."""
     from edge_opt.targets import load_target, target_names

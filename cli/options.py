@@ -150,8 +150,7 @@ ChipOption = Annotated[
     ),
 ]
 FlagOption = Annotated[
-    list[str] | None,
-    option("A flag for the compiler; may be repeated.", "F", "--flag", panel=NPU),
+    list[str] | None, option("A flag for the compiler; may be repeated.", "F", "--flag", panel=NPU)
 ]
 LayersOption = Annotated[
     int | None, option("Cut out N layers and run only these, to save time.", "N", min=1, panel=NPU)

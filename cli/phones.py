@@ -4,28 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from edge_opt.cli import output
-from edge_opt.cli.options import (
-    NPU,
-    ChipOption,
-    CompilerTargetOption,
-    FlagOption,
-    ForceOption,
-    JsonOption,
-    LayersOption,
-    ModelArgument,
-    QuietOption,
-    ReportOption,
-    SdkOption,
-    SecondsOption,
-    SectionsOption,
-    VerifyOption,
-    argument,
-    complete_target,
-    flag,
-    option,
-    read_settings,
-)
+from edge_opt.cli import options, output
+from edge_opt.cli.options import NPU, argument, complete_target, flag, option, read_settings
 
 
 def build(
@@ -45,17 +25,13 @@ def build(
             "FILE.jsonl",
         ),
     ] = None,
-    sdk: SdkOption = None,
+    sdk: options.SdkOption = None,
     prefill: Annotated[
         list[int] | None, option("Length of the prefill, once for each. Default: 128.", "T", min=1)
     ] = None,
     cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "S", min=1)] = None,
     whole_caches: Annotated[
-        bool,
-        flag(
-            "Keep whole caches for layers with a sliding window, not ring buffers.",
-            "--whole-caches",
-        ),
+        bool, flag("Keep whole caches for layers with a sliding window, not ring buffers.", "--whole-caches")
     ] = False,
     work: Annotated[Path | None, option("Folder for the stages' results. Default: OUT.work.", "DIR")] = None,
     settings: Annotated[
@@ -73,15 +49,15 @@ def build(
             autocompletion=complete_target,
         ),
     ] = None,
-    report: ReportOption = None,
-    sections: SectionsOption = "prefill-decode",
-    verify: VerifyOption = "regions",
+    report: options.ReportOption = None,
+    sections: options.SectionsOption = "prefill-decode",
+    verify: options.VerifyOption = "regions",
     evaluate: Annotated[
         bool, flag("Compare perplexity on held-out text with that of IN.", "--evaluate/--no-evaluate")
     ] = True,
-    overwrite: ForceOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    overwrite: options.ForceOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
     """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
     from edge_opt.build import build
@@ -130,8 +106,8 @@ def evaluate(
         float | None,
         option("Exit 1 if a bundle's perplexity is more than R times the reference's.", "R", min=0),
     ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
     """Score held-out text with a model and with the bundles made from it: perplexity and agreement."""
     from edge_opt.build.evaluating import evaluate
@@ -150,13 +126,13 @@ def evaluate(
 def profile(
     models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "MODEL...")],
     *,
-    target: CompilerTargetOption = "qualcomm-htp",
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    sdk: SdkOption = None,
-    chip: ChipOption = None,
-    flags: FlagOption = None,
-    seconds: SecondsOption = 3600.0,
+    target: options.CompilerTargetOption = "qualcomm-htp",
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+    sdk: options.SdkOption = None,
+    chip: options.ChipOption = None,
+    flags: options.FlagOption = None,
+    seconds: options.SecondsOption = 3600.0,
 ) -> int:
     """Compile models with a target's own compiler, and show its figures of them."""
     from edge_opt.cli.show_phones import show_profiles
@@ -173,9 +149,9 @@ def profile(
 
 
 def tune(
-    model: ModelArgument,
+    model: options.ModelArgument,
     *,
-    target: CompilerTargetOption = "qualcomm-htp",
+    target: options.CompilerTargetOption = "qualcomm-htp",
     destination: Annotated[
         Path | None, option("Write a target file with the winner.", "OUT.toml", "-o", "--output")
     ] = None,
@@ -186,13 +162,13 @@ def tune(
         ),
     ] = None,
     fresh: Annotated[bool, flag("Compile again, without results of earlier searches.", "--fresh")] = False,
-    overwrite: ForceOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    sdk: SdkOption = None,
-    chip: ChipOption = None,
-    layers: LayersOption = None,
-    seconds: SecondsOption = 1800.0,
+    overwrite: options.ForceOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+    sdk: options.SdkOption = None,
+    chip: options.ChipOption = None,
+    layers: options.LayersOption = None,
+    seconds: options.SecondsOption = 1800.0,
     jobs: Annotated[
         int | None,
         option("Number of trials at a time. Default: the number of free cores.", "N", min=1, panel=NPU),

@@ -6,12 +6,4 @@ It drives tools that others wrote and rewrites nothing itself; what it knows of 
 from edge_opt.build.building import BuildResult, StageReport, build
 from edge_opt.build.work import BuildCheckError, Job, StageAnswer, StageFailedError
 
-__all__ = [
-    "BuildCheckError",
-    "BuildResult",
-    "Job",
-    "StageAnswer",
-    "StageFailedError",
-    "StageReport",
-    "build",
-]
+__all__ = ["BuildCheckError", "BuildResult", "Job", "StageAnswer", "StageFailedError", "StageReport", "build"]

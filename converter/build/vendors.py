@@ -55,11 +55,7 @@ class Vendor:
 
 QUALCOMM = Vendor("qualcomm", "Qualcomm", (*CHIPS, "SM8845"), "libQnnHtp.so")
 MEDIATEK = Vendor("mediatek", "MediaTek", _MEDIATEK_CHIPS, "libneuron*_adapter*.so")
-VENDORS = (
-    QUALCOMM,
-    MEDIATEK,
-    Vendor("google_tensor", "Google Tensor", _GOOGLE, ""),
-)
+VENDORS = (QUALCOMM, MEDIATEK, Vendor("google_tensor", "Google Tensor", _GOOGLE, ""))
 
 
 def find_chip(name: str) -> tuple[Vendor, str]:

@@ -358,10 +358,7 @@ def _why_no_time(chip: str, judge: Chip | None, probe_log: ProbeLog) -> str:
 
 
 def _figures(
-    path: Path,
-    model: Model,
-    compiled: Mapping[int, SubgraphFigures],
-    times: Sequence[TimeEstimate | None],
+    path: Path, model: Model, compiled: Mapping[int, SubgraphFigures], times: Sequence[TimeEstimate | None]
 ) -> tuple[SpillFigures, ...]:
     # The probe hears the partitions in the order in which the subgraphs stand in the file.
     remaining = iter(times)
