@@ -311,8 +311,10 @@ def test_call_once_and_variables() -> None:
     target, start = once.tensor(T((), "RESOURCE")), once.tensor(const(np.zeros((2, 4)), "FLOAT32"))
     once.operator("VAR_HANDLE", [], [target], {"sharedName": "v"})
     once.operator("ASSIGN_VARIABLE", [target, start], [], {})
+    wrong = once.tensor(T((7,)))
+    once.operator("RELU", [start], [wrong])
     (found,) = infer_shapes(ir.load(model_bytes([main, once])))
-    assert (found.tensor, found.recorded, found.derived) == ("t1", (2, 3), (2, 4))
+    assert (found.subgraph, found.recorded, found.derived) == ("once", (7,), (2, 4))
 
 
 def test_values_go_into_and_come_out_of_composites() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from edge_opt.ir import Model, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.dimension import DYNAMIC, Shape, ShapeError, product
 from edge_opt.shapes.rules import Call, Fact, Results, recorded_shape, rule
@@ -92,10 +91,9 @@ def var_handle(call: Call) -> Results:
 
 @rule("READ_VARIABLE", "TFLite, read_variable.cc, Prepare (it trusts the recorded shape too)")
 def read_variable(call: Call) -> Results:
-    """The shape of whatever was assigned last, where the model's assignments tell; else the recorded one."""
+    """The recorded shape: what was assigned last is known at run time only."""
     call.require_single(0)
-    assigned = call.assigned(0)
-    return [recorded_shape(call.op.outputs[0]) if assigned is None else assigned]
+    return [recorded_shape(call.op.outputs[0])]
 
 
 @rule("ASSIGN_VARIABLE", "TFLite, assign_variable.cc, Prepare")
@@ -103,23 +101,3 @@ def assign_variable(call: Call) -> Results:
     """No result."""
     call.require_single(0)
     return []
-
-
-def variable_shapes(model: Model) -> dict[object, Shape | None]:
-    """By variable (see `variable_behind`), the shape that it has after any of the model's assignments to it."""
-    shapes: dict[object, Shape | None] = {}
-    assignments = (op for graph in model.subgraphs for op in graph.operators if op.name == "ASSIGN_VARIABLE")
-    for handle, value in (op.inputs for op in assignments if len(op.inputs) == 2):
-        name = variable_behind(handle)
-        if name is not None and value is not None:
-            shapes[name] = common_shape(shapes.get(name, value.shape), value.shape)
-    return shapes
-
-
-def variable_behind(handle: Tensor | None) -> object:
-    """A variable's container and shared name; None where the handle is not made in the same subgraph."""
-    producer = None if handle is None else handle.producer
-    if producer is None or producer.name != "VAR_HANDLE" or producer.options is None:
-        return None
-    fields = producer.options.fields
-    return (fields.get("container") or "", fields.get("shared_name") or "")

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.options import subgraph_indices
 from edge_opt.output.record import Record
-from edge_opt.shapes.control_flow import common_shape, variable_behind, variable_shapes
+from edge_opt.shapes.control_flow import common_shape
 from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.results import wrong_quantization, wrong_types
@@ -157,7 +157,6 @@ class _Derivation:
         tensors = (tensor for subgraph in model.subgraphs for tensor in subgraph.tensors)
         self._states_ranks = any(t.table is not None and t.table.get("has_rank") for t in tensors)
         self._constants: dict[Tensor, Array | None] = {}
-        self._variables = variable_shapes(model)
         self._entered: dict[object, Sequence[Fact]] = {}
         self._entries: Counter[int] = Counter()
         self._walked: set[int] = set()
@@ -194,7 +193,10 @@ class _Derivation:
         for tensor, fact in facts.items():
             self._take(tensor, fact.shape)
         for position, op in enumerate(subgraph.operators):
-            self._derive_operator((subgraph, position, op), facts)
+            for tensor, fact in zip(op.outputs, self._results((subgraph, position, op), facts), strict=True):
+                self._take(tensor, fact.shape)
+                shape = self._recorded(tensor) if fact.shape is None else fact.shape
+                facts[tensor] = Fact(shape, fact.value)
         self._stack.pop()
         return [self._fact(tensor, facts) for tensor in subgraph.outputs]
 
@@ -213,13 +215,6 @@ class _Derivation:
             facts[tensor] = Fact(shape, self._constants[tensor])
         return facts[tensor]
 
-    def _derive_operator(self, place: _Place, facts: dict[Tensor, Fact]) -> None:
-        op = place[2]
-        for tensor, fact in zip(op.outputs, self._results(place, facts), strict=True):
-            self._take(tensor, fact.shape)
-            shape = self._recorded(tensor) if fact.shape is None else fact.shape
-            facts[tensor] = Fact(shape, fact.value)
-
     def _results(self, place: _Place, facts: dict[Tensor, Fact]) -> Sequence[Fact]:
         """What is known of an operator's results; disagreements with the file are reported."""
         subgraph, position, op = place
@@ -227,13 +222,8 @@ class _Derivation:
         inputs = [self._fact(tensor, facts) for tensor in op.inputs]
         if op.name not in RULES:
             return unknown
-        call = Call(
-            op,
-            [fact.shape for fact in inputs],
-            lambda index: inputs[index].value,
-            partial(self._enter, place),
-            lambda index: self._variables.get(variable_behind(op.inputs[index])),
-        )
+        shapes_in, enter = [fact.shape for fact in inputs], partial(self._enter, place)
+        call = Call(op, shapes_in, lambda index: inputs[index].value, enter)
         where = (subgraph, f"{position} ({op.name})")
         try:
             shapes = apply(call)

@@ -54,7 +54,7 @@ Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
 class Call:
     """One operator with the shapes of its inputs, and what gives their values.
 
-    `enter` derives a subgraph's outputs; `assigned` gives the shape assigned to the variable behind input i.
+    `enter` derives a subgraph's outputs.
 
     A rule asks for what it needs. Each question raises `RefusedError` where the answer is not known, which ends the
     rule without a result, and `ShapeError` where the input is not what is asked for.
@@ -64,7 +64,6 @@ class Call:
     shapes: Sequence[Shape | None]
     constant: Constant
     enter: Enter = lambda *_: None
-    assigned: Callable[[int], Shape | None] = lambda _: None
 
     @property
     def name(self) -> str:
