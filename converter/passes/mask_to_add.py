@@ -251,6 +251,9 @@ def _note(context: Context, site: MaskedSoftmax) -> str:
         notes.append(
             "in a model that is yet to be quantized, a constant that low takes most of the range of the masked logits"
         )
+    if added != ABSORBING:
+        least = f"{-added - UNDERFLOW:g}"
+        notes.append(f"equal where no masked logit is {least} or more above the largest open one of its row")
     return "; ".join(filter(None, [*notes, condition]))
 
 
