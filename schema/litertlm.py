@@ -217,7 +217,9 @@ def _sections(source: Source, header: bytes, size: int) -> list[LiteRTLMSection]
             raise source.refusal(f"section {index} has no position")
         begin, end = table.get("begin_offset"), table.get("end_offset")
         if not len(header) <= begin <= end <= size:
-            raise source.refusal(f"section {index} lies at bytes {begin} to {end}, of {size}")
+            raise source.refusal(
+                f"section {index} lies at bytes {begin} to {end}, of {size}: the file is damaged, copy it again"
+            )
         pairs = table.get("items")
         if id(pairs) not in items:
             items[id(pairs)] = _texts(pairs)

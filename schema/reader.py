@@ -246,11 +246,11 @@ class Reader:
         if table is not None:
             return table
         if position + 4 > self.end:
-            self._fail(field, f"a {spec.name} lies beyond the end of the file", position)
+            self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         content, start = self._at(position, 4)
         shape = self._shape(spec, position, _i32(content, start)[0], field)
         if position + shape.size > self.end:
-            self._fail(field, f"a {spec.name} runs over the end of the file", position)
+            self._fail(field, f"{spec.name} runs over the end of the file", position)
         self._spend(field, shape.size, position)
         if start + shape.size > len(content):
             content, start = self._at(position, shape.size)
@@ -276,10 +276,10 @@ class Reader:
 
     def _compile(self, spec: TableSpec, vtable: int, position: int, field: FieldSpec | None) -> _Shape:
         if not 0 <= vtable <= self.end - 4:
-            self._fail(field, f"the vtable of a {spec.name} lies outside the file", position)
+            self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
         length, size = _u16_u16(*self._at(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self.end or size < 4:
-            self._fail(field, f"the vtable of a {spec.name} has impossible sizes {length} and {size}", vtable)
+            self._fail(field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable)
         self._named_end = max(self._named_end, vtable + length)
         entries = struct.unpack_from(f"<{length // 2 - 2}H", *self._at(vtable + 4, length - 4))
         present: list[tuple[int, FieldSpec]] = []

@@ -48,7 +48,9 @@ def test_a_file_that_is_no_model_is_exit_3(command: str, kind: str, tmp_path: Pa
     if content is not None:
         path.write_bytes(content)
     before = state(tmp_path)
-    assert expected in run(capsys, command, path).failed_in_one_sentence(3)
+    said = run(capsys, command, path).failed_in_one_sentence(3)
+    assert expected in said
+    assert said.count("model.tflite") == 1
     assert state(tmp_path) == before
 
 
@@ -58,7 +60,8 @@ def test_compare_refuses_a_file_that_is_no_model(
 ) -> None:
     (tmp_path / "good").write_bytes(CONTENT)
     (tmp_path / "bad").write_bytes(CONTENT[:1000])
-    run(capsys, "compare", *[tmp_path / name for name in order]).failed_in_one_sentence(3)
+    said = run(capsys, "compare", *[tmp_path / name for name in order]).failed_in_one_sentence(3)
+    assert str(tmp_path / "bad") in said
 
 
 def test_a_folder_as_model_is_exit_3(tmp_path: Path, capsys: Captured) -> None:

@@ -64,7 +64,14 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
     """
     section = source if model is None else _section(source, model)
     with rare_collections():
-        return from_tables(read_model(section))
+        try:
+            return from_tables(read_model(section))
+        except ModelFormatError as error:
+            path = section.path if isinstance(section, Source) else section
+            name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+            if not str(error).startswith(name):
+                error.args = (f"{name}: {error}",)
+            raise
 
 
 def _section(source: object, model: str) -> Source:
