@@ -46,7 +46,7 @@ from edge_opt.schema.litertlm import ASSUMED_WINDOW, ExecutorMetadata, LiteRTLMB
 from edge_opt.schema.sections import Bundle
 from edge_opt.shapes.inference import doubted
 from edge_opt.soundness import Unsound
-from edge_opt.targets import Finding, Target, lint, load_target
+from edge_opt.targets import Finding, Target, TargetLike, lint, load_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Explanation:
 def inspect(
     source: ModelLike,
     *,
-    target: str | Target | None = None,
+    target: TargetLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Inspection:
     """Look at a model (of a bundle: its prefill/decode model); for a target, also at what that refuses or gets wrong.
@@ -258,7 +258,7 @@ def inspect(
 def explain(
     source: ModelLike,
     *,
-    target: str | Target | None = None,
+    target: TargetLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Explanation]:
     """Every site of every pass, and what a conversion would do there. Proves nothing, and edits nothing.
@@ -407,9 +407,7 @@ _COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLE
 _SETTLED = "#e3e6ea"
 
 
-def node_data(
-    source: str | os.PathLike[str] | bytes, *, target: str | Target | None = None
-) -> dict[str, Any]:
+def node_data(source: str | os.PathLike[str] | bytes, *, target: TargetLike | None = None) -> dict[str, Any]:
     """What a conversion makes of each operator of a model.
 
     Raises:
@@ -449,7 +447,7 @@ def conversion_report(
     result: ConversionResult,
     original: str | os.PathLike[str] | bytes | None = None,
     *,
-    target: str | Target | None = None,
+    target: TargetLike | None = None,
     sections: Sections = "prefill-decode",
 ) -> Report:
     """What `edge_opt.report.write_report` takes.

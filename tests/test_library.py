@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, run
@@ -97,6 +98,28 @@ def test_a_model_of_a_bundle_is_loaded_by_name(tmp_path: Path) -> None:
         edge_opt.load(DEMO, model="aux")
     with pytest.raises(edge_opt.EdgeOptError, match=r"load.path, model='prefill_decode'"):
         edge_opt.load(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rows_per_tile": 2.5}, "rows_per_tile is 2.5, expected int"),
+        ({"target": 5}, "target is 5, expected str"),
+        ({"verify": False}, "verify is False, expected"),
+        ({"passes": [3]}, "pass '3' does not exist"),
+        ({"shapes": "x"}, "shapes is 'x', expected"),
+        ({"on_result": 3}, "on_result is 3, expected"),
+        ({"target": Path("no.toml")}, "target file no.toml cannot be read"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_before_the_work(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(edge_opt.UsageError, match=said):
+        edge_opt.convert(DEMO, dry_run=True, **options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options: dict[str, Any] = {"rows_per_tile": np.int64(4), "proof_seconds": np.float32(60)}
+    assert len(edge_opt.convert(DEMO, dry_run=True, **options).converted) == 5
 
 
 def test_operators_are_a_sequence_and_signatures_have_names() -> None:

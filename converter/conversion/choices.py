@@ -5,8 +5,9 @@ Runs nothing. What cannot be done is a `UsageError`, a place where nothing can b
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, get_args, get_origin
 
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.conversion.container import Container, Sections
@@ -19,7 +20,7 @@ from edge_opt.output.words import Progress
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
-from edge_opt.targets import Target, load_target
+from edge_opt.targets import Target, TargetLike, load_target
 
 Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"
@@ -31,7 +32,7 @@ _MOST_SECONDS = 1_000_000
 class ConvertOptions(TypedDict, total=False):
     """The options of `convert`, whose documentation says what each does; each may be left out."""
 
-    target: str | Target | None
+    target: TargetLike | None
     passes: str | Pass | Iterable[str | Pass] | None
     skip: str | Iterable[str] | None
     signatures: str | Iterable[str] | None
@@ -70,6 +71,9 @@ def check_options(options: ConvertOptions, source: object) -> None:
     extra = [name for name in options if name not in ConvertOptions.__annotations__]
     if extra:
         raise TypeError(f"convert() got an unexpected keyword argument '{extra[0]}'")
+    for name, kind in ConvertOptions.__annotations__.items():
+        if not _fits(options.get(name), kind):
+            raise UsageError(f"{name} is {options.get(name)!r:.60}, expected {kind}")
     verify, seconds = options["verify"], options["proof_seconds"]
     if verify not in get_args(Verify):
         raise unknown("verification", verify, get_args(Verify))
@@ -79,6 +83,15 @@ def check_options(options: ConvertOptions, source: object) -> None:
         raise UsageError(
             f"the seconds of a proof must be more than 0 and at most {_MOST_SECONDS:,}, not {seconds:g}"
         )
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value is of the type; what a list or mapping holds, and words, are checked where they are used."""
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)
+    numbers = {int: Integral, float: Real}  # numpy's, too
+    kinds = [get_origin(one) or one for one in get_args(kind) or (kind,)]
+    return any(isinstance(value, numbers.get(one, one)) for one in kinds)
 
 
 def choose_passes(options: ConvertOptions) -> list[Pass]:

@@ -31,7 +31,7 @@ from edge_opt.output.record import Record
 from edge_opt.output.words import Progress
 from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
-from edge_opt.targets import Target, load_target
+from edge_opt.targets import Target, TargetLike, load_target
 
 Version = Literal["converted", "exported"]
 _Compiler = Callable[..., Profile]
@@ -106,7 +106,7 @@ def npu_optimize(
     output_litertlm: str | os.PathLike[str],
     *,
     sdk: str | os.PathLike[str] | None = None,
-    target: str | Target | None = None,
+    target: TargetLike | None = None,
     sections: Sections = "prefill-decode",
     verify: Verify = "regions",
     exported: str | os.PathLike[str] | None = None,
@@ -252,7 +252,7 @@ def better(before: SpillFigures, after: SpillFigures) -> tuple[Version, str]:
     return "converted" if new[text] < old[text] else "exported", why
 
 
-def _target(cfg: PipelineConfig, target: str | Target | None) -> Target:
+def _target(cfg: PipelineConfig, target: TargetLike | None) -> Target:
     if target is not None:
         return load_target(target)
     vendor = cfg.backend.strip().lower()

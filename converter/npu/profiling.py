@@ -16,7 +16,7 @@ from edge_opt.npu.figures import RUNS, Compilation, Figures, PartFigures, Profil
 from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
 from edge_opt.output.errors import UsageError
-from edge_opt.targets import Target, load_target
+from edge_opt.targets import Target, TargetLike, load_target
 
 COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}
 """Targets whose compiler can be run here, and the chip that is taken where none is named."""
@@ -25,7 +25,7 @@ _INFIX = re.compile(r"_(?:per_layer_)?(embedder|rope|mask|cache_update)(?=_\d|$)
 _PARTS = {"embedder": "embedder", "rope": "rope", "mask": "masks", "cache_update": "cache update"}
 
 
-def compiled_target(target: str | Target) -> Target:
+def compiled_target(target: TargetLike) -> Target:
     """The target; UsageError where it has no compiler that can be run here."""
     facts = load_target(target)
     if facts.name not in COMPILERS:
@@ -37,7 +37,7 @@ def compiled_target(target: str | Target) -> Target:
 
 def profile(
     path: str | os.PathLike[str],
-    target: str | Target = "qualcomm-htp",
+    target: TargetLike = "qualcomm-htp",
     *,
     sdk: str | os.PathLike[str] | None = None,
     chip: str | None = None,

@@ -34,7 +34,7 @@ from edge_opt.output.errors import UsageError
 from edge_opt.output.record import Record, from_dict
 from edge_opt.output.words import Progress
 from edge_opt.processes import end_all
-from edge_opt.targets import Target
+from edge_opt.targets import Target, TargetLike
 
 _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)
@@ -256,7 +256,7 @@ class Tuning(Record):
 
 def tune(
     path: str | os.PathLike[str],
-    target: str | Target = _HEXAGON,
+    target: TargetLike = _HEXAGON,
     *,
     signature: str | None = None,
     blocks: int | None = None,

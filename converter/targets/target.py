@@ -152,7 +152,10 @@ def target_names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def load_target(name: str | Target) -> Target:
+TargetLike = str | os.PathLike[str] | Target
+
+
+def load_target(name: TargetLike) -> Target:
     """A bundled target by name, or a user's own by the path of its file; one that is loaded as it is.
 
     Raises:
@@ -160,6 +163,7 @@ def load_target(name: str | Target) -> Target:
     """
     if isinstance(name, Target):
         return name
+    name = os.fspath(name)
     if name in target_names():
         text = (resources.files(__package__) / f"{name}.toml").read_text(encoding="utf-8")
         return _parse(text, name)
