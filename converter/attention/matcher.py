@@ -80,7 +80,9 @@ class Matcher:
         product, labelled = next(iter(trace.products.items()))
         length = _plain(labelled[self.products[product].rows])
         rows = {own: length * math.prod(map(_plain, own[:-2])) for own in trace.logits.values()}
-        *others, (output, factored) = self._in_execution_order(outputs)
+        made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
+        in_order = (made_by[operator] for operator in self.subgraph.operators if operator in made_by)
+        *others, (output, factored) = in_order
         return Block(
             softmax=self.softmax,
             output=output,
@@ -100,10 +102,6 @@ class Matcher:
             ),
             others=tuple(others),
         )
-
-    def _in_execution_order(self, outputs: Sequence[OnHeads]) -> list[OnHeads]:
-        made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
-        return [made_by[operator] for operator in self.subgraph.operators if operator in made_by]
 
     def _by_size(self) -> OnHeads | None:
         """By the size of a head, which what follows has beside the heads: so none of 1, nor several sizes."""

@@ -185,7 +185,10 @@ def value_products(softmax: Operator) -> Weighings:
                 if len(shape) < 2:
                     raise RefusedError("a value product must be a matrix", operator)
                 products[operator] = Weighing(operand, shape[-1 - operand])
-            elif _maps(operator, tensor, _PROBABILITY_PATH) or _per_element(operator, tensor):
+                continue
+            # Each element of the result belongs to one of the tensor: a mask, a guard against NaN, a clip.
+            per_element = operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
+            if per_element or _maps(operator, tensor, _PROBABILITY_PATH):
                 frontier.extend(operator.outputs)
             elif blocked is None or is_opaque(operator):
                 blocked = operator
@@ -210,18 +213,9 @@ def weighing_sum(softmax: Operator) -> Operator | None:
         return readers(operator) if followed else ()
 
     met = list(walked([softmax], behind))
-    weighs = any(operator.name == "MUL" and _of_two_activations(operator) for operator in met)
+    products = [operator for operator in met if operator.name == "MUL"]
+    weighs = any(all(t is not None and not t.is_constant for t in product.inputs) for product in products)
     return next((operator for operator in met if weighs and operator.name in _SUMS), None)
-
-
-def _of_two_activations(operator: Operator) -> bool:
-    """Whether no operand is a constant, and none is what the other one is made of (a guard, a gate by itself)."""
-    return all(tensor is not None and not tensor.is_constant for tensor in operator.inputs)
-
-
-def _per_element(operator: Operator, tensor: Tensor) -> bool:
-    """True where each element of the result belongs to one of the tensor: a mask, a guard against NaN, a clip."""
-    return operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
 
 
 def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:

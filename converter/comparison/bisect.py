@@ -175,7 +175,12 @@ def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
     theirs = _named(b)
     pairs = ((tensor, theirs[name]) for name, tensor in _named(a).items() if name in theirs)
     outputs = a.output, b.output
-    same = [pair for pair in pairs if len(set(map(_kind, pair))) == 1 and not {*pair} & {*outputs}]
+    same = [
+        pair
+        for pair in pairs
+        if len({(one.shape, one.shape_signature, one.dtype) for one in pair}) == 1
+        and not {*pair} & {*outputs}
+    ]
     return [*same, outputs]
 
 
@@ -185,10 +190,6 @@ def _named(side: _Side) -> dict[str, Tensor]:
     tensors = [tensor for operator in operators for tensor in operator.outputs]
     counts = Counter(tensor.name for tensor in tensors)
     return {t.name: t for t in tensors if t.name and t.dtype.numpy is not None and counts[t.name] == 1}
-
-
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.shape_signature, tensor.dtype
 
 
 def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: int) -> list[int]:

@@ -13,7 +13,6 @@ from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
 from edge_opt.ir.model import checked_tables
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, ModelLike, Opened, Readable
 from edge_opt.output.errors import ModelFormatError, UsageError, unknown
-from edge_opt.passes import Pass
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.rewrite import remove_dead
@@ -26,7 +25,7 @@ from edge_opt.shapes.rules import Array, Call, constants_of, recorded_shape
 from edge_opt.soundness import Unsound, broken_ranges, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
-_OF_HELPERS = frozenset({PositionTable.name})
+OF_HELPERS = frozenset({PositionTable.name})
 """Passes that run on every model of a bundle."""
 
 
@@ -47,10 +46,6 @@ class Part:
     def signature(self, name: str) -> str:
         """A signature's name, with the part's in front where there are several."""
         return f"{self.name}/{name}" if self.name else name
-
-    def taking_part(self, passes: Iterable[Pass]) -> list[Pass]:
-        """Those of the passes that run on it."""
-        return [chosen for chosen in passes if not self.is_helper or chosen.name in _OF_HELPERS]
 
 
 @dataclass(frozen=True, slots=True)

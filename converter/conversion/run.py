@@ -16,6 +16,7 @@ from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion import choices
 from edge_opt.conversion.choices import ConvertOptions, path_of
 from edge_opt.conversion.container import (
+    OF_HELPERS,
     Container,
     Exported,
     Part,
@@ -218,7 +219,7 @@ class _Conversion:
     def _rewrite(self, part: Part, signatures: frozenset[str], positions: int | None) -> None:
         """Run the passes on the chosen entry points of one model, and add what they did to the result."""
         model, done = part.model, len(self.result.sites)
-        passes = part.taking_part(self.passes)
+        passes = [one for one in self.passes if not part.is_helper or one.name in OF_HELPERS]
         entries = [entry for entry in model.entry_points() if part.signature(entry[0]) in signatures]
         # A subgraph of several signatures is rewritten once, under the first one's name.
         owners = {graph: name for name, graph in reversed(entries)}

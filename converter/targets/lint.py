@@ -199,7 +199,8 @@ def _comparisons(graph: Subgraph, _: Target) -> Iterator[Finding]:
     for operator in graph.operators:
         if operator.name not in _COMPARISONS:
             continue
-        coarsest = max((_scale(tensor) for tensor in operator.inputs if tensor is not None), default=0.0)
+        parameters = [tensor.quantization for tensor in operator.inputs if tensor is not None]
+        coarsest = max((one.scale.max(initial=0.0) for one in parameters if one is not None), default=0.0)
         if coarsest >= 1:
             yield Finding(
                 "warning",
@@ -208,11 +209,6 @@ def _comparisons(graph: Subgraph, _: Target) -> Iterator[Finding]:
                 "and LiteRT's kernels compare wrongly from 1 on: if a mask is made of it, whole rows may be masked "
                 "everywhere; keep the comparison in float, or its operands small",
             )
-
-
-def _scale(tensor: Tensor) -> float:
-    """The coarsest of a tensor; 0 where it has none."""
-    return 0.0 if tensor.quantization is None else float(tensor.quantization.scale.max(initial=0.0))
 
 
 def _exchanges_axes(reshape: Operator) -> bool:
