@@ -12,12 +12,12 @@ from edge_opt.targets import Target, load_target
 
 TARGET = Target("parts", "", mask_before_join=True)
 FLOAT = """\
-subgraph main (%q: float32[1,2,3,4], %k1: float32[1,2,4,5], %k2: float32[1,2,4,3], %mask: float32[1,1,3,8]) {
-  %old: float32[1,2,3,5] = BATCH_MATMUL(%q, %k1)
-  %new: float32[1,2,3,3] = BATCH_MATMUL(%q, %k2)
-  %logits: float32[1,2,3,8] = CONCATENATION(%old, %new) {axis: -1}
-  %masked: float32[1,2,3,8] = ADD(%mask, %logits)
-  %p: float32[1,2,3,8] = SOFTMAX(%masked) {beta: 1.0}
+subgraph main (%q: float32[1,1,3,4], %k1: float32[1,1,4,5], %k2: float32[1,1,4,3], %mask: float32[1,1,3,8]) {
+  %old: float32[1,1,3,5] = BATCH_MATMUL(%q, %k1)
+  %new: float32[1,1,3,3] = BATCH_MATMUL(%q, %k2)
+  %logits: float32[1,1,3,8] = CONCATENATION(%old, %new) {axis: -1}
+  %masked: float32[1,1,3,8] = ADD(%mask, %logits)
+  %p: float32[1,1,3,8] = SOFTMAX(%masked) {beta: 1.0}
   return %p
 }
 """
@@ -87,8 +87,13 @@ def test_what_is_something_else_is_left_alone(old: str, new: str) -> None:
 
 
 def test_a_cache_that_holds_no_more_keys_than_are_new_gains_nothing() -> None:
-    text = FLOAT.replace("[1,2,4,5]", "[1,2,4,4]").replace("[1,2,4,3]", "[1,2,4,4]")
-    text = text.replace("[1,2,3,5]", "[1,2,3,4]").replace("[1,2,3,3]", "[1,2,3,4]")
+    text = FLOAT.replace("[1,1,4,5]", "[1,1,4,4]").replace("[1,1,4,3]", "[1,1,4,4]")
+    text = text.replace("[1,1,3,5]", "[1,1,3,4]").replace("[1,1,3,3]", "[1,1,3,4]")
+    assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
+
+
+def test_a_mask_that_is_broadcast_over_heads_is_left_alone() -> None:
+    text = FLOAT.replace("[1,1,", "[1,2,").replace("%mask: float32[1,2,3,8]", "%mask: float32[1,1,3,8]")
     assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
 
 

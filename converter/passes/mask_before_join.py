@@ -16,7 +16,8 @@ class MaskBeforeJoin(Pass):
     """In front of a SOFTMAX: `CONCAT(old, new) + mask` -> `CONCAT(old + mask[.., :S], new + mask[.., S:])`.
 
     Off unless the target asks for it (`mask_before_join`). The addition is elementwise, and the parts must have the
-    quantization of the joined logits. The columns of a mask are cut once for all heads and layers.
+    quantization of the joined logits, the mask their shape: one that is broadcast over heads takes longer in parts. The
+    columns of a mask are cut once for all heads and layers.
     """
 
     name = "mask_before_join"
@@ -49,8 +50,8 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         plain = not join.option("fused_activation_function") and not any(
             tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
         )
-        columns = mask.shape[-1:] == joined.shape[-1:]
-        if at_columns and alone and products and same_numbers and plain and columns and _pays(parts):
+        whole = mask.shape == joined.shape
+        if at_columns and alone and products and same_numbers and plain and whole and _pays(parts):
             return join
     return None
 
