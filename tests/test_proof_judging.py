@@ -9,7 +9,7 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof.examination import all_of, judge
-from edge_opt.proof.metrics import Difference, measure
+from edge_opt.proof.metrics import Difference
 from edge_opt.proof.pair import Outcome, OutputProof, untold
 
 SAME = Difference(8, finite=8, largest=4.0)
@@ -188,9 +188,3 @@ def test_parts_tell_where_all_of_them_differ() -> None:
     assert told(alike, parts=3) == ""
     assert told(alike + np.arange(4, dtype=np.float32)[:, np.newaxis], parts=4) == ""
     assert told(alike, parts=1) == ""
-
-
-def test_differences_are_measured_as_they_are_judged() -> None:
-    a = np.array([4, 1, 2], np.float32)
-    assert judged(outcome(measure(a, a + np.float32(1))), RELATIVE).holds
-    assert not judged(outcome(measure(a, a - np.float32(1.25))), RELATIVE).holds

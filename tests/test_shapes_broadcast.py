@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.shapes import ShapeError, broadcast, verify_broadcast
 
 Shape = tuple[int, ...]
@@ -131,11 +130,6 @@ def test_numpy_integers_are_sizes() -> None:
     result = broadcast(tuple(np.array([1, 3])), [np.int64(2), 1])
     assert result == (2, 3)
     assert all(type(dim) is int for dim in result)
-
-
-def test_a_shape_error_is_an_edge_opt_error() -> None:
-    with pytest.raises(EdgeOptError):
-        broadcast((2,), (3,))
 
 
 SIZES = st.integers(0, 4)

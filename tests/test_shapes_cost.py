@@ -1,7 +1,5 @@
 """What a derivation costs: linear in the operators, and no weight is read."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from shapes_referee import Graph, T, const, model_bytes
@@ -57,9 +55,3 @@ def test_large_constants_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ir.Tensor, "array", refuse)
     assert derive(model).disagreements == ()
-
-
-def test_the_package_never_loads_the_interpreter() -> None:
-    folder = Path(__file__).parent.parent / "converter" / "shapes"
-    loaded = [path.name for path in folder.glob("*.py") if "ai_edge_litert" in path.read_text()]
-    assert loaded == []
