@@ -260,24 +260,18 @@ class Settings:
         return _LEAST_SECONDS + _MARGIN * operations / speed
 
 
+@dataclass(frozen=True, slots=True)
 class Examiner:
-    """Examines a region on a worker.
+    """Examines a region on a worker; `covered`: its structure is proved in full elsewhere, so that rows are enough."""
 
-    Args:
-        worker: what runs it.
-        settings: how.
-        covered: the structure of the region is proved in full elsewhere, so that rows are enough.
-    """
-
-    def __init__(self, worker: Worker, settings: Settings, *, covered: bool) -> None:
-        self._worker = worker
-        self._settings = settings
-        self._covered = covered
+    worker: Worker
+    settings: Settings
+    covered: bool
 
     def examine(self, question: Question) -> Proof:
         """The first answer that decides; where no inputs make the results tell right from wrong, an open one."""
         untold = ""
-        if self._covered:
+        if self.covered:
             question = question.without_extremes()
         for other in question.others():
             try:
@@ -290,9 +284,7 @@ class Examiner:
     def _run(self, question: Question) -> Proof:
         try:
             return (
-                self._at_size(question)
-                if self._settings.samples(question)
-                else self._where_possible(question)
+                self._at_size(question) if self.settings.samples(question) else self._where_possible(question)
             )
         except ModelFormatError as error:
             reason = f"the region alone is no model that may be run: {error}"
@@ -311,12 +303,12 @@ class Examiner:
 
         Extreme inputs are run on rows only.
         """
-        part = sample(question.region.before, question.region.after, self._settings.seed)
+        part = sample(question.region.before, question.region.after, self.settings.seed)
         on_rows = None if part is None else self._on_rows(question.on(part))
         question = question.without_extremes()
         if on_rows is None:
             return self._where_possible(question)
-        if not on_rows.holds or self._covered:
+        if not on_rows.holds or self.covered:
             return on_rows
         first = on_rows.ran[0].kernels
         in_full = self._ask(question, (cast("Kernels", first),))
@@ -331,7 +323,7 @@ class Examiner:
 
     def _on_rows(self, question: Question) -> Proof:
         """Where the structure is proved on both kernel sets, one of them is enough, if it gives the same bits."""
-        if self._covered:
+        if self.covered:
             with suppress(RuntimeRefused):
                 proof = self._ask(question, _KERNELS[:1])
                 if proof.holds:
@@ -359,9 +351,9 @@ class Examiner:
     def _ask(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
         region, request = question.region, question.request
         operations = region.cost * len(kernels) * (1 + len(request.extremes))
-        limit = self._settings.limit(kernels, operations)
-        request = replace(request, kernels=kernels, seed=self._settings.seed)
-        prove = partial(self._worker.prove, *region.files, request, seconds=limit, where=region.name)
+        limit = self.settings.limit(kernels, operations)
+        request = replace(request, kernels=kernels, seed=self.settings.seed)
+        prove = partial(self.worker.prove, *region.files, request, seconds=limit, where=region.name)
         try:
             try:
                 outcome = prove()
@@ -374,7 +366,7 @@ class Examiner:
                 "gives each run of a region longer, --verify none proves nothing"
             ) from error
         if operations > _MEASURED:
-            self._settings.speeds[kernels] = operations / outcome.seconds
+            self.settings.speeds[kernels] = operations / outcome.seconds
         ran = tuple(Ran(name, region.rows, region.length) for name in kernels)
         clipped = bool(request.limits)
         return judge(outcome, question.demand, ran, clipped=clipped, must_compare=question.must_compare)
