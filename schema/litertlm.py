@@ -17,6 +17,7 @@ import os
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
@@ -84,15 +85,14 @@ class LiteRTLMSection(NamedTuple):
         return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
 
 
+@dataclass(eq=False, repr=False)
 class LiteRTLMBundle(Bundle):
     """An open bundle: its header and where its sections lie."""
 
     suffix: ClassVar = ".litertlm"
-
-    def __init__(self, source: Source, header: bytes, sections: list[LiteRTLMSection]) -> None:
-        self.source = source
-        self.header = header
-        self.sections: list[LiteRTLMSection] = sections
+    source: Source
+    header: bytes
+    sections: list[LiteRTLMSection]
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as something that `read_model` reads."""

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final, NamedTuple
 
@@ -63,17 +64,15 @@ class Member(NamedTuple):
         return self.name.lower().removeprefix("tf_lite_").removesuffix(".tflite") if self.is_model else ""
 
 
+@dataclass(eq=False, repr=False)
 class TaskBundle(Bundle):
-    """An open archive; `sections` in the order of its directory."""
+    """An open archive; `sections` in the order of its directory, which begins at byte `directory`."""
 
     suffix: ClassVar = ".task"
-
-    def __init__(self, source: Source, sections: list[Member], directory: int, comment: bytes) -> None:
-        """`directory` is where it begins."""
-        self.source = source
-        self.sections: list[Member] = sections
-        self._directory = directory
-        self._comment = comment
+    source: Source
+    sections: list[Member]
+    directory: int
+    comment: bytes
 
     def content(self, index: int) -> Source:
         """The bytes of a member, of which the archive has a checksum, as something that `read_model` reads."""
@@ -93,7 +92,7 @@ class TaskBundle(Bundle):
     def _lay_out(self, contents: Mapping[int, Content]) -> tuple[list[Place], Callable[[int], None]]:
         """Members keep their order in the file, and move by whole pages."""
         order = sorted(range(len(self.sections)), key=lambda index: self.sections[index].begin)
-        followers = [self.sections[index].begin for index in order[1:]] + [self._directory]
+        followers = [self.sections[index].begin for index in order[1:]] + [self.directory]
         stop = self.sections[order[0]].begin
         places: dict[int, Place] = {}
         for index, follower in zip(order, followers, strict=True):
@@ -120,7 +119,7 @@ class TaskBundle(Bundle):
         with os.fdopen(os.dup(target), "r+b") as file:
             file.seek(stop)
             with zipfile.ZipFile(file, "w") as archive:
-                archive.comment = self._comment
+                archive.comment = self.comment
                 archive.infolist().extend(infos)
 
 
