@@ -371,7 +371,9 @@ def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pyt
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
     config = {**told, "weight_quantization_recipe": ""}
-    pipeline.export(Job("export", "", config=config, options={"window": None}), lambda *_: None)
+    pipeline.export(
+        Job("export", "", {"model": "none"}, config=config, options={"window": None}), lambda *_: None
+    )
     assert seen[0].export_vision_encoder
     assert not seen[0].single_token_embedder
 
@@ -397,7 +399,8 @@ def test_weights_that_do_not_fit_are_said_and_not_made_up(
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    job = Job("export", "", config={"weight_quantization_recipe": ""}, options={"window": None})
+    config = {"weight_quantization_recipe": ""}
+    job = Job("export", "", {"model": str(tmp_path)}, config=config, options={"window": None})
     assert pipeline.export(job, lambda *_: None) == {}
     written = json.loads((tmp_path / "config.json").read_text())
     for told, sentence in (
@@ -410,3 +413,15 @@ def test_weights_that_do_not_fit_are_said_and_not_made_up(
         (tmp_path / "config.json").write_text(json.dumps(written | told))
         with pytest.raises(UsageError, match=sentence):
             pipeline.export(job, lambda *_: None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_said_before_the_export(tmp_path: Path, value: float) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    weights = torch.ones(4, 4, dtype=torch.bfloat16)
+    weights[1, 2] = value
+    save_file({"fine": torch.ones(2), "layers.1.q_proj": weights}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"model\.safetensors: 'layers\.1\.q_proj' holds NaN or infinity"):
+        pipeline.export(Job("export", "", {"model": str(tmp_path)}, config={}), lambda *_: None)

@@ -124,7 +124,8 @@ def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
-    """The checkpoint as a bundle in float; weights that do not fit its configuration are a UsageError."""
+    """The checkpoint as a bundle in float; UsageError for weights that are NaN or do not fit its configuration."""
+    _check_numbers(Path(job.inputs["model"]))
     config = _config(job)
     logging.getLogger("transformers").addHandler(_WeightsThatFit())
     if getattr(config, "export_vision_encoder", False):
@@ -287,6 +288,20 @@ def widen_sums(model: Path, ranges: Path) -> None:
             if reach > 0 and power_of_two(reach / _LARGEST_CODE):
                 range_["min"], range_["max"] = (1.01 * ends).tolist()
         file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _check_numbers(checkpoint: Path) -> None:
+    """UsageError where a weight is NaN or infinite: calibration would fail later, and name a tensor of its own."""
+    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safetensors.safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                weights = file.get_tensor(name)
+                if weights.is_floating_point() and not torch.isfinite(weights).all():
+                    raise UsageError(
+                        f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
+                        f"checkpoint from before that"
+                    )
 
 
 class _WeightsThatFit(logging.Handler):
