@@ -4,11 +4,13 @@ import math
 
 import pytest
 from attention_checks import only_block
-from pass_runs import refusal
+from pass_runs import refusal, run
 from text_parser import parse
 
 from edge_opt.attention.block import Block, element_bytes, logits_bytes, row_tiles
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.passes import Status
+from edge_opt.proof.regions import RegionProver
 
 T, S, H = 3, 5, 4
 
@@ -230,3 +232,28 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None
 )
 def test_what_cannot_be_cut_into_rows_says_why(lead: str, tail: str, count: int, reason: str) -> None:
     assert refusal(row_tiles, segments(lead, tail), count) == reason
+
+
+TOKENS_IN_FRONT = """
+subgraph main (%x: float32[LEAD,5,16], %w: float32[32,16], %k: float32[LEAD,12,8], %v: float32[LEAD,12,8]) {
+  %p: float32[LEAD,5,32] = FULLY_CONNECTED(%x, %w, none) {keep_num_dims: true}
+  %q: float32[LEAD,20,8] = RESHAPE(%p, int32{LEAD, 20, 8}) {new_shape: [LEAD, 20, 8]}
+  %l: float32[LEAD,20,12] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %s: float32[LEAD,20,12] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[LEAD,20,8] = BATCH_MATMUL(%s, %v)
+  %flat: float32[FLAT] = RESHAPE(%o, int32{FLAT}) {new_shape: [FLAT]}
+  return %flat
+}
+"""
+
+
+@pytest.mark.parametrize(("batch", "flat"), [(1, "1, 160"), (2, "2, 160"), (1, "160"), (2, "320")])
+def test_tokens_are_no_heads_where_both_are_rows_of_one_product_and_merged_into_one_axis(
+    batch: int, flat: str, prover: RegionProver
+) -> None:
+    """Rows of the queries' projection are tokens: 20 rows are 4 heads of 5."""
+    model = parse(TOKENS_IN_FRONT.replace("LEAD", str(batch)).replace("FLAT", flat))
+    match = only_block(model.subgraphs[0])
+    assert (match.heads, match.kv_heads, match.query_length) == (4, 1, 5)
+    (report,) = run(model, "mha_to_sha", prover=prover)
+    assert report.status is Status.CONVERTED, report.reason

@@ -163,10 +163,13 @@ class Matcher:
         """How much of a label left of the head size is the sequence, where a tensor is flattened to `[B, T*N*H]`.
 
         In a product heads lie in front of the sequence; where the flattened tensor has them the other way round, the
-        sequence is the outer digit of the label.
+        sequence is the outer digit of the label. Where both have the sequence in front, the queries' projection tells.
         """
+        reached = self._reach_products(tensor, factored)
         length = 1
-        for product, own in self._reach_products(tensor, factored).items():
+        if all(fx.only_labels(own[self.products[product].rows]) for product, own in reached.items()):
+            length = self._projected_apart(tensor, factored)
+        for product, own in reached.items():
             rows = own[self.products[product].rows]
             before = [factor.stride for axis in own[:-2] for factor in axis if factor.stride]
             outside: list[int] = []
@@ -176,6 +179,21 @@ class Matcher:
                 before.extend([factor.stride] if factor.stride else [])
             length = max(length, math.prod(outside))
         return length
+
+    def _projected_apart(self, tensor: Tensor, factored: Factored) -> int:
+        """How much of a label lies along the rows of a projection whose columns hold the rest: its rows are tokens."""
+        logits = trace_heads([(tensor, factored)], self.products, self.operands).logits
+        starts = [
+            (product.input(index), own)
+            for product, labelled in logits.items()
+            for index, own in self.operands.known(product, labelled).items()
+        ]
+        projections = [
+            own
+            for made, own, _ in self.operands.upwards(starts, lambda _, own: fx.piece_count(own) > 1)
+            if made.producer is not None and made.producer.name in _LINEAR and fx.tells_heads(own[-1])
+        ]
+        return max((fx.piece_count(own[:-1]) for own in projections), default=1)
 
     def _side_by_side(self) -> OnHeads | None:
         """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
