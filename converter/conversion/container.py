@@ -56,11 +56,6 @@ class Container:
     parts: list[Part]
 
     @property
-    def suffix(self) -> str:
-        """What the names of such files end in."""
-        return ".tflite" if self.opened.bundle is None else self.opened.bundle.suffix
-
-    @property
     def positions(self) -> int | None:
         """How many positions the longest cache of its models has room for; None where nothing tells.
 

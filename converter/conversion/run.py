@@ -115,7 +115,7 @@ def convert(
         container = open_container(source, options["sections"])
         model = container.parts[0].model
         check_not_compiled(model, path_of(source))
-        suffix = container.suffix
+        suffix = ".tflite" if container.opened.bundle is None else container.opened.bundle.suffix
         destination = None if dry_run else choices.destination_of(source, output, suffix, overwrite=overwrite)
         result = ConversionResult(path_of(source), None, target.name, options["verify"], model=model)
         stack.enter_context(_carrying(result))
