@@ -9,14 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from edge_opt.attention.labelling import DEEPEST, Weighing, Weighings
-from edge_opt.attention.rules import (
-    ELEMENTWISE,
-    MOVEMENT,
-    PRODUCTS,
-    data_input,
-    is_product,
-    multiplies_activations,
-)
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, data_input, is_product, multiplies_activations
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import UNARY, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
@@ -25,10 +18,10 @@ from edge_opt.ir.region import moved_from
 JOINING = operators_that(Effect.JOINING)
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
-_PROJECTIONS = PRODUCTS | {"CONV_2D"}
-REPEATING, CUTTING = operators_that(Effect.REPEATING), operators_that(Effect.CUTTING)
-_FOLLOWED = ELEMENTWISE | MOVEMENT | REPEATING | CUTTING | JOINING | operators_that(Effect.PADDING)
-_PROBABILITY_PATH = UNARY | MOVEMENT | CUTTING | {"PACK"}
+_PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
+_REPEATING, _CUTTING = operators_that(Effect.REPEATING), operators_that(Effect.CUTTING)
+_FOLLOWED = ELEMENTWISE | MOVEMENT | _REPEATING | _CUTTING | JOINING | operators_that(Effect.PADDING)
+_PROBABILITY_PATH = UNARY | MOVEMENT | _CUTTING | {"PACK"}
 _SUMS = frozenset({"SUM", "MEAN"})
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
 OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
@@ -40,7 +33,7 @@ OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 
 def last_computation(tensor: Tensor) -> Operator | None:
     """The elementwise operator or product that a tensor is a rearrangement of; None where it is one of others."""
-    operator = moved_from(tensor, MOVEMENT | REPEATING)[0].producer
+    operator = moved_from(tensor, MOVEMENT | _REPEATING)[0].producer
     if operator is None or not (operator.name in ELEMENTWISE or multiplies_activations(operator)):
         return None
     return operator
@@ -209,7 +202,7 @@ def weighing_sum(softmax: Operator) -> Operator | None:
         return None
 
     def behind(operator: Operator) -> Iterable[Operator]:
-        followed = operator is softmax or operator.name in _PROBABILITY_PATH | ELEMENTWISE | REPEATING
+        followed = operator is softmax or operator.name in _PROBABILITY_PATH | ELEMENTWISE | _REPEATING
         return readers(operator) if followed else ()
 
     met = list(walked([softmax], behind))
