@@ -50,7 +50,12 @@ class PositionTable(Pass):
 
 def _site(context: Context, rotary: Rotary) -> Site:
     """Raises RefusedError where a table cannot stand for the operators."""
-    tolerance, count, notes = _tolerance(rotary), context.positions, []
+    result, _, count, notes = rotary.result, rotary.axis, context.positions, []
+    tolerance = _ROUNDING
+    if result.dtype is not DType.FLOAT32:
+        if result.quantization is None or len(result.quantization.scale) != 1 or result.dtype.numpy is None:
+            raise RefusedError("the table needs one scale", rotary.operators[-1], result)
+        tolerance += float(result.quantization.scale[0]) / 2  # half a step
     if not count:
         raise RefusedError(
             "the number of positions is not known: no cache of the model or its bundle tells it"
@@ -62,20 +67,6 @@ def _site(context: Context, rotary: Rotary) -> Site:
         notes.append("has the exact frequencies of the export")
     build = partial(_build, context, rotary, count)
     return Site(rotary.operators[-1], build, demand=Demand("absolute", tolerance), note="; ".join(notes))
-
-
-def _tolerance(rotary: Rotary) -> float:
-    """Half a step of the result's, and the rounding of float32.
-
-    Raises:
-        RefusedError: the result has no scale of its own, or the region is not understood.
-    """
-    result, _ = rotary.result, rotary.axis
-    if result.dtype is DType.FLOAT32:
-        return _ROUNDING
-    if result.quantization is None or len(result.quantization.scale) != 1 or result.dtype.numpy is None:
-        raise RefusedError("the table needs one scale", rotary.operators[-1], result)
-    return float(result.quantization.scale[0]) / 2 + _ROUNDING
 
 
 def _build(context: Context, rotary: Rotary, count: int) -> Rewrite:
