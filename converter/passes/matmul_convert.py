@@ -48,8 +48,14 @@ def _site(context: Context, product: Operator, convert: Operator) -> Site:
     before, after = (_one_scale(operator) for operator in (product, convert))
     # At most one step of the larger scale. Scales are float32: a ratio of 3 may come out as 2.9999998.
     steps = max(1, math.floor(before / after * (1 + 1e-6)))
+    note = ""
+    if saturation(convert) is not None:
+        low, high = real_range(between)
+        note = (
+            f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
+        )
     build = partial(_build, context, product, convert)
-    return Site(convert, build, demand=Demand("steps", steps), note=_note(convert))
+    return Site(convert, build, demand=Demand("steps", steps), note=note)
 
 
 def _one_scale(operator: Operator) -> float:
@@ -83,11 +89,3 @@ def saturation(convert: Operator) -> Saturation | None:
     between, result = convert.input(0), convert.outputs[0]
     low, high = (nearest_code(value, result) for value in real_range(between))
     return None if (low, high) == code_limits(result) else Saturation(low, high)
-
-
-def _note(convert: Operator) -> str:
-    if saturation(convert) is None:
-        return ""
-    between = convert.input(0)
-    low, high = real_range(between)
-    return f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
