@@ -10,15 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-import numpy as np
-
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
-from edge_opt.passes.spreads import constant_factor, is_integer, real_range
+from edge_opt.passes.spreads import code_limits, constant_factor, is_integer, real_range
 from edge_opt.proof.examination import Examiner, Question, Region, Settings, all_of
 from edge_opt.proof.extremes import Side, kinds_for
 from edge_opt.proof.inputs import InputHint
@@ -138,9 +136,8 @@ class RegionProver:
             new.append(Operator(_DEQUANTIZE, [result], [real]))
         before = cut_out(Model(), reference.operators, [position], [reference.result])
         after = cut_out(Model(), new, [position], [real])
-        assert position.dtype.numpy is not None
-        limits = np.iinfo(position.dtype.numpy.name)
-        every = (int(limits.min), -1, *range(reference.count), reference.count, int(limits.max))
+        least, most = code_limits(position)
+        every = (least, -1, *range(reference.count), reference.count, most)
         request = ProofRequest((InputHint("position", every=every, ends=(0, reference.count - 1)),))
         return Question(Region(before, after, self._name(rewrite)), demand, request)
 
