@@ -112,6 +112,16 @@ class Browser:
         self._close(target)
         return page
 
+    def height(self, path: Path, *, width: int) -> float:
+        """How high a page's text is in CSS pixels, without the bars above and below it."""
+        target = self._tab()
+        sizes = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self._ask("Emulation.setDeviceMetricsOverride", sizes)
+        self._load(path)
+        height: float = self._value("document.querySelector('article').getBoundingClientRect().height")
+        self._close(target)
+        return height
+
     def search(self, path: Path, words: str) -> str:
         """Load a page of the documentation, type into its search, and give back what is found."""
         target = self._tab()

@@ -198,6 +198,25 @@ def test_a_browser_loads_files_of_the_site_only_and_every_page_fits(
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
+def test_a_page_that_a_user_reads_is_two_screens(site: Path) -> None:
+    """Pages to look things up in, and section Project with its evidence, may be longer."""
+    nav = (
+        (ROOT / "mkdocs.yml")
+        .read_text(encoding="utf-8")
+        .partition("\nnav:\n")[2]
+        .partition("- Reference:")[0]
+    )
+    pages = set(re.findall(r"- ([\w/-]+)\.md", nav)) - {"troubleshooting"}
+    pages |= {f"passes/{name}" for name in PASSES}
+    assert len(pages) > 30
+    with Browser() as browser:
+        screens = {page: browser.height(site / f"{page}.html", width=1440) / 900 for page in sorted(pages)}
+    # A quarter more, because fonts differ between machines.
+    assert {page: f"{height:.2f}" for page, height in screens.items() if height > 2.25} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
 def test_search_works_without_a_server(site: Path) -> None:
     with Browser() as browser:
         assert "matmul_convert" in browser.search(site / "passes" / "index.html", "saturation")
