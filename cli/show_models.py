@@ -106,9 +106,8 @@ def show_conversion(result: ConversionResult, *, folders: bool = True) -> None:
 
 def show_comparison(report: ComparisonReport) -> None:
     """The report for people: a line for each signature, then each output that differs."""
-    _show_verdict(
-        report, output.table(report.rows(), left=2), (*report.logits(), *report.caches, *report.notes())
-    )
+    notes = (*report.logits(), *report.caches, *report.notes())
+    _show_verdict(report, output.table(report.rows(), left=2), notes)
     if report.equal and report.generation is not None:
         output.say(f"Generated: {report.generation.sentence()}.")
     if not report.equal and report.first_difference is not None:

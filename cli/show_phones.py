@@ -107,10 +107,9 @@ def columns(figures: Figures) -> dict[str, str]:
         }
     middle, between, without_cost = "-", "-", "-"
     if figures.time is not None:
-        low, middle, high = (
-            f"{us / 1000:.3f}" for us in (figures.time.us_low, figures.time.us, figures.time.us_high)
-        )
-        between, without_cost = f"{low}-{high}", str(figures.time.without_cost)
+        time = figures.time
+        low, middle, high = (f"{us / 1000:.3f}" for us in (time.us_low, time.us, time.us_high))
+        between, without_cost = f"{low}-{high}", str(time.without_cost)
     return {
         **operators,
         "partitions": str(figures.partitions),
@@ -195,9 +194,7 @@ def _time(seconds: float) -> str:
 
 def show_build(result: BuildResult) -> None:
     """The bundle, how each signature came out, and what to do next."""
-    kept = [
-        f"{entry['signature']}: {entry['kept']}, {entry['why']}" for entry in result.optimized["signatures"]
-    ]
+    kept = [f"{one['signature']}: {one['kept']}, {one['why']}" for one in result.optimized["signatures"]]
     output.say("", *kept, *result.optimized["notes"], *step_lines(result.optimized["steps"]), "")
     if result.vendor == QUALCOMM.title and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)

@@ -3,7 +3,6 @@
 Needs no test framework; each assert starts the runtime in a child process.
 """
 
-import os
 from typing import Any, Literal, TypeVar, overload
 
 from edge_opt.comparison.compare import compare
@@ -11,6 +10,7 @@ from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.comparison.golden import check
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
+from edge_opt.output.atomic import AnyPath
 
 __all__ = ["assert_equivalent", "assert_golden"]
 
@@ -47,7 +47,7 @@ def assert_equivalent(
     return _assert_equal(compare(a, b, atol=atol, rtol=rtol, **options))
 
 
-def assert_golden(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
+def assert_golden(model: ModelLike, path: AnyPath) -> ComparisonReport:
     """Asserts that the model computes what `edge-opt golden record` stored in `path`; returns the report.
 
     Raises:

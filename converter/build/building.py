@@ -33,7 +33,7 @@ from edge_opt.conversion.container import Sections, find_unsound
 from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
-from edge_opt.output.atomic import replacing, resolve_target, write_whole
+from edge_opt.output.atomic import AnyPath, replacing, resolve_target, write_whole
 from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.output.record import Record
 from edge_opt.output.words import Progress
@@ -43,7 +43,6 @@ from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.soundness import sentences
 from edge_opt.targets import load_target, target_names
 
-StagePath = str | os.PathLike[str]
 CarryOut = Callable[[Job, Path, Path, Progress], StageAnswer]
 
 _SUFFIX = Path(MODEL).suffix
@@ -96,23 +95,23 @@ class BuildResult(Record):
 
 
 def build(
-    source: StagePath,
-    output: StagePath,
+    source: AnyPath,
+    output: AnyPath,
     *,
     soc: str,
-    prompts: StagePath | None = None,
-    sdk: StagePath | None = None,
+    prompts: AnyPath | None = None,
+    sdk: AnyPath | None = None,
     prefill: Sequence[int] | None = None,
     cache: int | None = None,
     whole_caches: bool = False,
-    work: StagePath | None = None,
+    work: AnyPath | None = None,
     settings: Mapping[str, Any] | None = None,
-    config: StagePath | None = None,
+    config: AnyPath | None = None,
     sections: Sections = "prefill-decode",
     verify: Verify = "regions",
     target: str | None = None,
-    report: Sequence[StagePath] = (),
-    held_out: StagePath | None = None,
+    report: Sequence[AnyPath] = (),
+    held_out: AnyPath | None = None,
     evaluate: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -177,9 +176,7 @@ def build(
     tools = toolchain or Processes()
     text = choose(held_out, prompts) if evaluate else HeldOut()
     runtimes = tools.check_runtimes(checkpoint=given.kind is Kind.CHECKPOINT) if text.parts else {}
-    result = BuildResult(
-        str(source), str(given.kind), chip, vendor.title, str(folder), versions=tools.versions()
-    )
+    result = BuildResult(str(source), given.kind, chip, vendor.title, str(folder), versions=tools.versions())
     with taken(folder) as kept:
         run = _Stages(kept, tools, result, libraries, progress or (lambda *_: None), on_stage)
         choices = {"sections": sections, "verify": verify}
@@ -214,7 +211,7 @@ def build(
     return result
 
 
-def work_folder(output: StagePath, work: StagePath | None) -> Path:
+def work_folder(output: AnyPath, work: AnyPath | None) -> Path:
     """Where the stages leave their results: the folder that was named, else the one beside the output."""
     return Path(output).with_suffix(WORK) if work is None else Path(work)
 
@@ -231,7 +228,7 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
 
 def _check_together(
     given: Given,
-    prompts: StagePath | None,
+    prompts: AnyPath | None,
     prefill: Sequence[int] | None,
     cache: int | None,
     *,
@@ -250,7 +247,7 @@ def _check_together(
         read_prompts(Path(prompts))
 
 
-def _compiler(vendor: Vendor, sdk: StagePath | None) -> tuple[Path | None, CompilerMissingError | None]:
+def _compiler(vendor: Vendor, sdk: AnyPath | None) -> tuple[Path | None, CompilerMissingError | None]:
     """The compiler's libraries, or what is missing; Qualcomm's are to be had by everyone, so that is said at once."""
     try:
         return find_compiler(vendor, sdk), None
@@ -260,7 +257,7 @@ def _compiler(vendor: Vendor, sdk: StagePath | None) -> tuple[Path | None, Compi
         return None, error
 
 
-def _read_config(path: StagePath | None) -> dict[str, Any]:
+def _read_config(path: AnyPath | None) -> dict[str, Any]:
     if path is None:
         return {}
     settings = read_json(Path(path))
@@ -338,7 +335,7 @@ class _Stages:
 
 
 def _quantized(
-    run: _Stages, given: Given, model: Input, options: Mapping[str, Any], prompts: StagePath | None
+    run: _Stages, given: Given, model: Input, options: Mapping[str, Any], prompts: AnyPath | None
 ) -> dict[str, Input]:
     """The quantized `model`: the input itself, or made of it by the first stages; and the float `exported`, if any."""
     # Of the content the configuration alone: nothing else decides on settings.
@@ -370,7 +367,7 @@ def _quantized(
     return bundles
 
 
-def _rest(work: WorkFolder, text: HeldOut, prompts: StagePath | None) -> StagePath | None:
+def _rest(work: WorkFolder, text: HeldOut, prompts: AnyPath | None) -> AnyPath | None:
     """The prompts to calibrate with: those given, or a file of those that are not held out."""
     if text.rest is None:
         return prompts

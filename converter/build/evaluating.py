@@ -14,11 +14,10 @@ from edge_opt.build.sections import SENTENCEPIECE, TOKENIZER
 from edge_opt.build.source import Kind, look_at, read_json
 from edge_opt.build.work import Job, Processes, StageFailedError
 from edge_opt.ir.opening import Opened
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import UsageError
 from edge_opt.output.words import Progress
 from edge_opt.schema.litertlm import read_bundle
-
-ModelPath = str | os.PathLike[str]
 
 _FEWEST, _SHARE = 10, 5
 """Prompts to hold one in so many out of."""
@@ -26,9 +25,9 @@ _COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
 
 
 def evaluate(
-    reference: ModelPath,
-    bundles: ModelPath | Sequence[ModelPath],
-    prompts: ModelPath,
+    reference: AnyPath,
+    bundles: AnyPath | Sequence[AnyPath],
+    prompts: AnyPath,
     *,
     progress: Progress | None = None,
     toolchain: Processes | None = None,
@@ -74,7 +73,7 @@ class HeldOut:
     note: str = ""
 
 
-def choose(path: ModelPath | None, prompts: ModelPath | None) -> HeldOut:
+def choose(path: AnyPath | None, prompts: AnyPath | None) -> HeldOut:
     """The text of a file, else every fifth prompt; the others are left to calibrate with.
 
     Raises:

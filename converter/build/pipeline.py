@@ -174,9 +174,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """
     task, config, model = "ALL", _config(job), Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().signatures]
-    lengths = [
-        int(name.removeprefix("prefill_")) for name in signatures if re.fullmatch(r"prefill_\d+", name)
-    ]
+    lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
     tokenizer = tokenizer_of(model)
     planned = _planned(job, tokenizer, config, lengths)
@@ -208,9 +206,7 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Our own stage, and the reports of its conversion."""
     given = {**job.options, "exported": job.inputs.get("exported")}
     done = npu_optimize(_config(job), job.inputs["model"], job.model, **given, progress=progress)
-    report = conversion_report(
-        done.conversion, target=job.options["target"], sections=job.options["sections"]
-    )
+    report = conversion_report(done.conversion, target=given["target"], sections=given["sections"])
     for suffix in FORMATS:
         write_report(report, job.model.with_name(f"{REPORT}{suffix}"))
     return done.to_dict()

@@ -86,7 +86,7 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
         left = many(len(counted) - len(kept), "prompt")
         planned.notes.append(f"Left out: {left} of more tokens than fit into a cache of {cache}")
     longest, joined = max(planned.tokens, default=0), []
-    for least, most in _missing(planned.tokens, lengths, cache, room):
+    for least, most in _gaps(planned.tokens, lengths, cache, room):
         text = _joined(counted, count, most)
         tokens = count(text)
         if tokens < least:
@@ -106,9 +106,7 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
     return planned
 
 
-def _missing(
-    tokens: Iterable[int], lengths: Sequence[int], cache: int, room: int
-) -> Iterator[tuple[int, int]]:
+def _gaps(tokens: Iterable[int], lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
     """The tokens, at least and at most, of each prompt that is needed beside those with so many `tokens`."""
     end = cache - max(1, min(room, cache // 8))
     longest = next(size for size in range(end, 0, -1) if _fits(size, lengths, cache))

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edge_opt.npu.sdk import CHIPS, SDK_VARIABLES, CompilerMissingError, find_libraries
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import unknown
 
 # Of LiteRT, litert/python/aot/vendors/*/target.py.
@@ -66,7 +67,7 @@ def find_chip(name: str) -> tuple[Vendor, str]:
     return chips[name.strip().lower()]
 
 
-def find_compiler(vendor: Vendor, sdk: str | os.PathLike[str] | None) -> Path | None:
+def find_compiler(vendor: Vendor, sdk: AnyPath | None) -> Path | None:
     """The folder with the vendor's libraries for this machine; None where LiteRT finds its package with them."""
     pip_name = vendor.package.replace("_", "-")
     if not vendor.library:

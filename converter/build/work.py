@@ -138,9 +138,8 @@ class WorkFolder:
         """The result of an earlier run, where it was made from the same; None where it is to be made."""
         folder = self.path / stage
         with suppress(OSError, ValueError, TypeError):
-            kept = from_dict(
-                Kept, {**json.loads((folder / _TOLD).read_text(encoding="utf-8")), "folder": folder}
-            )
+            values = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+            kept = from_dict(Kept, {**values, "folder": folder})
             if kept.key == key and digest_of(_files(folder), folder) == kept.digest:
                 return kept
         return None

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.conversion import ConversionResult, convert, default_output
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import UsageError
 
 _BUNDLES = ("*.litertlm", "model*.tflite")
 
 
 def export_language_model(
-    model: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
+    model: AnyPath,
+    output_dir: AnyPath,
     *,
     convert_options: dict[str, Any] | None = None,
     **export_options: Any,

@@ -10,7 +10,6 @@ stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=do
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import CHIPS, CompilerFailedError, CompilerMissingError, estimate_note, find_sdk
-from edge_opt.output.atomic import resolve_target
+from edge_opt.output.atomic import AnyPath, resolve_target
 from edge_opt.output.errors import UsageError, did_you_mean
 from edge_opt.output.record import Record
 from edge_opt.output.words import Progress
@@ -102,14 +101,14 @@ class Optimized(Record):
 
 def npu_optimize(
     cfg: PipelineConfig,
-    input_litertlm: str | os.PathLike[str],
-    output_litertlm: str | os.PathLike[str],
+    input_litertlm: AnyPath,
+    output_litertlm: AnyPath,
     *,
-    sdk: str | os.PathLike[str] | None = None,
+    sdk: AnyPath | None = None,
     target: TargetLike | None = None,
     sections: Sections = "prefill-decode",
     verify: Verify = "regions",
-    exported: str | os.PathLike[str] | None = None,
+    exported: AnyPath | None = None,
     overwrite: bool | None = None,
     seconds: float | None = None,
     progress: Progress | None = None,
@@ -183,11 +182,7 @@ class _Measured:
 
 
 def _compiler(
-    cfg: PipelineConfig,
-    facts: Target,
-    configs: Mapping[str, Any],
-    sdk: str | os.PathLike[str] | None,
-    seconds: float | None,
+    cfg: PipelineConfig, facts: Target, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
 ) -> tuple[_Compiler | None, str]:
     """What compiles a bundle as it will be compiled for the chip of `cfg`, if anything can; and what to say of it."""
     try:
@@ -207,7 +202,7 @@ def _compiler(
     return partial(profile, target=facts, sdk=sdk, chip=chip, flags=flags, seconds=seconds), note
 
 
-def _measured(compiler: _Compiler | None, path: str | os.PathLike[str], *, parts: bool) -> _Measured:
+def _measured(compiler: _Compiler | None, path: AnyPath, *, parts: bool) -> _Measured:
     """Of the bundle's prefill/decode model, with `parts` of the others, too; a compiler that fails is an outcome."""
     if compiler is None:
         return _Measured()
@@ -255,12 +250,10 @@ def better(before: SpillFigures, after: SpillFigures) -> tuple[Version, str]:
 def _target(cfg: PipelineConfig, target: TargetLike | None) -> Target:
     if target is not None:
         return load_target(target)
-    vendor = cfg.backend.strip().lower()
-    if vendor not in TARGETS:
-        raise UsageError(
-            f"there is no target for the vendor '{cfg.backend}', {did_you_mean(vendor, TARGETS)}"
-        )
-    return load_target(TARGETS[vendor])
+    name = cfg.backend.strip().lower()
+    if name not in TARGETS:
+        raise UsageError(f"there is no target for the vendor '{cfg.backend}', {did_you_mean(name, TARGETS)}")
+    return load_target(TARGETS[name])
 
 
 def _compile_configs(cfg: PipelineConfig) -> dict[str, Any]:

@@ -5,7 +5,6 @@ measured against the first model on the CPU.
 """
 
 import math
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import UsageError
 from edge_opt.output.record import Record
 from edge_opt.output.words import Progress
@@ -49,9 +49,8 @@ class NpuOutput(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        figures = {
-            name: getattr(self.difference, name) for name in ("elements", "differing", "max_abs", "equal")
-        }
+        names = ("elements", "differing", "max_abs", "equal")
+        figures = {name: getattr(self.difference, name) for name in names}
         return {"name": self.name, **figures, "db_a": self.db_a, "db_b": self.db_b}
 
 
@@ -143,7 +142,7 @@ def compare_on_npu(
     a: ModelLike,
     b: ModelLike,
     *,
-    sdk: str | os.PathLike[str] | None = None,
+    sdk: AnyPath | None = None,
     chip: str | None = None,
     flags: Sequence[str] = (),
     signatures: Sequence[str] | None = None,
@@ -260,9 +259,8 @@ def _compared(
         outputs = {key: arrays[tensor.name] for key, tensor in tensors.outputs.items()}
         emulated.append(_Emulated({info.name: info for info in described.outputs}, outputs, seconds))
     a, b = emulated[0], emulated[-1]
-    (cpu,) = worker.run_plans(
-        folder / "a.tflite", signature.key, [[plans[0][key] for key in signature.inputs]]
-    )
+    numbers = [plans[0][key] for key in signature.inputs]
+    (cpu,) = worker.run_plans(folder / "a.tflite", signature.key, [numbers])
 
     def apart(key: str, arrays: Mapping[str, Array], other: _Emulated, **how: Any) -> Difference:
         return measure(

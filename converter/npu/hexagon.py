@@ -87,12 +87,10 @@ def read_log(output: str, errors: str) -> list[SubgraphFigures]:
     """What was made of each subgraph, in the order of its compilation; ValueError where a figure is lost."""
     columns = {name: [int(text) for text in pattern.findall(output)] for name, pattern in _FIGURES.items()}
     rows = [tuple(int(text) for text in found) for found in _PARTITIONED.findall(errors)]
-    expected = sum(row[3] for row in rows)
+    total = sum(row[3] for row in rows)
     for name, values in columns.items():
-        if len(values) != expected:
-            raise ValueError(
-                f"{expected} partitions were compiled and {len(values)} have a figure for {name}"
-            )
+        if len(values) != total:
+            raise ValueError(f"{total} partitions were compiled and {len(values)} have a figure for {name}")
     subgraphs, done = [], 0
     for subgraph, taken, operators, partitions in rows:
         sums = {name: sum(values[done : done + partitions]) for name, values in columns.items()}
@@ -293,9 +291,8 @@ def emulate(
         lines = [f"{number}\t{given}\n" for number, given in enumerate(inputs)]
         (folder / "inputs").write_text("".join(lines), encoding="utf-8")
         try:
-            done, probe_log = run_compiler(
-                path, replace(compiler, flags=[*compiler.flags, _RAW_MEMORY]), folder
-            )
+            raw = replace(compiler, flags=[*compiler.flags, _RAW_MEMORY])
+            done, probe_log = run_compiler(path, raw, folder)
         except CompilerFailedError as error:
             raise CompilerFailedError(f"compiler and emulator were not done in time: {error}") from error
         reason = _failure(done, probe_log)

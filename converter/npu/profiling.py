@@ -15,6 +15,7 @@ from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import RUNS, Compilation, Figures, PartFigures, Profile, SpillFigures, StepFigures
 from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, TargetLike, load_target
 
@@ -36,10 +37,10 @@ def compiled_target(target: TargetLike) -> Target:
 
 
 def profile(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     target: TargetLike = "qualcomm-htp",
     *,
-    sdk: str | os.PathLike[str] | None = None,
+    sdk: AnyPath | None = None,
     chip: str | None = None,
     flags: Sequence[str] = (),
     seconds: float | None = None,
@@ -90,7 +91,7 @@ def profile(
 
 
 @contextmanager
-def model_file(path: str | os.PathLike[str], models: Models | None = None) -> Iterator[Path]:
+def model_file(path: AnyPath, models: Models | None = None) -> Iterator[Path]:
     """The model as a file for a compiler: itself, or the prefill/decode model of a bundle, written apart meanwhile."""
     main = (models or find_models(path)).main
     if not isinstance(main, Model):

@@ -18,6 +18,7 @@ from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
 from edge_opt import processes
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import EdgeOptError, UsageError
 
 LIBRARY = "libQnnHtp.so"
@@ -79,7 +80,7 @@ def why_ended(code: int) -> str:
     return processes.killed_by(code) or "it does not say why"
 
 
-def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
+def find_libraries(sdk: AnyPath | None) -> Path:
     """The folder with the QNN libraries of `sdk`, else of the environment; or CompilerMissingError."""
     named = next((os.environ[name] for name in SDK_VARIABLES if os.environ.get(name)), None)
     root = named if sdk is None else os.fspath(sdk)
@@ -92,7 +93,7 @@ def find_libraries(sdk: str | os.PathLike[str] | None) -> Path:
     raise CompilerMissingError(f"{root} holds no {LIBRARY} for x86-64 Linux: {_HOW_TO_GET}")
 
 
-def libraries_digest(sdk: str | os.PathLike[str] | None) -> str:
+def libraries_digest(sdk: AnyPath | None) -> str:
     """What the libraries that compile are, by their bytes, wherever they lie; empty where there are none."""
     try:
         folder = find_libraries(sdk)
@@ -119,7 +120,7 @@ class Sdk:
     no_probe: str = ""
 
 
-def find_sdk(sdk: str | os.PathLike[str] | None) -> Sdk:
+def find_sdk(sdk: AnyPath | None) -> Sdk:
     """All that it takes to compile for a Hexagon NPU; CompilerMissingError where more than the probe is missing."""
     libraries = find_libraries(sdk)
     tool, plugin = _find_tool()

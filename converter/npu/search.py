@@ -30,6 +30,7 @@ from edge_opt.npu.sdk import (
     find_sdk,
     libraries_digest,
 )
+from edge_opt.output.atomic import AnyPath
 from edge_opt.output.errors import UsageError
 from edge_opt.output.record import Record, from_dict
 from edge_opt.output.words import Progress
@@ -95,7 +96,7 @@ class TrialPlan:
     target: Target
     chip: str
     flags: tuple[str, ...]
-    sdk: str | os.PathLike[str] | None
+    sdk: AnyPath | None
     seconds: float | None
 
     def write(self, folder: Path) -> Path:
@@ -255,12 +256,12 @@ class Tuning(Record):
 
 
 def tune(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     target: TargetLike = _HEXAGON,
     *,
     signature: str | None = None,
     blocks: int | None = None,
-    sdk: str | os.PathLike[str] | None = None,
+    sdk: AnyPath | None = None,
     chip: str | None = None,
     seconds: float | None = 1800.0,
     jobs: int | None = None,

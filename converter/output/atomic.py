@@ -29,12 +29,12 @@ _REASONS: Final = {
     errno.EPERM: "no permission to write in this folder, choose another",
 }
 
+AnyPath = str | os.PathLike[str]
+"""How a caller names a file."""
 Identity = tuple[int, int] | None  # device and inode; None for what is no file
 
 
-def resolve_target(
-    path: str | os.PathLike[str], *, overwrite: bool, inputs: tuple[Identity, ...] = ()
-) -> Path:
+def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ...] = ()) -> Path:
     """The file that writing to `path` would make or replace; a symlink stands for what it points to.
 
     Raises:
@@ -65,7 +65,7 @@ def resolve_target(
 
 @contextlib.contextmanager
 def replacing(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     overwrite: bool,
     inputs: tuple[Identity, ...] = (),
@@ -104,9 +104,7 @@ def replacing(
         raise OutputError(f"{path} was written, but may not last: {_reason(error)}") from error
 
 
-def write_whole(
-    path: str | os.PathLike[str], content: bytes | memoryview, *, overwrite: bool = False
-) -> None:
+def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool = False) -> None:
     """Make these bytes a file; raises as `replacing` does."""
     with replacing(path, overwrite=overwrite) as fd, open(fd, "wb", closefd=False) as file:
         file.write(content)

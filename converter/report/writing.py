@@ -1,13 +1,12 @@
 """A report written down, in the format that the file's ending names: JSON, Markdown or the HTML page."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edge_opt.conversion.result import entry_points, masked_rows, proof
-from edge_opt.output.atomic import resolve_target, write_whole
+from edge_opt.output.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.output.errors import UsageError
 from edge_opt.output.record import to_json
 from edge_opt.output.words import one_line
@@ -20,10 +19,7 @@ _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
 def check_report_path(
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    others: Iterable[str | os.PathLike[str] | None] = (),
+    path: AnyPath, *, overwrite: bool = False, others: Iterable[AnyPath | None] = ()
 ) -> Path:
     """Whether a report can be written there, asked before the work; `others` are files that it must not be.
 
@@ -40,7 +36,7 @@ def check_report_path(
     return target
 
 
-def write_report(report: Report, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def write_report(report: Report, path: AnyPath, *, overwrite: bool = False) -> None:
     """Write the report in the format that the path's ending names.
 
     Raises:
