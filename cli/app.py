@@ -193,7 +193,12 @@ def _failed(error: Exception, *, as_json: bool) -> int:
     elif isinstance(error, _ParseError):
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:
-        code, sentence = output.EXIT_BUG, _bug_sentence(error)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        code = output.EXIT_BUG
+        sentence = (
+            f"this is a bug in edge-opt, please report it with the command and the model's source: {what} "
+            f"({TRACEBACK}=1 in the environment shows where)"
+        )
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     return _end(code, f"error: {sentence}", error, as_json=as_json)
@@ -212,16 +217,6 @@ def _usage_sentence(error: Any) -> str:
     message = " ".join(message.split()).rstrip(".").replace(". Did you mean", ", did you mean")
     help_of = PROGRAM if context is None else context.command_path
     return f"{message.replace('Value error, ', '')} (see `{help_of} --help`)"
-
-
-def _bug_sentence(error: Exception) -> str:
-    from edge_opt.output.errors import TRACEBACK
-
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return (
-        f"this is a bug in edge-opt, please report it with the command and the model's source: {what} "
-        f"({TRACEBACK}=1 in the environment shows where)"
-    )
 
 
 def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> int:

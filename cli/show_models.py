@@ -58,6 +58,12 @@ def run_conversion(
     overwrite = options["overwrite"]
     for number, path in enumerate(reports):
         check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
+
+    def show() -> None:
+        show_conversion(result)
+        hint = f" ({NO_PICTURE})" if result.converted and not can_draw() else ""
+        output.say(*(f"Report: {path}{hint if path.suffix == '.html' else ''}" for path in reports))
+
     written = streams.written(destination, source, as_json=as_json)
     with nullcontext(None) if options["dry_run"] else written as file:
         try:
@@ -69,7 +75,7 @@ def run_conversion(
             _write_reports(reports, error.result, options)
             raise
         _write_reports(reports, result, options)
-        output.answer(result.to_dict(), lambda: _show(result, reports), as_json=as_json, quiet=quiet)
+        output.answer(result.to_dict(), show, as_json=as_json, quiet=quiet)
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
@@ -78,12 +84,6 @@ def _write_reports(reports: Sequence[Path], result: ConversionResult, options: C
         report = conversion_report(result, target=options["target"], sections=options["sections"])
     for path in reports:
         write_report(report, path, overwrite=options["overwrite"])
-
-
-def _show(result: ConversionResult, reports: Sequence[Path]) -> None:
-    show_conversion(result)
-    hint = f" ({NO_PICTURE})" if result.converted and not can_draw() else ""
-    output.say(*(f"Report: {path}{hint if path.suffix == '.html' else ''}" for path in reports))
 
 
 def show_conversion(result: ConversionResult, *, folders: bool = True) -> None:

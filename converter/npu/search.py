@@ -198,25 +198,19 @@ def outcomes(
     for place, file in enumerate([] if fresh else files):
         with suppress(OSError, ValueError):  # none there, or it cannot be read
             trials[place] = from_dict(Trial, json.loads(file.read_text(encoding="utf-8")))
-    waiting = {
-        executor.submit(carry_out, plan): place for place, plan in enumerate(plans) if place not in trials
-    }
+    waiting = {executor.submit(carry_out, plan): at for at, plan in enumerate(plans) if at not in trials}
     done(len(trials), None)
     for future in as_completed(waiting):
         place = waiting[future]
         trials[place] = future.result()
-        _remember(files[place], trials[place])
+        # One that timed out might end otherwise another time; what cannot be kept is done again.
+        if not trials[place].passing:
+            with suppress(OSError):
+                scratch = files[place].with_suffix(f".{os.getpid()}")
+                scratch.write_text(json.dumps(asdict(trials[place])), encoding="utf-8")
+                scratch.replace(files[place])
         done(len(trials), trials[place])
     return [replace(trials[place], choice=plan.choice) for place, plan in enumerate(plans)]
-
-
-def _remember(file: Path, trial: Trial) -> None:
-    """For the next search, unless it would end otherwise another time. What cannot be kept is done again."""
-    if not trial.passing:
-        with suppress(OSError):
-            scratch = file.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps(asdict(trial)), encoding="utf-8")
-            scratch.replace(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +295,7 @@ def tune(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
         exported = Path(folder, "exported.tflite")
         save(layers.model, exported)
-        running = executor or stack.enter_context(_own_executor(jobs or idle_cores()))
+        running = executor or stack.enter_context(_own_executor(jobs))
         chip = chip or COMPILERS[facts.name]
         plan = TrialPlan(str(exported), Choice(), facts, chip, (), sdk, seconds)
         compiled, unchecked = plan, "this compiler has no emulator here"
@@ -338,9 +332,10 @@ def rank(trial: Trial) -> tuple[float, ...]:
 
 
 @contextmanager
-def _own_executor(jobs: int) -> Iterator[Executor]:
-    """Threads, each waiting for a compiler; one that is interrupted leaves none behind."""
-    with ThreadPoolExecutor(jobs) as executor:
+def _own_executor(jobs: int | None) -> Iterator[Executor]:
+    """Threads, each waiting for a compiler, by default one for each idle core; an interrupt leaves none behind."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(jobs or max(1, round(cores - os.getloadavg()[0]))) as executor:
         try:
             yield executor
         except BaseException:
@@ -352,12 +347,6 @@ def _own_executor(jobs: int) -> Iterator[Executor]:
                 end_all()
                 waiting.join(0.05)
             raise
-
-
-def idle_cores() -> int:
-    """How many of this machine's cores have nothing to do, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, round(cores - os.getloadavg()[0]))
 
 
 def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
