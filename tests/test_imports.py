@@ -44,7 +44,7 @@ THIRD_PARTY = {
     "ai_edge_litert": ("converter/proof/",),
     "tensorflow": ("converter/proof/",),
     "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/prompts.py"),
-    "torch": ("converter/build/scoring.py"),
+    "torch": ("converter/build/scoring.py", "converter/build/pipeline.py"),
     "litert_lm": ("converter/build/scoring.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),
