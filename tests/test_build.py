@@ -32,7 +32,7 @@ from text_parser import parse
 
 from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
-from edge_opt.build.vendors import QUALCOMM, find_chip, next_steps
+from edge_opt.build.vendors import QUALCOMM, find_chip, find_compiler, next_steps
 from edge_opt.build.work import WorkFolder
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
@@ -471,6 +471,12 @@ def test_commands_for_the_phone_can_be_pasted_whatever_the_bundle_is_called() ->
 
 
 # --- other vendors ---
+
+
+def test_a_folder_of_libraries_for_a_vendor_that_nothing_compiles_for_is_refused_with_the_remedy() -> None:
+    vendor, _ = find_chip("Tensor_G5")
+    with pytest.raises(CompilerMissingError, match=r"no compiler for Google Tensor.*; leave sdk=\.\.\. out"):
+        find_compiler(vendor, "/sdk")
 
 
 @pytest.mark.parametrize(

@@ -427,6 +427,7 @@ def test_a_signature_that_is_best_as_exported_is_left_alone(tmp_path: Path) -> N
     target = written(tuned({1: figures(100)}, signature="prefill_8"), tmp_path)
     assert not target.splits("prefill_8")
     assert target.splits("main")
+    assert not target.mask_before_join, "no pass ran on what was measured"
     target = tuned_target(tuned({4: figures(100)}, signature="decode"))
     assert target.splits("decode")
 

@@ -74,6 +74,7 @@ def find_compiler(vendor: Vendor, sdk: AnyPath | None) -> Path | None:
         raise CompilerMissingError(
             f"litert-torch's pipeline has no compiler for {vendor.title}: compile the bundle's models with LiteRT's "
             f"aot_compile and the vendor's SDK (pip install {pip_name})"
+            f"{'' if sdk is None else '; leave sdk=... out for the bundle as it is in front of the compiler'}"
         )
     packaged = find_spec(vendor.package) is not None
     if vendor is QUALCOMM:

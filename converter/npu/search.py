@@ -400,7 +400,9 @@ def tuned_target(tuning: Tuning) -> Target:
         )
     choice = tuning.winner.choice
     changed: dict[str, Any] = {"split_signatures": _split(tuning, split=choice.form is not None)}
-    if choice.form is not None:
+    if choice.form is None:
+        changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
+    else:
         rows = {} if choice.rows_per_tile is None else {"rows_per_tile": choice.rows_per_tile}
         form = {"form": choice.form, **rows}
         changed |= {"long_context": form} if tuning.long_context else form
