@@ -350,3 +350,30 @@ def test_compare_refuses_shapes_of_inputs_that_are_not_there_or_of_other_sizes()
         found.reason
         == "input 'q' has shape (1, 4, -1, 5) in a, (1, 4, -1, 5) in b, (1, 3, 2, 5) is asked for"
     )
+
+
+STATIC_INSIDE = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)
+subgraph main (%q: float32[1,2,?,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
+  %half: float32[1,2,3,8] = MUL(%q, float32(0.5))
+  %l: float32[1,2,3,6] = BATCH_MATMUL(%half, %k) {adj_y: true}
+  %p: float32[1,2,3,6] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,2,3,8] = BATCH_MATMUL(%p, %v)
+  %t: float32[1,3,2,8] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+  %r: float32[1,3,16] = RESHAPE(%t, int32{1, -1, 16}) {new_shape: [1, -1, 16]}
+  return %r
+}
+"""
+
+
+def test_sizes_on_record_behind_an_open_length_are_not_believed() -> None:
+    """LiteRT computes every shape from its inputs, whatever sizes the file records behind them."""
+    model = parse(STATIC_INSIDE)
+    before = to_bytes(model)
+    (site,) = convert(model, verify="none").sites
+    assert site.status is Status.SKIPPED
+    assert "has a size on record, its operands an open one" in site.reason
+    assert to_bytes(model) == before
+    (site,) = convert(model, shapes={"q": (1, 2, 5, 8)}).sites
+    assert site.status is Status.CONVERTED, site.reason
+    assert model.subgraphs[0].outputs[0].shape == (1, 5, 16)

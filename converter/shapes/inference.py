@@ -90,7 +90,8 @@ class ShapeReport(Record):
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
     """Within the block, such operators have a `shape_error` and the name UNTRUSTED."""
     checked = [graph for graph in graphs if not graph.is_checked]
-    errors = [(operator, _shape_error(operator)) for graph in checked for operator in graph.operators]
+    opened: dict[Tensor, Shape] = {}
+    errors = [(operator, _shape_error(operator, opened)) for graph in checked for operator in graph.operators]
     for operator, error in errors:
         operator.shape_error = error
     for graph in checked:
@@ -104,9 +105,12 @@ def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
             graph.is_checked = False
 
 
-def _shape_error(operator: Operator) -> str:
-    """Why the shapes of an operator tell nothing; empty where they do."""
-    shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
+def _shape_error(operator: Operator, opened: dict[Tensor, Shape]) -> str:
+    """Why the shapes of an operator tell nothing; empty where they do.
+
+    A file may record a size where an input leaves it open, and LiteRT goes by the input: `opened` gets such results.
+    """
+    shapes = [t and opened.get(t, recorded_shape(t)) for t in operator.inputs]
     try:
         derived = infer_operator(operator, shapes, constants_of(operator))
     except ShapeError as error:
@@ -117,7 +121,12 @@ def _shape_error(operator: Operator) -> str:
             return f"{reason} of '{output.name}'"
         if 0 in output.shape:
             return f"'{output.name}' is empty"
-    return ""
+    if not any(shape and -1 in shape for shape in shapes):
+        return ""
+    both = zip(operator.outputs, derived, strict=True)
+    lies = {tensor: shape for tensor, shape in both if shape and -1 in shape and not tensor.is_dynamic}
+    opened |= lies
+    return f"'{next(iter(lies)).name}' has a size on record, its operands an open one" if lies else ""
 
 
 _DEEPEST = 64
