@@ -110,7 +110,7 @@ def _shape_error(operator: Operator, opened: dict[Tensor, Shape]) -> str:
 
     A file may record a size where an input leaves it open, and LiteRT goes by the input: `opened` gets such results.
     """
-    shapes = [t and opened.get(t, recorded_shape(t)) for t in operator.inputs]
+    shapes = [None if t is None else opened.get(t, recorded_shape(t)) for t in operator.inputs]
     try:
         derived = infer_operator(operator, shapes, constants_of(operator))
     except ShapeError as error:
