@@ -124,6 +124,10 @@ def test_a_target_that_cannot_be_read_is_refused_before_anything_runs(place: Pla
     stages = Stages()
     with pytest.raises(UsageError, match=r"target file no\.toml cannot be read"):
         place.build(stages=stages, target="no.toml")
+    with pytest.raises(
+        UsageError, match=r"target 'mediatek' is for other NPUs than that of SM8750: leave target=\.\.\."
+    ):
+        place.build(stages=stages, target="mediatek")
     assert stages.ran == []
 
 

@@ -172,7 +172,8 @@ def load_target(name: TargetLike) -> Target:
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"target file {name} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"target file {name} cannot be read: {reason}") from error
     return _parse(text, name)
 
 
