@@ -6,7 +6,7 @@
 Writes OUT_DIR/split.tflite and quantized.tflite, and of both orders split_then_quantized.tflite and
 quantized_then_split.tflite. Needs the extra `quantizer`, and `torch` for the NPU recipes (a16w8, a8w8, ...).
 
-Inputs are made up here, for calibration and for judging from different seeds: put your own data into `inputs_of`.
+Inputs are random, with different seeds for calibration and for judging: put your own data into `inputs_of`.
 """
 
 import argparse
