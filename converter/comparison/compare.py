@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -89,11 +90,13 @@ def compare(
     """
     if backend not in get_args(Backend):
         raise unknown("backend", backend, get_args(Backend))
-    if runs < 1:
-        raise UsageError(f"runs is {runs}, expected at least 1")
-    for name, value in (("atol", atol), ("rtol", rtol)):
-        if not value >= 0:
-            raise UsageError(f"{name} is {value}, expected a number that is not negative")
+    for name, value, kind, least in (
+        ("runs", runs, Integral, 1), ("seed", seed, Integral, 0), ("atol", atol, Real, 0), ("rtol", rtol, Real, 0)
+    ):  # fmt: skip
+        if not isinstance(value, kind) or not value >= least:
+            number = "a number" if kind is Real else "an integer"
+            raise UsageError(f"{name} is {value!r}, expected {number}, at least {least}")
+    runs, seed, atol, rtol = int(runs), int(seed), float(atol), float(rtol)  # numpy's are none of JSON
     kernel_sets: tuple[Kernels, ...] = ("xnnpack", "reference") if backend == "both" else (backend,)
     with ExitStack() as stack:
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
