@@ -233,7 +233,15 @@ REFUSED = {
         {"x": (3, 4)},
         "axis 0 of input 'third/x' must be 2, and 3 was given",
     ),
-    "no size": ({"second/x": (0, 4)}, "axis 0 of input 'second/x' must be 1 or more, and 0 was given"),
+    "no size": (
+        {"second/x": (0, 4)},
+        "axis 0 of input 'second/x' must be from 1 to 2147483647, and 0 was given",
+    ),
+    "more than a file can say": (
+        {"second/x": (1 << 31, 4)},
+        "must be from 1 to 2147483647, and 2147483648 was",
+    ),
+    "no whole number": ({"second/x": ("3", 4)}, "must be from 1 to 2147483647, and '3' was given"),
     "another input open": (
         {"first/x": (2, 4)},
         r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4",

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -209,9 +210,10 @@ def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
     if len(given) != len(declared):
         raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
     for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
-        if wanted < 1 or size not in (-1, wanted):
-            expected = "1 or more" if size < 0 else size
-            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted} was given")
+        is_size = isinstance(wanted, Integral) and 1 <= wanted < 1 << 31
+        if not is_size or size not in (-1, wanted):
+            expected = "from 1 to 2147483647" if size < 0 else size
+            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, and {wanted!r} was given")
     return tuple(given)
 
 
