@@ -1,6 +1,7 @@
 """Attributes of composites are decoded wherever composites are shown; bytes that are no FlexBuffer harm nothing."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from edge_opt.ir.text import to_text
 from edge_opt.output.errors import ModelFormatError
 from edge_opt.report.writing import render
 from edge_opt.schema.flexbuffers import read_flexbuffer
+
+TESTDATA = Path(__file__).parent.parent / "testdata"
 
 # As litert-torch fills them: odml.sdpa_transposed, odml.rope, odml.swiglu; then every other kind that is read.
 VALUES: list[Any] = [
@@ -160,7 +163,7 @@ def test_inspect_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("suffix", [".html", ".md", ".json"])
 def test_reports_show_them(suffix: str) -> None:
-    attention = to_bytes(parse((DEMO.parent / "pass_inline_composites.txt").read_text(encoding="utf-8")))
+    attention = to_bytes(parse((TESTDATA / "pass_inline_composites.txt").read_text(encoding="utf-8")))
     result = convert(attention, passes=["inline_composites"], verify="none")
     shown = render(conversion_report(result, attention), suffix)
     assert "{from_cache_update: true, is_causal: false, k_ts_idx: 2, v_ts_idx: 3}" in shown
