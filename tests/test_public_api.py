@@ -69,7 +69,7 @@ from edge_opt import ConversionResult
 result: ConversionResult = edge_opt.convert("a.tflite", require_all=True)
 differs: bool = edge_opt.compare("a.tflite", "b.tflite").bitwise
 version: str = edge_opt.__version__
-shape = edge_opt.shapes.dimension((1, 2), (3, 1))
+shape = edge_opt.shapes.broadcast((1, 2), (3, 1))
 edge_opt.convert("a.tflite", overwrite="yes")
 edge_opt.converte("a.tflite")
 """

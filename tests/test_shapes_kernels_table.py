@@ -189,6 +189,13 @@ AXES: list[Row] = [
             ([[-1, 0], [0, 0]], (False, False)),
         ]
     ],
+    *[("SPACE_TO_DEPTH", [T(shape)], {"blockSize": block}, F, ok) for shape, block, ok in [
+        ((1, 4, 6, 3), 2, True), ((1, 4, 6, 3), 1, True), ((1, 4, 5, 3), 2, False), ((4, 6, 3), 2, False),
+        ((1, 4, 6, 3), 0, False),
+    ]],
+    *[("DEPTH_TO_SPACE", [T(shape)], {"blockSize": block}, F, ok) for shape, block, ok in [
+        ((1, 2, 3, 12), 2, True), ((1, 2, 3, 12), 1, True), ((1, 2, 3, 6), 2, False), ((1, 2, 3, 12), 0, False),
+    ]],
     *[
         (name, [T(shape), const(size)], {}, F, ok)
         for name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")

@@ -168,11 +168,15 @@ def split(call: Call) -> Results:
     if axis is None:
         return [(DYNAMIC,) * len(shape)] * count
     axis = call.axis_of(1, axis)
-    size = shape[axis]
+    return [(*shape[:axis], _divided(call, 1, axis, count), *shape[axis + 1 :])] * count
+
+
+def _divided(call: Call, index: int, axis: int, count: int) -> int:
+    """An axis of input `index`, cut into equal parts."""
+    size = call.shape(index)[axis]
     if count == 0 or (size >= 0 and size % count):
-        raise ShapeError(f"axis {axis} of {call.text(1)} has size {size}: it has no {count} equal parts")
-    part = DYNAMIC if size < 0 else size // count
-    return [(*shape[:axis], part, *shape[axis + 1 :])] * count
+        raise ShapeError(f"axis {axis} of {call.text(index)} has size {size}: it has no {count} equal parts")
+    return DYNAMIC if size < 0 else size // count
 
 
 @rule("SPLIT_V", "TFLite, split_v.cc, ResizeOutputTensors")
@@ -267,6 +271,27 @@ def _padded(call: Call) -> Shape:
         raise ShapeError(f"{call.text(1)} must have the shape [{len(shape)},2], two numbers for each axis")
     numbers = call.sizes(1)
     return tuple(map(total, shape, numbers[::2], numbers[1::2]))
+
+
+@rule("SPACE_TO_DEPTH", "TFLite, space_to_depth.cc, Prepare")
+def space_to_depth(call: Call) -> Results:
+    """`[b, h, w, c]` becomes `[b, h/s, w/s, c*s*s]`, s the `block_size`."""
+    (batch, _, _, depth), block = call.shape(0, rank=4), _block_size(call)
+    return [(batch, _divided(call, 0, 1, block), _divided(call, 0, 2, block), product(depth, block, block))]
+
+
+@rule("DEPTH_TO_SPACE", "TFLite, depth_to_space.cc, Prepare")
+def depth_to_space(call: Call) -> Results:
+    """`[b, h, w, c]` becomes `[b, h*s, w*s, c/(s*s)]`, s the `block_size`."""
+    (batch, height, width, _), block = call.shape(0, rank=4), _block_size(call)
+    return [(batch, product(height, block), product(width, block), _divided(call, 0, 3, block * block))]
+
+
+def _block_size(call: Call) -> int:
+    block = call.number("block_size")
+    if block <= 0:
+        raise ShapeError(f"its block_size is {block}: expected 1 or more")
+    return block
 
 
 @rule("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", "TFLite, ResizeOutputTensor of each one's own file")
