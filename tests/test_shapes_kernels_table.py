@@ -111,6 +111,10 @@ FROM_NUMBERS: list[Row] = [
         ((0, 5, 0), INT, False),
     ]],
     *[(name, [const([2, 3])], {}, F, True) for name in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")],
+    *[("RFFT2D", [T(shape), const(sizes)], {}, "COMPLEX64", ok) for shape, sizes, ok in [
+        ((2, 4, 8), [4, 8], True), ((4, 8), [8, 4], True), ((4, 8), [3, 8], False), ((8,), [4, 8], False),
+        ((4, 8), [4], False),
+    ]],
     *[("WHERE", [const(value)], None, "INT64", True) for value in ([1, 0, 3], [[0, 0], [0, 5]], [0, 0])],
     ("VAR_HANDLE", [], {"sharedName": "v"}, "RESOURCE", True),
     ("ASSIGN_VARIABLE", [T((1,), "RESOURCE"), T((2, 3))], {}, [], True),
@@ -292,6 +296,14 @@ WEIGHTED: list[Row] = [
     *[("CONV_3D", [T(shape), T(filters)], {**_STRIDES, "strideD": 1}, F, False) for shape, filters in [
         ((2, 4, 4, 5, 3), (1, 2, 2, 4, 7)), ((4, 4, 5, 3), (1, 2, 2, 3, 7)),
     ]],
+    *[
+        ("TRANSPOSE_CONV", [const([1, 8, 8, 5]), T(filters), T(shape), *bias], {"strideH": 2, "strideW": 2}, F, ok)
+        for filters, shape, bias, ok in [
+            ((5, 3, 3, 4), (1, 4, 4, 4), [T((5,))], True), ((5, 3, 3, 4), (1, 4, 4, 4), [], True),
+            ((5, 3, 3, 4), (1, 4, 4, 3), [], False), ((5, 3, 3, 4), (1, 4, 4, 4), [T((6,))], False),
+            ((5, 3, 4), (1, 4, 4, 4), [], False),
+        ]
+    ],
 ]  # fmt: skip
 
 ROWS = [*ELEMENTWISE, *ALONG_AXES, *FROM_NUMBERS, *AXES, *PARTS, *WEIGHTED]

@@ -43,6 +43,8 @@ def test_a_result_of_another_type_than_the_kernel_writes_is_found(
 
 
 @pytest.mark.parametrize(("name", "inputs", "shape", "options"), [
+    ("TRANSPOSE_CONV", [const([1, 4, 4, 5]), T((5, 3, 3, 4)), T((1, 2, 2, 4))], (1, 4, 4, 5),
+     {"strideH": 2, "strideW": 2}),
     ("RANGE", [const(0.0, "FLOAT32"), const(2.0, "FLOAT32"), const(1.0, "FLOAT32")], (2,), {}),
     ("PADV2", [X, const([[0, 0], [0, 0]]), const(0.0, "FLOAT32")], (2, 3), {}),
     ("FILL", [const([2]), const(0.0, "FLOAT32")], (2,), {}),

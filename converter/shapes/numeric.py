@@ -183,6 +183,18 @@ def range_(call: Call) -> Results:
     return [(math.ceil(steps),)]
 
 
+@rule("RFFT2D", "TFLite, rfft2d.cc, ResizeOutputandTemporaryTensors")
+def rfft2d(call: Call) -> Results:
+    """The last two axes become `[h, w / 2 + 1]`, h and w from input 1, powers of two."""
+    shape, sizes = call.shape(0, least=2), call.sizes(1)
+    if len(sizes) != 2:
+        raise ShapeError(f"{call.text(1)} must hold two sizes, height and width")
+    if any(size >= 0 and (size == 0 or size & (size - 1)) for size in sizes):
+        raise ShapeError(f"{call.label(1)} gives the sizes {list(sizes)}: expected powers of two")
+    height, width = sizes
+    return [(*shape[:-2], height, DYNAMIC if width < 0 else width // 2 + 1)]
+
+
 @rule("WHERE", "TFLite, where.cc, ResizeOutputTensor")
 def where(call: Call) -> Results:
     """A row for each element that is not 0, with one number for each axis."""
@@ -313,3 +325,16 @@ def convolution_3d(call: Call) -> Results:
     if not may_be_equal(channels, depth):
         raise ShapeError(f"{call.text(0)} and the filters {call.text(1)} differ in their channels")
     return _convolved(call, window, results)
+
+
+@rule("TRANSPOSE_CONV", "TFLite, transpose_conv.cc, Prepare")
+def transposed_convolution(call: Call) -> Results:
+    """The result has the shape that input 0 spells out; input 1 are filters `[o, fh, fw, i]`."""
+    result, filters, shape = call.sizes(0), call.shape(1, rank=4), call.shape(2, rank=4)
+    if len(result) != 4:
+        raise ShapeError(f"{call.label(0)} spells out {shape_text(result)}: expected rank 4")
+    _check_filled(call, 1, 2)
+    if not may_be_equal(shape[3], filters[3]):
+        raise ShapeError(f"{call.text(2)} and the filters {call.text(1)} differ in their channels")
+    _check_bias(call, 3, filters[0])
+    return [result]
