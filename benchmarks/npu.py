@@ -3,8 +3,8 @@
     npu.py MODEL.tflite ... [--sdk FOLDER] [--chip SA8797] [--forms] [--jobs N] [--json]
     npu.py --models FOLDER ...                           all models there; `npu_models.py FOLDER` makes them
 
-Every entry point of every model is compiled alone: as exported, with the flags of the exporter's own pipeline for NPUs,
-and as `convert --target qualcomm-htp` rewrites it, with the flags that the target advises. `--forms` adds every form
+Every entry point of every model is compiled alone, with the flags of the exporter's own pipeline for NPUs: as exported,
+and as `convert --target qualcomm-htp` rewrites it. `--forms` adds every form
 that `tune` would try, for who wants to know whether the target chose well. Times are of one run of the entry point, in
 milliseconds with the compiler's bounds: an ordering, which nobody calibrated on a phone. What was compiled before is
 remembered (`--fresh` forgets it), so a run that was stopped goes on. Nothing is proved here, `convert` does that.

@@ -119,9 +119,10 @@ def inspect(
     from edge_opt.cli.show_models import show_inspection, write_overlay
     from edge_opt.inspection import inspect
 
-    inspection = inspect(file, target=target, shapes=read_shapes(shape))
+    shapes = read_shapes(shape)
+    inspection = inspect(file, target=target, shapes=shapes)
     if node_data is not None:
-        write_overlay(file, node_data, target, overwrite=overwrite)
+        write_overlay(file, node_data, target, shapes, overwrite=overwrite)
     output.answer(inspection.to_dict(), partial(show_inspection, inspection), as_json=as_json)
     return 0
 
@@ -247,7 +248,7 @@ def _refuse_options_of(context: typer.Context, group: str, on: options.Place) ->
 def shapes(
     file: options.ModelArgument, *, as_json: options.JsonOption = False, quiet: options.QuietOption = False
 ) -> int:
-    """Derive every shape again (of a bundle: in its prefill/decode model); exit 1 if one disagrees with the file."""
+    """Derive every shape again, in a bundle of its prefill/decode model; exit 1 if one disagrees with the file."""
     from edge_opt.conversion.container import open_container
     from edge_opt.output.words import many
     from edge_opt.shapes import derive

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
@@ -81,7 +81,8 @@ def run_conversion(
 
 def _write_reports(reports: Sequence[Path], result: ConversionResult, options: ConvertOptions) -> None:
     if reports:
-        report = conversion_report(result, target=options["target"], sections=options["sections"])
+        given = {name: options[name] for name in ("target", "sections", "shapes")}
+        report = conversion_report(result, **given)
     for path in reports:
         write_report(report, path, overwrite=options["overwrite"])
 
@@ -167,7 +168,9 @@ def _npu_row(signature: NpuSignature) -> tuple[str, ...]:
     return (signature.name, *map(str, counts), *(f"{value:.1f}" for value in (*lowest, *signature.seconds)))
 
 
-def write_overlay(file: Path, path: Path, target: str | None, *, overwrite: bool) -> None:
+def write_overlay(
+    file: Path, path: Path, target: str | None, shapes: Mapping[str, Sequence[int]], *, overwrite: bool
+) -> None:
     """Write what `inspect` finds as an overlay for Model Explorer.
 
     Raises:
@@ -176,7 +179,7 @@ def write_overlay(file: Path, path: Path, target: str | None, *, overwrite: bool
     """
     status = file.stat()
     resolve_target(path, overwrite=overwrite, inputs=((status.st_dev, status.st_ino),))
-    data = json.dumps(node_data(file, target=target), indent=2)
+    data = json.dumps(node_data(file, target=target, shapes=shapes), indent=2)
     write_whole(path, f"{data}\n".encode(), overwrite=overwrite)
 
 

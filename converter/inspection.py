@@ -8,6 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from edge_opt.conversion.result import unsound
 from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor, load
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, is_compiled, made_from, readable
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport, Status
@@ -276,9 +278,11 @@ def explain(
     return [Explanation(site, blocks.get((site.signature, site.operator))) for site in result.sites]
 
 
-def _opened(source: ModelLike, shapes: Mapping[str, Sequence[int]] | None) -> Container:
+def _opened(
+    source: ModelLike, shapes: Mapping[str, Sequence[int]] | None, sections: Sections = "prefill-decode"
+) -> Container:
     """What a conversion would work on; a model that the caller gave stays as it is."""
-    container = open_container(deepcopy(source) if shapes and isinstance(source, Model) else source)
+    container = open_container(deepcopy(source) if shapes and isinstance(source, Model) else source, sections)
     fix_inputs(container, shapes or {})
     return container
 
@@ -345,9 +349,10 @@ def example_rewrite(
     with doubted(model.subgraphs):
         for site in PASSES[chosen].sites(context):
             if isinstance(site, Site):
-                rewrite = site.build()
-                new = hoisted(_changed(rewrite.old, rewrite.new))
-                return Example(signature, rewrite.old, new, short_name)
+                with suppress(RefusedError):  # it stays as it was: the next one is shown
+                    rewrite = site.build()
+                    new = hoisted(_changed(rewrite.old, rewrite.new))
+                    return Example(signature, rewrite.old, new, short_name)
     return None
 
 
@@ -407,12 +412,17 @@ _COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLE
 _SETTLED = "#e3e6ea"
 
 
-def node_data(source: str | os.PathLike[str] | bytes, *, target: TargetLike | None = None) -> dict[str, Any]:
+def node_data(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    target: TargetLike | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Any]:
     """What a conversion makes of each operator of a model.
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: there is no such target.
+        UsageError: there is no such target or input, or a shape does not fit.
     """
     model = load(source)
     places = {
@@ -422,7 +432,7 @@ def node_data(source: str | os.PathLike[str] | bytes, *, target: TargetLike | No
     }
     makers = {tensor.name: place for operator, place in places.items() for tensor in operator.outputs}
     overlay: dict[str, Any] = {}
-    for site in convert(model, target=target, verify="none").sites:
+    for site in convert(model, target=target, shapes=shapes, verify="none").sites:
         if site.status is Status.CONVERTED:
             text = f"{len(site.replaced)} operators become {site.added}"
             nodes = [places[operator] for operator in site.replaced if operator in places]
@@ -449,6 +459,7 @@ def conversion_report(
     *,
     target: TargetLike | None = None,
     sections: Sections = "prefill-decode",
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Report:
     """What `edge_opt.report.write_report` takes.
 
@@ -457,6 +468,7 @@ def conversion_report(
         original: the model as it was, for the picture of one block; without it, the file that `result` names, if any.
         target: as given to `convert`.
         sections: as given to `convert`.
+        shapes: as given to `convert`.
 
     Raises:
         ModelFormatError: the original cannot be read again.
@@ -464,7 +476,7 @@ def conversion_report(
     """
     source = result.input if original is None else original
     facts = load_target(target or GENERIC)
-    parts = open_container(source, sections).parts if source is not None and result.converted else []
+    parts = _opened(source, shapes, sections).parts if source is not None and result.converted else []
     example = next(filter(None, (_example(result, part, facts) for part in parts)), None)
     findings = [("error", text) for text in unsound(result)]
     for finding in [] if result.model is None else lint(result.model, facts):

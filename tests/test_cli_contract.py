@@ -516,3 +516,8 @@ def test_every_argument_that_a_message_names_is_an_option() -> None:
         name for text in sources for name in re.findall(r"\b([a-z_]+)=(?:\.\.\.|True (?:asks|to))", text)
     }
     assert named - {"plugin"} <= set(WORDS)
+
+
+def test_what_the_list_of_commands_says_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in run(capsys, "--help").out.splitlines():
+        assert line.count("(") == line.count(")"), line

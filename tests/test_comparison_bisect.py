@@ -196,3 +196,11 @@ def test_where_no_tensor_differs_once_it_is_an_output_that_is_said(monkeypatch: 
     found = located(chain(4), chain(4, wrong=2))
     assert found.reason.startswith("no tensor differs once it is an output itself")
     assert (found.tensor, found.figures) == ("", None)
+
+
+def test_constants_are_paired_by_name_where_an_operator_has_more_inputs() -> None:
+    line = "  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = FULLY_CONNECTED(%h, float32[8,8]{splat 0.25}{bias})"
+    texts = (line.replace("{bias}", bias) for bias in ("", ", float32[8]{splat 1}"))
+    ours, theirs = (parse(CHAIN.format(lines=text)).subgraphs[0].operators for text in texts)
+    assert [len(one.inputs) for one in (ours[1], theirs[1])] == [2, 3]
+    assert bisect._changed_constants(ours, theirs) == ()

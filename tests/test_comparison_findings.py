@@ -330,3 +330,11 @@ def test_an_output_of_another_shape_or_type_than_recorded_is_a_difference(
     found = check._output("s", info((2,)), recorded, {"y": np.zeros(shape, dtype)}, 0)
     assert found.reason == f"float32 [2] recorded, {dtype} {list(shape)} now"
     assert check._output("s", info((2,)), recorded, {}, 0).reason == "missing in the model"
+
+
+def test_where_all_was_kept_other_bytes_of_equal_values_are_no_difference() -> None:
+    """-0.0 equals 0.0 and has another checksum."""
+    old = np.zeros(1, np.float32)
+    recorded = {"key": "kept", "shape": [1], "dtype": "float32", **golden._statistics(old, info((1,)))}
+    check = golden_of({"share": 99, "atol": 0, "rtol": 0}, kept=old)
+    assert check._output("s", info((1,)), recorded, {"y": -old}, 0).reason == ""

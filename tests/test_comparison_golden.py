@@ -10,6 +10,7 @@ import numpy as np
 import proof_models as models
 import pytest
 from bundles import bundle, model_part
+from cli_runs import DEMO
 
 from edge_opt.comparison import golden
 from edge_opt.output.errors import UsageError
@@ -197,3 +198,18 @@ def test_of_a_bundle_the_prefill_decode_model_is_recorded_and_checked(tmp_path: 
     assert assert_golden(path, recorded).b == str(path)
     assert assert_golden(model, recorded).bitwise
     assert not golden.check(other, recorded).equal
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"runs": 0}, {"seed": -1}, {"seed": "x"}, {"atol": float("nan")}, {"rtol": -1.0}], ids=str
+)
+def test_numbers_that_cannot_be_are_refused_before_the_model_runs(numbers: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(numbers))} is .*, expected"):
+        golden.record(DEMO, tmp_path / "golden.npz", **numbers)
+
+
+def test_what_is_no_golden_file_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "golden.npz"
+    path.write_bytes(b"PK no archive")
+    with pytest.raises(GoldenError, match="it is damaged, or no golden file"):
+        golden.check(DEMO, path)

@@ -155,6 +155,15 @@ def test_bytes_that_cannot_be_read_are_counted_and_nothing_fails() -> None:
     ]
 
 
+def test_without_bytes_there_are_no_attributes() -> None:
+    model = parse("""subgraph main (%x: float32[1]) {
+  %y: float32[1] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rope', decomposition_subgraph_index: 1}
+  return %y
+}
+subgraph body (%x: float32[1]) { %y: float32[1] = ABS(%x) return %y }""")
+    assert list(map(str, composites(model.subgraphs[0].operators))) == ["odml.rope {}"]
+
+
 def test_inspect_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  19 x odml.rms_norm {epsilon: 1e-06}\n" in run(capsys, "inspect", str(DEMO)).out
     (norm,) = inspect(DEMO).signatures[0].to_dict()["composites"]

@@ -10,6 +10,7 @@ from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
+from edge_opt.inspection import conversion_report
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
 from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
@@ -229,3 +230,32 @@ def test_a_body_with_a_tensor_that_is_kept_between_runs_is_left() -> None:
     result = convert(model, inline_composites=True, verify="none")
     left = [site.reason for site in result.sites if site.status is not Status.CONVERTED]
     assert left[0].startswith("all calls of the body share a tensor that is kept between runs")
+
+
+TWO = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out, x=%x, y=%y)
+subgraph main (%q: float32[1,2,6,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
+  %x: float32[1,2,6,6], %y: float32[1,2,6,6] = STABLEHLO_COMPOSITE(%k, %v) {name: 'bad', BODY: 2}
+  %out: float32[1,2,6,8] = STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'sdpa', BODY: 1}
+  return %out, %x, %y
+}
+subgraph body (%q: float32[1,2,6,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
+  %l: float32[1,2,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,2,6,6] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,2,6,8] = BATCH_MATMUL(%p, %v)
+  return %o
+}
+subgraph bad (%q: float32[1,2,6,8], %k: float32[1,2,6,8]) {
+  %l: float32[1,2,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  return %l, %l
+}
+""".replace("BODY", BODY)
+
+
+def test_a_report_shows_the_first_site_that_is_not_refused() -> None:
+    original = to_bytes(parse(TWO))
+    result = convert(original, inline_composites=True, passes=["inline_composites"], verify="none")
+    assert [site.status for site in result.sites[:2]] == [Status.SKIPPED, Status.CONVERTED]
+    example = conversion_report(result, original).example
+    assert example is not None
+    assert [operator.name for operator in example.after][:1] == ["BATCH_MATMUL"]

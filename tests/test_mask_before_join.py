@@ -62,6 +62,10 @@ def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
             "%mask: int16[1,1,4,12] q(0.003, 0)",
             f"%mask: int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)",
         ),
+        (
+            "%masked: int16[1,1,4,12] q(0.0031, 0)",
+            f"%masked: int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)",
+        ),
         ("%mask: int16[1,1,4,12]", "%mask: int16[1,1,4,1]"),
         (
             "[1,1,4,12] q(0.0005, 0) = CONCATENATION(%old, %new)",
@@ -76,6 +80,7 @@ def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
         "no addition",
         "an activation fused into the join",
         "a scale for each column of the mask",
+        "a scale for each column of the sum",
         "one column for all",
         "no products",
     ],
@@ -90,6 +95,15 @@ def test_a_cache_that_holds_no_more_keys_than_are_new_gains_nothing() -> None:
     text = FLOAT.replace("[1,1,4,5]", "[1,1,4,4]").replace("[1,1,4,3]", "[1,1,4,4]")
     text = text.replace("[1,1,3,5]", "[1,1,3,4]").replace("[1,1,3,3]", "[1,1,3,4]")
     assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
+
+
+@pytest.mark.parametrize(("shape", "count"), [("3,8", 1), ("1,3,8", 1), ("1,8", 0), ("8", 0)])
+def test_leading_axes_of_one_may_be_left_out_of_the_mask(
+    shape: str, count: int, prover: RegionProver
+) -> None:
+    text = FLOAT.replace("%mask: float32[1,1,3,8]", f"%mask: float32[{shape}]")
+    _, reports = convert_text(text, "mask_before_join", target=TARGET, prover=prover)
+    assert [report.status for report in reports] == [Status.CONVERTED] * count
 
 
 def test_a_mask_that_is_broadcast_over_heads_is_left_alone() -> None:

@@ -427,9 +427,17 @@ def test_a_signature_that_is_best_as_exported_is_left_alone(tmp_path: Path) -> N
     target = written(tuned({1: figures(100)}, signature="prefill_8"), tmp_path)
     assert not target.splits("prefill_8")
     assert target.splits("main")
-    assert not target.mask_before_join, "no pass ran on what was measured"
+    assert target.mask_before_join, "other signatures are rewritten as before"
     target = tuned_target(tuned({4: figures(100)}, signature="decode"))
     assert target.splits("decode")
+
+
+def test_where_nothing_is_split_any_more_no_mask_is_added_before_a_join() -> None:
+    """No pass ran on what was measured."""
+    alone = replace(load_target("qualcomm-htp"), split_signatures=("prefill*",))
+    target = tuned_target(tuned({1: figures(100)}, target=alone, signature="prefill_8"))
+    assert target.split_signatures == ()
+    assert not target.mask_before_join
 
 
 def test_nothing_is_written_where_nothing_compiled_and_progress_is_told() -> None:

@@ -1,6 +1,7 @@
 """Inputs of open lengths are given static shapes; attention of lengths that stay open is left with a reason."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -372,6 +373,48 @@ subgraph main (%q: float32[1,2,?,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8])
   return %r
 }
 """
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "BITCAST(%q)",
+        "STABLEHLO_COMPOSITE(%q) {name: 'half', decomposition_subgraph_index: 1, composite_attributes: {a: 1}}",
+    ],
+)
+def test_behind_what_is_not_derived_any_size_may_be_open(first: str) -> None:
+    half = """subgraph half (%x: float32[1,2,3,8]) {
+  %y: float32[1,2,3,8] = MUL(%x, float32(0.5))
+  return %y
+}
+"""
+    (site, *_) = convert(
+        parse(STATIC_INSIDE.replace("MUL(%q, float32(0.5))", first) + half), verify="none"
+    ).sites
+    assert (site.status, "has a size on record" in site.reason) == (Status.SKIPPED, True)
+
+
+def test_behind_a_wrong_size_on_record_the_size_that_inputs_give_counts() -> None:
+    text = STATIC_INSIDE.replace("%q: float32[1,2,?,8]", "%q: float32[1,2,5,8]")
+    (site,) = convert(parse(text), verify="none").sites
+    assert (site.status, "axis 2 is 5, recorded as 3" in site.reason) == (Status.SKIPPED, True)
+
+
+def test_shapes_that_a_folded_operator_cannot_broadcast_are_left_to_the_runtime() -> None:
+    text = """subgraph main (%x: float32[?,4]) {
+  %unused: int32[1] = BROADCAST_ARGS(int32{2}, int32{3})
+  %y: float32[?,4] = ABS(%x)
+  return %y
+}"""
+    model = parse(text)
+    convert(model, shapes={"x": (2, 4)}, verify="none")
+    assert model.subgraphs[0].outputs[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("sizes", [3, None])
+def test_what_is_no_list_of_sizes_is_refused(sizes: Any) -> None:
+    with pytest.raises(UsageError, match="has 4 axes, and"):
+        convert(parse(STATIC_INSIDE), shapes={"q": sizes}, verify="none")
 
 
 def test_sizes_on_record_behind_an_open_length_are_not_believed() -> None:

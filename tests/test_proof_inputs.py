@@ -3,12 +3,14 @@
 import hashlib
 import json
 from dataclasses import asdict
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from edge_opt.output.record import from_dict
 from edge_opt.proof import noise
+from edge_opt.proof.extremes import KINDS, Side, extreme
 from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, converted, pair, plan
 from edge_opt.proof.tensors import Role, SignatureInfo, TensorInfo, role_of
 
@@ -371,3 +373,11 @@ def test_real_numbers_stay_what_they_are_in_another_type() -> None:
     assert converted(array, codes, real).tolist() == [0, 1, -7]
     assert converted(array, codes, coarser).tolist() == [-1, 0, -8]
     assert converted(np.array([0, 1, 99], np.float32), real, codes).tolist() == [10, 12, 127]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_extreme_inputs_keep_their_shape(shape: tuple[int, ...], dtype: str) -> None:
+    for kind in KINDS:
+        for side in get_args(Side):
+            assert extreme(np.zeros(shape, dtype), kind, side, 0, 0, 3, 0.5).shape == shape

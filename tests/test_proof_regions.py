@@ -23,7 +23,7 @@ from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
 from edge_opt.proof.examination import Question, Region
 from edge_opt.proof.pair import ProofRequest
-from edge_opt.proof.regions import RegionProver
+from edge_opt.proof.regions import RegionProver, _places
 from edge_opt.proof.runner import Worker, WorkerPool
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
@@ -425,3 +425,24 @@ def test_the_console_says_that_rows_stood_for_all() -> None:
     )
     whole = convert(to_bytes(parse(attention("int16", SIZE))), verify="exhaustive")
     assert not any("large site" in line for line in whole.summary().splitlines())
+
+
+PRODUCT = """subgraph main (%q: int8[1,2,3,{0}] q(0.05, 0), %k: int8[1,2,6,{0}] q(0.05, 0)) {{
+  %l: int8[1,2,3,6] q(0.5, 0) = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %s: int8[1,2,3,6] q(0.05, 0) = MUL(%l, int8(64) q(0.001953125, 0))
+  %p: int8[1,2,3,6] q(0.00390625, -128) = SOFTMAX(%s) {{beta: 1.0}}
+  return %p
+}}
+"""
+
+
+def test_extreme_codes_follow_from_what_the_logits_are_multiplied_by() -> None:
+    graph = parse(PRODUCT.format(8)).subgraphs[0]
+    place = _places(graph)[graph.inputs[0]]
+    assert (place.side, place.keys) == ("left", 6)
+    assert place.reach == pytest.approx(8.0 / 0.125 / (6.4 * 6.4 * 8))
+
+
+def test_a_product_over_no_element_has_extreme_codes_too() -> None:
+    graph = parse(PRODUCT.format(0)).subgraphs[0]
+    assert _places(graph)[graph.inputs[0]].reach == 1.0

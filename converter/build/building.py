@@ -159,7 +159,7 @@ def build(
     # Loaded here so that a wrong one is refused at once; the stage reads it again, in a process of its own.
     chosen = TARGETS[vendor.name] if target is None else target
     facts = load_target(chosen)
-    if facts.name in TARGETS.values() and facts.name != TARGETS[vendor.name]:
+    if facts.name in target_names() and facts.name not in {TARGETS[vendor.name], "generic"}:
         raise UsageError(f"target '{facts.name}' is for other NPUs than that of {chip}: leave target=... out")
     given = look_at(Path(source))
     _check_together(given, prompts, prefill, cache, whole_caches=whole_caches)

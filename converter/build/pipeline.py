@@ -287,13 +287,19 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
 
 def _check_numbers(checkpoint: Path) -> None:
-    """UsageError where a weight is NaN or infinite: calibration would fail later, and name a tensor of its own."""
+    """UsageError where a weight is NaN or infinite: calibration would fail later, and name a tensor of its own.
+
+    Only files of safetensors are looked at.
+    """
     torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safetensors.safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no mapping
                 weights = file.get_tensor(name)
-                if weights.is_floating_point() and not torch.isfinite(weights).all():
+                if not weights.is_floating_point():
+                    continue
+                # torch knows no isfinite of floats of one byte.
+                if not torch.isfinite(weights.float() if weights.element_size() == 1 else weights).all():
                     raise UsageError(
                         f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
                         f"checkpoint from before that"

@@ -90,13 +90,9 @@ def compare(
     """
     if backend not in get_args(Backend):
         raise unknown("backend", backend, get_args(Backend))
-    for name, value, kind, least in (
-        ("runs", runs, Integral, 1), ("seed", seed, Integral, 0), ("atol", atol, Real, 0), ("rtol", rtol, Real, 0)
-    ):  # fmt: skip
-        if not isinstance(value, kind) or not value >= least:
-            number = "a number" if kind is Real else "an integer"
-            raise UsageError(f"{name} is {value!r}, expected {number}, at least {least}")
-    runs, seed, atol, rtol = int(runs), int(seed), float(atol), float(rtol)  # numpy's are none of JSON
+    runs, seed, atol, rtol = checked_numbers(runs, seed, atol, rtol)
+    if generate is not None and (not isinstance(generate, Integral) or generate < 1):
+        raise UsageError(f"generate is {generate!r}, expected an integer, at least 1")
     kernel_sets: tuple[Kernels, ...] = ("xnnpack", "reference") if backend == "both" else (backend,)
     with ExitStack() as stack:
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
@@ -118,6 +114,21 @@ def compare(
             caches=tuple(comparison.caches.notes),
             opened=tuple(comparison.opened),
         )
+
+
+def checked_numbers(runs: int, seed: int, atol: float, rtol: float) -> tuple[int, int, float, float]:
+    """What decides the inputs and what is equal, as Python's own numbers: numpy's are none of JSON.
+
+    Raises:
+        UsageError: one is no number, or too small.
+    """
+    for name, value, kind, least in (
+        ("runs", runs, Integral, 1), ("seed", seed, Integral, 0), ("atol", atol, Real, 0), ("rtol", rtol, Real, 0)
+    ):  # fmt: skip
+        if not isinstance(value, kind) or not value >= least:
+            number = "a number" if kind is Real else "an integer"
+            raise UsageError(f"{name} is {value!r}, expected {number}, at least {least}")
+    return int(runs), int(seed), float(atol), float(rtol)
 
 
 def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:

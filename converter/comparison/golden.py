@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.comparison.compare import choose
+from edge_opt.comparison.compare import checked_numbers, choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
 from edge_opt.comparison.models import find_models, keeps_state, with_facts
 from edge_opt.ir import load
@@ -59,10 +59,11 @@ def record(
     quantized outputs they apply to the real numbers.
 
     Raises:
-        UsageError: an unknown signature, or the file exists and `overwrite` is not set.
+        UsageError: an unknown signature, a number that cannot be, or the file exists and `overwrite` is not set.
         OutputError: the file cannot be written.
         RuntimeFailed: the model does not run.
     """
+    runs, seed, atol, rtol = checked_numbers(runs, seed, atol, rtol)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         source = stack.enter_context(find_models(model).source("model"))

@@ -73,7 +73,8 @@ def check_options(options: ConvertOptions, source: object) -> None:
         raise TypeError(f"convert() got an unexpected keyword argument '{extra[0]}'")
     for name, kind in ConvertOptions.__annotations__.items():
         if not _fits(options.get(name), kind):
-            raise UsageError(f"{name} is {options.get(name)!r:.60}, expected {kind}")
+            expected = kind.__name__ if isinstance(kind, type) else kind
+            raise UsageError(f"{name} is {options.get(name)!r:.60}, expected {expected}")
     verify, seconds = options["verify"], options["proof_seconds"]
     if verify not in get_args(Verify):
         raise unknown("verification", verify, get_args(Verify))

@@ -1,7 +1,7 @@
 """What a conversion reads and writes: a .tflite file is one model, a .litertlm or .task bundle holds several."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -207,6 +207,8 @@ def _keys(part: Part, signature: str, name: str) -> tuple[str, str, str]:
 
 def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
     declared = tensor.shape_signature or tensor.shape
+    if not isinstance(given, Sized):
+        raise UsageError(f"input '{where}' has {len(declared)} axes, and {given!r} was given")
     if len(given) != len(declared):
         raise UsageError(f"input '{where}' has {len(declared)} axes, and {len(given)} sizes were given")
     for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
@@ -274,8 +276,8 @@ def _values(operator: Operator) -> Sequence[Array]:
     try:
         if list(infer_operator(operator, shapes, constants_of(operator))) != results:
             return ()
+        values = fold(Call(operator, shapes, constants_of(operator)), results)
     except ShapeError:
         return ()
-    values = fold(Call(operator, shapes, constants_of(operator)), results)
     numbers = [value for value in values if value is not None and value.dtype != object]
     return numbers if len(numbers) == len(operator.outputs) else ()

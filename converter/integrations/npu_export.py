@@ -126,7 +126,7 @@ def npu_optimize(
         output_litertlm: where to write.
         sdk: folder with the vendor's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT. Without them nothing
             is measured, what was converted is kept, and `notes` say so.
-        target: a target's name or file, or a `Target`; None the one for `cfg.backend`. Its compiler flags are used.
+        target: a target's name or file, or a `Target`; None the one for `cfg.backend`.
         sections: of the bundle, rewrite the prefill/decode model only, or "all" of its models.
         verify: as `edge_opt.convert` has it.
         exported: the float bundle that `npu_export` wrote; tables of rope then have its exact frequencies.

@@ -62,8 +62,11 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
 def composites(operators: Iterable[Operator]) -> list[Composite]:
     """The composites among operators, in the order in which each first occurs."""
     found: Counter[tuple[str, bytes]] = Counter()
+    contents: dict[int, bytes] = {}  # operators may share theirs: they are copied, and hashed, once
     for operator in operators:
         if operator.name == COMPOSITE and operator.options is not None:
             content = operator.options.get("composite_attributes")
-            found[composite_name(operator), b"" if content is None else bytes(content)] += 1
+            if id(content) not in contents:
+                contents[id(content)] = b"" if content is None else bytes(content)
+            found[composite_name(operator), contents[id(content)]] += 1
     return [Composite(name, count, attributes(content)) for (name, content), count in found.items()]

@@ -165,9 +165,12 @@ def _options(table: Table | None) -> str:
 
 
 def attributes(content: Any) -> Any:
-    """The attributes of a composite, decoded from their FlexBuffer; a text, where the bytes are none."""
+    """The attributes of a composite, decoded from their FlexBuffer; a text, where the bytes are none.
+
+    Where there are no bytes, there are no attributes.
+    """
     try:
-        return read_flexbuffer(bytes(content))
+        return read_flexbuffer(bytes(content)) if len(content) else {}
     except ModelFormatError as error:
         return f"<{len(content)} bytes, no FlexBuffer: {error}>"
 

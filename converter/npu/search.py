@@ -192,7 +192,8 @@ def outcomes(
     with Path(plans[0].exported).open("rb") as exported:
         model = hashlib.file_digest(exported, "sha256").hexdigest()
     folder = cache_folder() / "trials"
-    folder.mkdir(exist_ok=True)
+    with suppress(OSError):  # what cannot be kept is compiled again
+        folder.mkdir(exist_ok=True)
     files = [folder / f"{plan.key(model, libraries)}.json" for plan in plans]
     trials: dict[int, Trial] = {}
     for place, file in enumerate([] if fresh else files):
@@ -400,9 +401,9 @@ def tuned_target(tuning: Tuning) -> Target:
         )
     choice = tuning.winner.choice
     changed: dict[str, Any] = {"split_signatures": _split(tuning, split=choice.form is not None)}
-    if choice.form is None:
+    if choice.form is None and not changed["split_signatures"]:
         changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
-    else:
+    elif choice.form is not None:
         rows = {} if choice.rows_per_tile is None else {"rows_per_tile": choice.rows_per_tile}
         form = {"form": choice.form, **rows}
         changed |= {"long_context": form} if tuning.long_context else form

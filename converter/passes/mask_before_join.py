@@ -16,15 +16,16 @@ class MaskBeforeJoin(Pass):
     """In front of a SOFTMAX: `CONCAT(old, new) + mask` -> `CONCAT(old + mask[.., :S], new + mask[.., S:])`.
 
     Off unless the target asks for it (`mask_before_join`). The addition is elementwise, and the parts must have the
-    quantization of the joined logits, the mask their shape: one that is broadcast over heads takes longer in parts. The
-    columns of a mask are cut once for all heads and layers.
+    quantization of the joined logits, the mask their shape: one that is broadcast over heads takes longer in parts. One
+    part, the cache, must have more columns than all others together. The join must clip nothing, and mask and sum have
+    one scale each. The columns of a mask are cut once for all heads and layers.
     """
 
     name = "mask_before_join"
     summary = "adds the mask to the logits of the cache and of the new keys before they are joined"
 
     def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
-        """One for each mask that is added to joined logits, if the target asks for it."""
+        """One for each such mask, if the target asks for it."""
         if not context.target.mask_before_join:
             return
         for addition in context.subgraph.operators:
@@ -50,7 +51,7 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         plain = not join.option("fused_activation_function") and not any(
             tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
         )
-        whole = mask.shape == joined.shape
+        whole = (1,) * (len(joined.shape) - len(mask.shape)) + mask.shape == joined.shape
         if at_columns and alone and products and same_numbers and plain and whole and _pays(parts):
             return join
     return None

@@ -142,7 +142,7 @@ def _operand(
             return np.full(shape, limits.max if kind == "masks" else limits.min)
         case _, "left":
             # Every other row is small, and of the other sign where the keys are negative.
-            rows = np.arange(math.prod(shape[:-1])).reshape((*shape[:-1], 1)[-len(shape) :])
+            rows = np.arange(math.prod(shape[:-1])).reshape((*shape[:-1], 1)[: len(shape)])
             small = rows % 2 == 0
             sizes = np.where(small, 2 * reach * 0.7 ** (rows // 2 % 6), 0.7 ** (rows % 7))
             signs = np.where(small & (kind == "low"), -1, 1)

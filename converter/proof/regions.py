@@ -259,7 +259,8 @@ def _logits(product: Operator, factor: float) -> _Place:
         return _Place()
     left, right, end = (max(map(abs, real_range(tensor))) for tensor in tensors if tensor is not None)
     terms = product.input(0).shape[-2 if product.option("adj_x") else -1]
-    reach = min(end, _HIGHEST_LOGIT / factor) / (left * right * terms)
+    largest = left * right * terms * factor
+    reach = min(end * factor, _HIGHEST_LOGIT) / largest if largest else 1.0
     return _Place(keys=product.outputs[0].shape[-1], reach=min(reach, 1.0))
 
 

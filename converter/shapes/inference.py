@@ -108,7 +108,8 @@ def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
 def _shape_error(operator: Operator, opened: dict[Tensor, Shape]) -> str:
     """Why the shapes of an operator tell nothing; empty where they do.
 
-    A file may record a size where an input leaves it open, and LiteRT goes by the input: `opened` gets such results.
+    A file may record another size than the inputs give, or one where they leave it open. LiteRT goes by the inputs:
+    `opened` gets what they give.
     """
     shapes = [None if t is None else opened.get(t, recorded_shape(t)) for t in operator.inputs]
     try:
@@ -118,13 +119,16 @@ def _shape_error(operator: Operator, opened: dict[Tensor, Shape]) -> str:
     for shape, output in zip(derived, operator.outputs, strict=True):
         reason = misfit(shape, recorded_shape(output), allow_refinement=True)
         if reason is not None:
+            opened |= {t: s for t, s in zip(operator.outputs, derived, strict=True) if s is not None}
             return f"{reason} of '{output.name}'"
         if 0 in output.shape:
             return f"'{output.name}' is empty"
     if not any(shape and -1 in shape for shape in shapes):
         return ""
-    both = zip(operator.outputs, derived, strict=True)
-    lies = {tensor: shape for tensor, shape in both if shape and -1 in shape and not tensor.is_dynamic}
+    # Of what is not derived, any size may be open.
+    sizes = [(-1,) * len(t.shape) if s is None else s for t, s in zip(operator.outputs, derived, strict=True)]
+    both = zip(operator.outputs, sizes, strict=True)
+    lies = {tensor: shape for tensor, shape in both if -1 in shape and not tensor.is_dynamic}
     opened |= lies
     return f"'{next(iter(lies)).name}' has a size on record, its operands an open one" if lies else ""
 

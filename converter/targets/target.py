@@ -107,7 +107,7 @@ class Target:
         return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
 
     def asked(self, **facts: str | int | bool | None) -> Target:
-        """With facts that a user named, whatever the attention's length."""
+        """With facts that a user named, whatever the attention's length; None takes a fact away."""
         kept = {name: value for name, value in self.long_context.items() if name not in facts}
         return replace(self, long_context=kept, **facts)  # type: ignore[arg-type]
 
