@@ -81,8 +81,9 @@ def run_conversion(
 
 def _write_reports(reports: Sequence[Path], result: ConversionResult, options: ConvertOptions) -> None:
     if reports:
-        given = {name: options[name] for name in ("target", "sections", "shapes")}
-        report = conversion_report(result, **given)
+        report = conversion_report(
+            result, target=options["target"], sections=options["sections"], shapes=options["shapes"]
+        )
     for path in reports:
         write_report(report, path, overwrite=options["overwrite"])
 

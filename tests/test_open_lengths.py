@@ -10,7 +10,7 @@ from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
-from edge_opt.inspection import inspect
+from edge_opt.inspection import conversion_report, inspect, node_data
 from edge_opt.ir import to_bytes
 from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
@@ -409,6 +409,15 @@ def test_shapes_that_a_folded_operator_cannot_broadcast_are_left_to_the_runtime(
     model = parse(text)
     convert(model, shapes={"x": (2, 4)}, verify="none")
     assert model.subgraphs[0].outputs[0].shape == (2, 4)
+
+
+def test_overlay_and_report_are_of_the_shapes_that_are_given() -> None:
+    before, shapes = to_bytes(parse(STATIC_INSIDE)), {"q": (1, 2, 5, 8)}
+    texts = [one["value"] for one in node_data(before, shapes=shapes)["main"]["results"].values()]
+    assert texts
+    assert all(text.startswith("converted by mha_to_sha") for text in texts)
+    result = convert(before, shapes=shapes, verify="none")
+    assert conversion_report(result, before, shapes=shapes).example is not None
 
 
 @pytest.mark.parametrize("sizes", [3, None])
