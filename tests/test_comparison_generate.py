@@ -158,7 +158,13 @@ def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("count", "said"),
-    [(0, "expected 1 to 100000"), (100_001, "expected 1 to"), (100_000, "do not fit into a cache")],
+    [
+        (0, "expected 1 to 100000"),
+        (100_001, "expected 1 to"),
+        (100_000, "do not fit into a cache"),
+        ("4", "'4' tokens to generate"),
+        (1.5, "1.5 tokens to generate"),
+    ],
 )
 def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, folder: Path) -> None:
     with pytest.raises(EdgeOptError, match=said):

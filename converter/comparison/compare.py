@@ -91,8 +91,6 @@ def compare(
     if backend not in get_args(Backend):
         raise unknown("backend", backend, get_args(Backend))
     runs, seed, atol, rtol = checked_numbers(runs, seed, atol, rtol)
-    if generate is not None and (not isinstance(generate, Integral) or generate < 1):
-        raise UsageError(f"generate is {generate!r}, expected an integer, at least 1")
     kernel_sets: tuple[Kernels, ...] = ("xnnpack", "reference") if backend == "both" else (backend,)
     with ExitStack() as stack:
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))

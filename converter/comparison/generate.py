@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -160,8 +161,8 @@ def compare_generation(
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
         RuntimeFailed: a model does not run.
     """
-    if not 1 <= count <= _MOST_TOKENS:
-        raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
+    if not isinstance(count, Integral) or not 1 <= count <= _MOST_TOKENS:
+        raise UsageError(f"{count!r} tokens to generate, expected 1 to {_MOST_TOKENS}")
     results = []
     prompt: Prompt | None = None
     for role, models in (("a", a), ("b", b)):
