@@ -211,8 +211,8 @@ def test_a_page_that_a_user_reads_is_two_screens(site: Path) -> None:
     assert len(pages) > 30
     with Browser() as browser:
         screens = {page: browser.height(site / f"{page}.html", width=1440) / 900 for page in sorted(pages)}
-    # A quarter more, because fonts differ between machines.
-    assert {page: f"{height:.2f}" for page, height in screens.items() if height > 2.25} == {}
+    # A twentieth more, because fonts differ between machines.
+    assert {page: f"{height:.2f}" for page, height in screens.items() if height > 2.1} == {}
 
 
 @pytest.mark.slow

@@ -27,10 +27,7 @@ class PositionTable(Pass):
     computes `p * f` in integers whose range ends at the last position of the calibration: all later positions get the
     cosines of that one. So the old region is no reference. The new one is held to the old one in float (no QUANTIZE,
     constants in real numbers), at every position from 0 to S - 1 and at some beyond both ends, to half a step of the
-    result.
-
-    Frequencies in 16 bits are off by up to half a step, and an angle by that times its position. Given `exported`, the
-    entry points before they were quantized, f and the region in float are those of the export.
+    result. Given `exported`, the entry points before they were quantized, f and the region in float are the export's.
     """
 
     name = "position_table"
