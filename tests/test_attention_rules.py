@@ -20,7 +20,7 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.plan import Plan
 from edge_opt.attention.rule import Labelled, OneHead
-from edge_opt.attention.rules import MOVEMENT, RULES
+from edge_opt.attention.rules import RULES
 from edge_opt.attention.split import Splitter, join_heads
 from edge_opt.ir import (
     Constants,
@@ -228,10 +228,10 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
             result, made = for_one_head(operator, example, head, values, keep=keep)
             np.testing.assert_array_equal(result, part(whole, factored, head, keep=keep))
             assert example.left is None or not keep or len(made) == example.left
-            # What a rule says to cost nothing leaves a RESHAPE at most, and of a RESHAPE nothing.
-            free = () if operator.name in MOVEMENT else ("RESHAPE",)
+            # An operand that a rule passes on is at most reshaped.
             of = Labelled(operator, factored, example.output)
-            assert RULES[operator.name].vanishes(of, keep=keep) == all(new.name in free for new in made)
+            passed_on = RULES[operator.name].passed_on(of, head, keep=keep) is not None
+            assert passed_on == all(new.name == "RESHAPE" for new in made)
 
 
 REFUSED = [

@@ -194,12 +194,9 @@ def mixed_index(factors: Sequence[Factor], head: int) -> int:
 
 def to_text(factored: Factored) -> str:
     """For messages: `[1, (2:head), (2:head)(128), 1408]`."""
-
-    def axis_text(axis: Axis) -> str:
-        if not axis:
-            return "1"
-        if len(axis) == 1 and not axis[0].stride:
-            return str(axis[0].size)
-        return "".join(f"({f.size}:head)" if f.stride else f"({f.size})" for f in axis)
-
-    return f"[{', '.join(axis_text(axis) for axis in factored)}]"
+    texts = []
+    for axis in factored:
+        is_plain = len(axis) == 1 and not axis[0].stride
+        parts = "".join(f"({f.size}:head)" if f.stride else f"({f.size})" for f in axis)
+        texts.append(str(axis[0].size) if is_plain else parts or "1")
+    return f"[{', '.join(texts)}]"

@@ -65,18 +65,19 @@ class OperandFactors:
 
     def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
         rule = rule_of(of.operator, self.rules)
+        if rule is None:
+            return None
         try:
-            operands = {} if rule is None else rule.operands(of)
+            operands = rule.operands(of)
         except RefusedError as refused:
             return refused.refusal
         for index, own in operands.items():
             tensor = of.operator.input(index)
             per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
             if per_axis and not tensor.has_numbers and fx.piece_count(own) > 1:
-                return Refusal(
-                    "what has scales along an axis is cut only where it is constant", of.operator, tensor
-                )
-        return None if rule is None else operands
+                text = "what has scales along an axis is cut only where it is constant"
+                return Refusal(text, of.operator, tensor)
+        return operands
 
     def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:
         """As a call, where the label is known to pass."""
@@ -205,16 +206,16 @@ def trace_heads(merged: Sequence[OnHeads], values: Weighings, operands: OperandF
     return trace
 
 
-Placed: TypeAlias = tuple[tuple[OnHeads, ...], int]
+Placed: TypeAlias = tuple[list[OnHeads], int]
 """Results of the value products, or their sum, with the factors that say where heads lie; and how many heads."""
 
 # By where the queries come from
 
 
-def factors_by_origin(
+def heads_by_origin(
     output: Tensor, values: Weighings, logits: list[Operator], operands: OperandFactors
-) -> Factored | None:
-    """How heads lie in `output`, the (sum of the) value product(s); None if nothing tells."""
+) -> OnHeads | None:
+    """`output`, the (sum of the) value product(s), as its heads lie by where the queries come from; None if unknown."""
     products = [*values, *logits]
     summed = [] if output.producer is None else [output.producer]
     if any(map(operands.distrusted, products + summed)) or not all(map(_contracted, products)):
@@ -228,7 +229,7 @@ def factors_by_origin(
         everywhere = bool(labelled) and all(fx.piece_count(own) == heads for own in labelled.values())
         has_sequence = any(not factor.stride for factor in factored[rows])
         if everywhere and _come_from_heads(labelled, operands, heads, merged=not has_sequence):
-            return factored
+            return output, factored
     return None
 
 
@@ -362,7 +363,13 @@ def _placed(
     if heads == 1:
         return None
     strides = {axis: math.prod(sizes[inner] for inner in axes if inner > axis) for axis in axes}
-    placed = tuple((output, _labelled(output, strides)) for output in outputs)
+    placed = []
+    for output in outputs:
+        factored = list(fx.plain(output.shape))
+        for axis in axes:
+            if _size(output, axis) > 1:
+                factored[axis] = (Factor(output.shape[axis], strides[axis]),)
+        placed.append((output, tuple(factored)))
     trace = trace_heads(placed, values, operands)
     trace.check(heads, (trace.lost or outputs[0]).producer)
     return trace, (placed, heads)
@@ -372,23 +379,11 @@ def _size(output: Tensor, axis: int) -> int:
     return output.shape[axis] if -axis <= len(output.shape) else 1
 
 
-def _labelled(output: Tensor, strides: Mapping[int, int]) -> Factored:
-    rank = len(output.shape)
-    axes = list(fx.plain(output.shape))
-    for axis, stride in strides.items():
-        if _size(output, axis) > 1:
-            axes[rank + axis] = (Factor(output.shape[axis], stride),)
-    return tuple(axes)
-
-
 def _is_batch(trace: Trace, operands: OperandFactors) -> bool:
-    """True where the label is the outermost axis of all that is computed above; weights alone have no batch."""
-    computed = [own for tensor, own in _edges(trace, operands) if not tensor.is_constant]
-    return bool(computed) and all(bool(own[0]) and own[0][0].stride > 0 for own in computed)
+    """True where the label is the outermost axis of all that is computed above; weights alone have no batch.
 
-
-def _edges(trace: Trace, operands: OperandFactors) -> Iterator[OnHeads]:
-    """Where the label of queries, keys and values comes from: as far up as it can be followed."""
+    Queries, keys and values are looked at as far up as their label can be followed.
+    """
     starts = [
         (product.input(index), labelled)
         for product, own in (*trace.products.items(), *trace.logits.items())
@@ -396,6 +391,6 @@ def _edges(trace: Trace, operands: OperandFactors) -> Iterator[OnHeads]:
         if product.input(index).producer not in trace.core
     ]
     walk = operands.upwards(starts, lambda tensor, own: not tensor.is_constant and fx.piece_count(own) > 1)
-    for tensor, own, ends in islice(walk, DEEPEST * len(trace.logits)):
-        if ends and fx.piece_count(own) > 1:
-            yield tensor, own
+    edges = ((tensor, own) for tensor, own, ends in islice(walk, DEEPEST * len(trace.logits)) if ends)
+    computed = [own for tensor, own in edges if fx.piece_count(own) > 1 and not tensor.is_constant]
+    return bool(computed) and all(bool(own[0]) and own[0][0].stride > 0 for own in computed)

@@ -20,7 +20,7 @@ from edge_opt.attention.labelling import (
     Trace,
     Weighing,
     Weighings,
-    factors_by_origin,
+    heads_by_origin,
     placed_by_products,
     trace_heads,
 )
@@ -59,9 +59,11 @@ class Matcher:
         Raises:
             RefusedError: its heads cannot be told, or not be followed.
         """
-        merged = self._by_size() or self._by_origin()
+        merged, summed = self._by_size(), self._tail[:1]
+        if merged is None and summed:
+            # Where nothing that follows tells, the label goes forward from the queries instead of back.
+            merged = heads_by_origin(summed[0], self.products, self.before, self.operands)
         if merged is None:
-            summed = self._tail[:1]
             alike = summed and summed[0].shape[:-2] == self._first.outputs[0].shape[:-2]
             outputs = summed if alike else [product.outputs[0] for product in self.products]
             placed = placed_by_products(outputs, self.products, self.operands)
@@ -114,12 +116,13 @@ class Matcher:
     def _single_head(self) -> Block:
         """One head, as far as anybody can tell; refused where several never come to stand beside the head size."""
         for tensor in self._tail:
-            distrusted = tensor.producer and self.operands.distrusted(tensor.producer)
-            if distrusted:
-                raise RefusedError(distrusted)
+            if tensor.producer and (refusal := self.operands.distrusted(tensor.producer)):
+                raise RefusedError(refusal)
         shape = self._first.outputs[0].shape
         for end in self._ends:
-            if end.name in _SUMS and not set(_axes(end)) <= {-1, -2}:
+            axes = constants_of(end)(1) if end.name in _SUMS else None
+            rank = len(end.input(0).shape)
+            if axes is not None and any(axis % rank < rank - 2 for axis in axes.ravel()):
                 raise RefusedError("heads are summed before they stand side by side", end)
         joined = bool(self._ends) and all(end.name in around.JOINING for end in self._ends)
         if math.prod(shape[1:-2]) > 1 and not joined:
@@ -130,17 +133,9 @@ class Matcher:
         rows = shape[self._weighing.rows]
         lengths = tuple(op.outputs[0].elements // (math.prod(shape[:-2]) * rows) for op in self.before)
         output = self._tail[0] if self._tail else self._first.outputs[0]
-        return Block(
-            self.softmax,
-            output,
-            fx.plain(output.shape),
-            self._head_size,
-            rows,
-            lengths,
-            around.mask_between(self.softmax),
-            self.products,
-            self.operands,
-        )
+        mask, factored = around.mask_between(self.softmax), fx.plain(output.shape)
+        sizes = self._head_size, rows, lengths
+        return Block(self.softmax, output, factored, *sizes, mask, self.products, self.operands)
 
     # Where the heads are
 
@@ -188,12 +183,12 @@ class Matcher:
             for product, labelled in logits.items()
             for index, own in self.operands.known(product, labelled).items()
         ]
-        projections = [
-            own
-            for made, own, _ in self.operands.upwards(starts, lambda _, own: fx.piece_count(own) > 1)
+        projected = [
+            fx.piece_count(own[:-1])
+            for made, own, _ in self.operands.upwards(starts, _tells_heads)
             if made.producer is not None and made.producer.name in _LINEAR and fx.tells_heads(own[-1])
         ]
-        return max((fx.piece_count(own[:-1]) for own in projections), default=1)
+        return max(projected, default=1)
 
     def _side_by_side(self) -> OnHeads | None:
         """Heads in the axis left of the head size, where nothing merges them: `[.., T, N, H]`.
@@ -266,14 +261,6 @@ class Matcher:
                     return product.outputs[0], tuple(axes)
         return None
 
-    def _by_origin(self) -> OnHeads | None:
-        """As the queries have them, where nothing that follows tells: the label goes forward instead of back."""
-        if not self._tail:
-            return None
-        output = self._tail[0]
-        factored = factors_by_origin(output, self.products, self.before, self.operands)
-        return None if factored is None else (output, factored)
-
     def _ends_in_head_size(self, tensor: Tensor, marked: Factored) -> bool:
         """True where the innermost factor of the last axis is the value products' head-size axis."""
         traced = self._reach_products(tensor, marked)
@@ -311,7 +298,7 @@ class Matcher:
         """K: how many different keys or values the heads have, before anything repeats them for several heads."""
         side = 1 - self.products[product].operand
         start = product.input(side), self.operands.known(product, factored)[side]
-        walk = self.operands.upwards([start], lambda _, own: fx.piece_count(own) > 1)
+        walk = self.operands.upwards([start], _tells_heads)
         sources = [own for tensor, own, ends in walk if ends and not _is_one_number(tensor)]
         return len({tuple(fx.piece_key(own, head) for own in sources) for head in range(heads)})
 
@@ -331,6 +318,10 @@ def _is_one_number(tensor: Tensor) -> bool:
     return bool((values == values.flat[0]).all())
 
 
+def _tells_heads(_: Tensor, factored: Factored) -> bool:
+    return fx.piece_count(factored) > 1
+
+
 def _plain(factors: Iterable[Factor]) -> int:
     return math.prod(factor.size for factor in factors if not factor.stride)
 
@@ -344,13 +335,6 @@ def _heads_apart(product: Factored, weighing: Weighing) -> bool:
     labelled = [factor for factor in rows if factor.stride]
     apart = not labelled or (len(labelled) < len(rows) and list(rows[: len(labelled)]) == labelled)
     return apart and not fx.tells_heads(columns)
-
-
-def _axes(reduction: Operator) -> list[int]:
-    """Reduced axes, counted from the back."""
-    axes = constants_of(reduction)(1)
-    rank = len(reduction.input(0).shape)
-    return [] if axes is None else [int(axis) % rank - rank for axis in axes.ravel()]
 
 
 _LINEAR = frozenset({"FULLY_CONNECTED", "CONV_2D"})

@@ -11,7 +11,7 @@ from edge_opt.attention.block import Block, Form
 from edge_opt.attention.factors import Axis, Factored
 from edge_opt.attention.labelling import DEEPEST, OnHeads, OperandFactors, output_index
 from edge_opt.attention.rule import Labelled
-from edge_opt.attention.rules import MOVEMENT, keeps_order
+from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.region import read_outside
 
@@ -61,13 +61,10 @@ class Plan:
     labelled: dict[Tensor, Factored] = field(default_factory=dict)
 
 
-def plan_split(subgraph: Subgraph, block: Block, form: Form, operands: OperandFactors) -> Plan:
-    """What every head makes for itself, and where the tensors that come into the block are cut."""
-    return _Planner(subgraph, block, form, operands).plan()
-
-
 @dataclass(eq=False)
-class _Planner:
+class Planner:
+    """Decides what every head makes for itself, and where the tensors that come into the block are cut."""
+
     subgraph: Subgraph
     block: Block
     form: Form
@@ -83,10 +80,7 @@ class _Planner:
         plan, block = Plan(), self.block
         incoming: dict[OnHeads, None] = {}
         seen: set[OnHeads] = set()
-        pending = [
-            (tensor, factored, 0)
-            for tensor, factored in (*block.others[::-1], (block.output, block.factored))
-        ]
+        pending = [(*heads, 0) for heads in (*block.others[::-1], (block.output, block.factored))]
         while pending:
             tensor, factored, depth = pending.pop()
             operator = tensor.producer
@@ -112,22 +106,19 @@ class _Planner:
     # Made by every head, or cut: whatever takes fewer operators, all heads counted
 
     def _is_made_per_head(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
-        if tensor.producer in self.block.core:
-            return True
-        if depth >= DEEPEST:
-            return False
-        made = self._cost_made(tensor, factored, depth)
-        return tensor in self._above or made < self._cost_cut(tensor, factored)
+        if tensor.producer in self.block.core or depth >= DEEPEST:
+            return tensor.producer in self.block.core
+        made, cut = self._cost_made(tensor, factored, depth), self._cost_cut(tensor, factored)
+        return tensor in self._above or made < cut
 
     def _cost(self, tensor: Tensor, factored: Factored, depth: int) -> int:
         if fx.is_shared(factored):
             return 0
         key = (tensor, factored)
         if key not in self._costs:
-            cost = self._cost_cut(tensor, factored)
             # Bounded, because a file may chain more operators than a stack holds.
             made = self._cost_made(tensor, factored, depth) if depth < DEEPEST else _NEVER
-            self._costs[key] = min(cost, made)
+            self._costs[key] = min(self._cost_cut(tensor, factored), made)
         return self._costs[key]
 
     def _cost_cut(self, tensor: Tensor, factored: Factored) -> int:
@@ -148,11 +139,13 @@ class _Planner:
         # A mask that is repeated for the heads by a CONCATENATION is read several times and cut once.
         read = {(operator.input(index), labelled) for index, labelled in operands.items()}
         above = sum(self._cost(source, labelled, depth + 1) for source, labelled in read)
-        of = Labelled(operator, factored, output_index(tensor))
-        if self.operands.rules[operator.name].vanishes(of, keep=self.form.keep_axes):
-            return above
-        reshapes = operator.name in MOVEMENT and keeps_order(of)
-        return above + fx.piece_count(factored) * (_RESHAPE if reshapes else _OPERATOR)
+        of, keep = Labelled(operator, factored, output_index(tensor)), self.form.keep_axes
+        if self.operands.rules[operator.name].passed_on(of, 0, keep=keep) is None:
+            return above + fx.piece_count(factored) * _OPERATOR
+        reshaped = operator.name in MOVEMENT and of.piece_shape(keep=keep) != fx.piece_shape(
+            operands[0], keep=keep
+        )
+        return above + fx.piece_count(factored) * _RESHAPE * reshaped
 
     # Where on the rearrangements and scalings above a tensor it is cut
 
@@ -181,12 +174,16 @@ class _Planner:
         return Cut(source, at, moves, (*sunk, *chain[place:]))
 
     def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Step]:
-        """Upwards, while nobody else reads what is between."""
+        """Upwards through rearrangements and scalings by a number, while nobody else reads what is between."""
         for operator, operand, read in self.operands.chain(tensor, factored):
-            followed = operator.name in MOVEMENT or _scales(operator, operand)
+            step = Step(Labelled(operator, factored), operand, read)
+            others = [tensor for index, tensor in enumerate(operator.inputs) if index != operand]
+            scalar = all(t is not None and t.has_numbers and t.elements == 1 for t in others)
+            scales = step.scales and scalar and not operator.option("fused_activation_function")
+            followed = operator.name in MOVEMENT or scales
             if not followed or read_outside(self.subgraph, tensor, readers):
                 return
-            yield Step(Labelled(operator, factored), operand, read)
+            yield step
             tensor, factored, readers = operator.input(operand), read, {operator}
 
     def _can_be_cut(self, factored: Factored) -> bool:
@@ -205,13 +202,6 @@ def leading(axis: Axis) -> Axis:
     return axis[:count]
 
 
-def _scales(operator: Operator, operand: int) -> bool:
-    """True for a multiplication of that operand by a number."""
-    others = [tensor for index, tensor in enumerate(operator.inputs) if index != operand]
-    scalar = all(t is not None and t.has_numbers and t.elements == 1 for t in others)
-    return operator.name in _SCALINGS and scalar and not operator.option("fused_activation_function")
-
-
 # How far above an attention its heads can be told apart
 
 
@@ -221,50 +211,38 @@ def tensors_above(subgraph: Subgraph, block: Block, operands: OperandFactors) ->
     Heads differ in such a tensor, and whatever reads it is done per head: nothing is computed twice. What the graph's
     caller or operators outside read is cut where it is.
     """
-    above = _Above(subgraph, operands, {*block.core})
-    top = [(block.output, block.factored)]
-    walk = operands.upwards(top, lambda tensor, _: tensor.producer in block.core)
-    pending = above.read([(tensor, factored) for tensor, factored, ends in walk if ends])
-    while pending:
-        operator = pending.pop().producer
-        if operator is not None and operator not in above.per_head:
-            # A tensor that is read several times gets its turn with the last of its readers.
-            pending += above.take(operator)
-    return above.tensors
+    per_head = {*block.core}
+    above: set[Tensor] = set()
+    read_as: dict[Tensor, Factored | None] = {}  # None: operators read it in different ways
 
-
-@dataclass(eq=False)
-class _Above:
-    """Grows by one operator after the other; `read_as` has None for a tensor that two operators read in two ways."""
-
-    subgraph: Subgraph
-    operands: OperandFactors
-    per_head: set[Operator]
-    tensors: set[Tensor] = field(default_factory=set)
-    read_as: dict[Tensor, Factored | None] = field(default_factory=dict)
-
-    def read(self, labelled: list[OnHeads]) -> list[Tensor]:
-        """Note how tensors are read."""
-        for tensor, factored in labelled:
-            own = fx.canonical(factored)
-            if self.read_as.setdefault(tensor, own) != own:
-                self.read_as[tensor] = None
-        return [tensor for tensor, _ in labelled]
-
-    def take(self, operator: Operator) -> list[Tensor]:
-        """Take in an operator, if every head can do it alone; gives what it reads then."""
-        labelled: list[OnHeads] = []
+    def operands_of(operator: Operator) -> list[OnHeads]:
+        """What an operator reads, if every head can do it alone; else nothing."""
+        read: list[OnHeads] = []
         for tensor in operator.outputs:
-            if tensor.consumers or self.subgraph.is_output(tensor):
-                factored = self.read_as.get(tensor)
+            if tensor.consumers or subgraph.is_output(tensor):
+                factored = read_as.get(tensor)
                 if factored is None or fx.piece_count(factored) == 1:
                     return []
-                if read_outside(self.subgraph, tensor, self.per_head):
+                labelled = operands.of(tensor, factored)
+                if read_outside(subgraph, tensor, per_head) or not isinstance(labelled, dict):
                     return []
-                operands = self.operands(operator, factored, output_index(tensor))
-                if not isinstance(operands, dict):
-                    return []
-                labelled += [(operator.input(index), own) for index, own in operands.items()]
-        self.per_head.add(operator)
-        self.tensors.update(operator.outputs)
-        return self.read(labelled)
+                read += [(operator.input(index), own) for index, own in labelled.items()]
+        per_head.add(operator)
+        above.update(operator.outputs)
+        return read
+
+    top = [(block.output, block.factored)]
+    walk = operands.upwards(top, lambda tensor, _: tensor.producer in block.core)
+    read = [(tensor, factored) for tensor, factored, ends in walk if ends]
+    pending: list[Tensor] = []
+    while True:
+        for tensor, factored in read:
+            own = fx.canonical(factored)
+            if read_as.setdefault(tensor, own) != own:
+                read_as[tensor] = None
+            pending.append(tensor)
+        if not pending:
+            return above
+        # A tensor that is read several times gets its turn with the last of its readers.
+        operator = pending.pop().producer
+        read = [] if operator is None or operator in per_head else operands_of(operator)

@@ -124,27 +124,23 @@ class Rule(ABC):
             RefusedError: the label does not pass.
         """
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        """True where nothing of the operator is left for a single head, or at most a RESHAPE."""
-        return False
-
-    def left(self, of: Labelled, head: int) -> int:
-        """Of an operator that vanishes, the operand that the result is a RESHAPE of."""
-        return 0
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        """The operand that the result is a RESHAPE of, for one head; None where the operator itself is needed."""
+        return None
 
     def parts(self, of: Labelled, *, keep: bool) -> Operands:
         """The operands of which a head reads its own part; others it reads as they are."""
         return self.operands(of)
 
     def made(self, one: OneHead) -> Tensor:
-        """The operator for one head, its result perhaps still to be reshaped."""
+        """The operator for one head, where it is needed; its result may still have to be reshaped."""
         return one.clone({index: one.piece(index) for index in self.parts(one.of, keep=one.keep_axes)})
 
     def emit(self, one: OneHead) -> Tensor:
         """The result for one head."""
-        gone = self.vanishes(one.of, keep=one.keep_axes)
-        made = one.piece(self.left(one.of, one.head)) if gone else self.made(one)
-        return one.reshaped(made, one.shape)
+        operand = self.passed_on(one.of, one.head, keep=one.keep_axes)
+        result = self.made(one) if operand is None else one.piece(operand)
+        return one.reshaped(result, one.shape)
 
 
 def constant_integers(operator: Operator, index: int) -> list[int]:

@@ -41,14 +41,11 @@ class Regroup(Rule):
             raise RefusedError(text, of.operator, source, expected, source.shape)
         return {0: grouped}
 
-    def made(self, one: OneHead) -> Tensor:
-        return one.piece(0)
-
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return of.piece_shape(keep=keep) == fx.piece_shape(self.operands(of)[0], keep=keep)
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        return 0
 
 
-class Transpose(Regroup):
+class Transpose(Rule):
     """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
 
     def operands(self, of: Labelled) -> Operands:
@@ -59,8 +56,6 @@ class Transpose(Regroup):
         return {0: tuple(axes)}
 
     def made(self, one: OneHead) -> Tensor:
-        if keeps_order(one.of):
-            return one.piece(0)
         source = self.operands(one.of)[0]
         kept = one.axes(source)
         sizes = fx.piece_shape_on(source, kept)
@@ -71,8 +66,8 @@ class Transpose(Regroup):
         steering = one.integers("perm", order)
         return one.clone({0: one.piece(0), 1: steering}, tuple(sizes[axis] for axis in order))
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return keeps_order(of) and super().vanishes(of, keep=keep)
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        return 0 if keeps_order(of) else None
 
 
 def _swaps_last_two(permutation: list[int], sizes: tuple[int, ...]) -> bool:
@@ -174,11 +169,8 @@ class Split(Rule):
         where = one.integers("axis", np.int32(position))
         return one.clone_all({data: source, 2 * (1 - data): where}, shapes)[one.of.output]
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return len(of.operator.outputs) == 1
-
-    def left(self, of: Labelled, head: int) -> int:
-        return _data_and_axis(of)[0]
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        return _data_and_axis(of)[0] if len(of.operator.outputs) == 1 else None
 
 
 def _data_and_axis(of: Labelled) -> tuple[int, int]:
@@ -201,8 +193,8 @@ class Unpack(Rule):
         shapes = [one.shape] * len(one.of.operator.outputs)
         return one.clone_all({0: one.piece(0)}, shapes, axis=position)[one.of.output]
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return len(of.operator.outputs) == 1
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        return 0 if len(of.operator.outputs) == 1 else None
 
 
 # One tensor of several, or of one several times
@@ -238,13 +230,9 @@ class Concatenation(Rule):
         position = axes.index(one.of.axis(len(one.of.factored)))
         return one.clone(inputs, fx.piece_shape_on(one.of.factored, axes), axis=position)
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return fx.tells_heads(of.factored[of.axis(len(of.factored))])
-
-    def left(self, of: Labelled, head: int) -> int:
-        cut = self._cut(of)
-        assert cut is not None
-        return fx.mixed_index(cut[0], head)
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        cut = self._cut(of) if fx.tells_heads(of.factored[of.axis(len(of.factored))]) else None
+        return None if cut is None else fx.mixed_index(cut[0], head)
 
 
 class Pack(Concatenation):
@@ -261,11 +249,10 @@ class Pack(Concatenation):
         position = one.axes(one.of.factored).index(one.of.axis(len(one.of.factored)))
         return one.clone({index: one.piece(index) for index in self.operands(one.of)}, axis=position)
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return len(of.operator.inputs) == 1 or super().vanishes(of, keep=keep)
-
-    def left(self, of: Labelled, head: int) -> int:
-        return fx.mixed_index(of.factored[of.axis(len(of.factored))], head)
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        packed = of.factored[of.axis(len(of.factored))]
+        is_needed = len(of.operator.inputs) > 1 and not fx.tells_heads(packed)
+        return None if is_needed else fx.mixed_index(packed, head)
 
 
 class Broadcast(Rule):
@@ -287,9 +274,9 @@ class Broadcast(Rule):
                 axes.extend(fx.plain((size,)))
         return {0: tuple(axes)}
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        own = self.operands(of)[0]
-        return math.prod(fx.piece_shape(own, keep=keep)) == math.prod(of.piece_shape(keep=keep))
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        shapes = fx.piece_shape(self.operands(of)[0], keep=keep), of.piece_shape(keep=keep)
+        return 0 if len({*map(math.prod, shapes)}) == 1 else None
 
     def made(self, one: OneHead) -> Tensor:
         own = self.operands(one.of)[0]
@@ -333,8 +320,9 @@ class Gather(Rule):
         axis = of.axis(len(of.input(0).shape))
         return slice(axis, axis + len(of.input(1).shape) - self._batch(of))
 
-    def vanishes(self, of: Labelled, *, keep: bool) -> bool:
-        return not self._batch(of) and any(map(fx.tells_heads, of.factored[self._span(of)]))
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        repeats = not self._batch(of) and any(map(fx.tells_heads, of.factored[self._span(of)]))
+        return 0 if repeats else None
 
     def made(self, one: OneHead) -> Tensor:
         operands = self.operands(one.of)

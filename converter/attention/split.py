@@ -16,7 +16,7 @@ from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composite_rules import with_composites
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelling import OperandFactors, output_index
-from edge_opt.attention.plan import Cut, Plan, Step, leading, plan_split
+from edge_opt.attention.plan import Cut, Plan, Planner, Step, leading
 from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
 from edge_opt.attention.rules import keeps_order
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Subgraph, Tensor, topological
@@ -46,8 +46,7 @@ def split_heads(
         form = replace(form, cut="split")
     composites = form.position == "above" and form.composites
     operands = with_composites(model) if composites else block.operands
-    plan = plan_split(subgraph, block, form, operands)
-    assembly = Assembly(model, constants)
+    plan, assembly = Planner(subgraph, block, form, operands).plan(), Assembly(model, constants)
     splitter = Splitter(form, assembly, block.pieces, block.tiles, operands, plan)
     pieces = []
     for head in range(block.pieces):
@@ -166,8 +165,12 @@ class Splitter:
             return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
         axis = axes[0]
         lead = leading(factored[axis])
-        if not lead:
-            piece = self.cut_off(*self._exposed(tensor, factored, axis), head)
+        if not lead:  # `(rows)(heads)` becomes two axes, so that the heads can be cut off
+            inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
+            axes_apart = factored[axis][:inner], factored[axis][inner:]
+            exposed = (*factored[:axis], *axes_apart, *factored[axis + 1 :])
+            name = name_below(tensor.name, "exposed")
+            piece = self.cut_off(self.assembly.reshaped(tensor, fx.sizes(exposed), name), exposed, head)
             return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
         count = fx.sizes((lead,))[0]
         rest = factored[axis][len(lead) :]
@@ -176,12 +179,6 @@ class Splitter:
         remaining = () if drops else (rest,)
         piece = self.cut_off(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
-
-    def _exposed(self, tensor: Tensor, factored: Factored, axis: int) -> tuple[Tensor, Factored]:
-        """The tensor with an axis `(rows)(heads)` as two axes, so that the heads can be cut off."""
-        inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
-        axes = (*factored[:axis], factored[axis][:inner], factored[axis][inner:], *factored[axis + 1 :])
-        return self.assembly.reshaped(tensor, fx.sizes(axes), name_below(tensor.name, "exposed")), axes
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
@@ -248,12 +245,10 @@ def join_heads(
         for head, tensor in tensors.items():
             others = head - sum(factor.digit(head) * factor.stride for factor in digits)
             groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
-        tensors = {
-            head: _side_by_side(
-                assembly, form, [parts[i] for i in sorted(parts)], front, output, last=not runs
-            )
-            for head, parts in groups.items()
-        }
+        tensors = {}
+        for head, parts in groups.items():
+            in_order = [parts[i] for i in sorted(parts)]
+            tensors[head] = _side_by_side(assembly, form, in_order, front, output, last=not runs)
 
 
 def _labelled_runs(factored: Factored) -> list[tuple[int, list[Factor]]]:
