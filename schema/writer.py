@@ -70,7 +70,7 @@ def build(root: Table, *, inside: bool) -> Built:
 
 
 class _TableBuilder:
-    """Writes each table, vector and string once, and what they refer to before them."""
+    """Writes each table, vector and string once, and what they refer to before them; equal numbers share a vector."""
 
     def __init__(self, inside: bool, new_after: bool) -> None:
         self.holes: list[Hole] = []
@@ -79,6 +79,7 @@ class _TableBuilder:
         self._builder = flatbuffers.Builder()
         self._tables: dict[int, int] = {}
         self._vectors: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[str, bytes], int] = {}
 
     def finish(self, root: Table) -> bytearray:
         self._builder.Finish(self._table(root), file_identifier=IDENTIFIER)
@@ -90,10 +91,10 @@ class _TableBuilder:
         if written is not None:
             return written
         spec = table.spec
-        unknown = next((name for name in table.fields if name not in spec.by_name), None)
-        if unknown is not None:
-            raise ModelFormatError("is no field of this table: remove it", table=spec.name, field=unknown)
         fields, stored, hole = table.fields, None, ""
+        if not fields.keys() <= spec.by_name.keys():
+            unknown = next(name for name in fields if name not in spec.by_name)
+            raise ModelFormatError("is no field of this table: remove it", table=spec.name, field=unknown)
         if spec.name in STORED_AFTER:
             fields, stored, hole = self._placed(table)
         present = [field for field in spec.largest_first if field.name in fields]
@@ -169,14 +170,17 @@ class _TableBuilder:
     def _vector(self, field: FieldSpec, value: Any) -> int:
         builder: Any = self._builder
         if field.kind == "scalars":
-            position: int = builder.CreateNumpyVector(_numbers(field, value))
-        else:
-            write = self._child if field.kind == "tables" else self._string
-            targets = [write(field, item) for item in value]
-            builder.StartVector(4, len(targets), 4)
-            for target in reversed(targets):
-                builder.PrependUOffsetTRelative(target)
-            position = builder.EndVector()
+            numbers = _numbers(field, value)
+            content = (field.element, numbers.tobytes())
+            if content not in self._numbers:
+                self._numbers[content] = builder.CreateNumpyVector(numbers)
+            return self._numbers[content]
+        write = self._child if field.kind == "tables" else self._string
+        targets = [write(field, item) for item in value]
+        builder.StartVector(4, len(targets), 4)
+        for target in reversed(targets):
+            builder.PrependUOffsetTRelative(target)
+        position: int = builder.EndVector()
         return position
 
 

@@ -141,6 +141,20 @@ def test_tables_that_are_shared_still_are() -> None:
     assert first.get("quantization") is second.get("quantization")
 
 
+def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() -> None:
+    def tables(last: float) -> Table:
+        scales = ([0.5, 0.0], [0.5, last])
+        found = [new_table("QuantizationParameters", scale=np.array(s, np.float32)) for s in scales]
+        tensors = [new_table("Tensor", quantization=parameters) for parameters in found]
+        return new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)])
+
+    shared, apart = (writer.build(tables(last), inside=True).content for last in (0.0, -0.0))
+    assert len(apart) > len(shared)
+    (graph,) = read_model(apart).root.fields["subgraphs"]
+    first, second = (tensor.fields["quantization"].fields["scale"] for tensor in graph.fields["tensors"])
+    assert [np.signbit(first[1]), np.signbit(second[1])] == [False, True]
+
+
 def test_neighbours_go_over_in_one_stretch_and_keep_their_order(tmp_path: Path) -> None:
     payloads = [bytes([index]) * (16 + index) for index in range(40)]
     source = tmp_path / "in.tflite"

@@ -160,7 +160,9 @@ def _check_tensor(tensor: Tensor, where: str, sound_scales: set[int]) -> None:
 def _check_shape(shape: Sequence[int], where: str, least: int) -> None:
     if len(shape) > _MAX_RANK:
         raise ModelFormatError(f"{where}: {len(shape)} dimensions, expected at most {_MAX_RANK}")
-    if any(size < least for size in shape) or math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
+    lowest = min(shape, default=1)
+    elements = math.prod(shape if lowest > 0 else [max(size, 1) for size in shape])
+    if lowest < least or elements > _MAX_ELEMENTS:
         raise ModelFormatError(f"{where}: shape {list(shape)} is not one that memory can hold")
     if max(shape, default=0) > _MAX_SIZE:
         raise ModelFormatError(

@@ -152,11 +152,11 @@ class OperatorCode:
     version: int = 1
     custom_code: str | None = None
     table: Table | None = None
+    name: str = field(init=False)
+    """The schema's name, e.g. BATCH_MATMUL; CUSTOM for every custom operator."""
 
-    @property
-    def name(self) -> str:
-        """The schema's name, e.g. BATCH_MATMUL; CUSTOM for every custom operator."""
-        return _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}")
+    def __post_init__(self) -> None:
+        self.name = _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}")
 
     def key(self) -> tuple[int, int, str | None]:
         """Operator codes with equal keys are interchangeable."""
@@ -264,6 +264,7 @@ class Subgraph(_Link):
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self._count = 0
+        self._operators: tuple[Operator, ...] | None = ()
         self._listed: tuple[list[Tensor], set[Tensor]] = (self.tensors, set())
         self._named: set[Tensor] = set()
         self.is_checked = False
@@ -289,12 +290,14 @@ class Subgraph(_Link):
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators that are there now, in execution order."""
-        operators: list[Operator] = []
-        link = self.next_link
-        while isinstance(link, Operator):
-            operators.append(link)
-            link = link.next_link
-        return tuple(operators)
+        if self._operators is None:
+            operators: list[Operator] = []
+            link = self.next_link
+            while isinstance(link, Operator):
+                operators.append(link)
+                link = link.next_link
+            self._operators = tuple(operators)
+        return self._operators
 
     def __iter__(self) -> Iterator[Operator]:
         return iter(self.operators)
@@ -336,6 +339,7 @@ class Subgraph(_Link):
         operator.previous_link, operator.next_link = previous, following
         previous.next_link = following.previous_link = operator
         operator.subgraph = self
+        self._operators = None
         self._count += 1
         for tensor in operator.inputs:
             _count_use(tensor, operator, 1)
@@ -364,6 +368,7 @@ class Subgraph(_Link):
             operator.next_link,
         )  # a link to itself would keep it from being freed at once
         operator.subgraph = None
+        self._operators = None
         self._count -= 1
         for tensor in operator.inputs:
             _count_use(tensor, operator, -1)

@@ -219,14 +219,13 @@ def checked_tables(model: Model) -> Table:
         ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
     """
     check_subgraphs(model.subgraphs)
-    tensors = {graph: set(tensors_of(graph, graph.operators)) for graph in model.subgraphs}
     keys: list[str] = []
     for signature in model.signatures:
         check_new_key(signature.key, keys)
         keys.append(signature.key)
-        held = tensors.get(signature.subgraph)
-        if held is None:
+        if signature.subgraph not in model.subgraphs:
             raise ModelFormatError(f"signature '{signature.key}': its subgraph is not one of the model's")
+        held = set(tensors_of(signature.subgraph, signature.subgraph.operators))
         for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
             if tensor not in held:
                 raise ModelFormatError(f"signature '{signature.key}': its subgraph does not hold '{name}'")
