@@ -1,5 +1,6 @@
 """Prints what `build` does stage by stage and what came of it, and the tables of `evaluate`, `profile` and `tune`."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,8 @@ LEGEND = {
     "SRAM": "memory used, on the chip and (DRAM) off it; traffic: bytes moved in one run",
 }
 _MINUTE = 60.0
+LINE_SECONDS = 60.0
+"""How often `build` says on standard error, where that is no terminal, what it does."""
 _AUXILIARY = (
     "The auxiliary model is left to the CPU: of it litert-torch would compile the masks alone, and LiteRT-LM makes "
     f"them itself since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
@@ -159,17 +162,23 @@ def stages_shown(
 ) -> Iterator[tuple[Progress, Callable[[StageReport], None]]]:
     """What `build` takes as `progress` and `on_stage`: a bar for the stage that runs, a line for each that ran.
 
-    Never both at once: they go to one terminal.
+    Never both at once: they go to one terminal. Where there is none, the stage that runs has a line a minute.
     """
     bars: list[Progress | None] = []
+    started, last = time.monotonic(), time.monotonic()
     log = WorkFolder(work_folder(destination, work))
     with ExitStack() as stack:
 
         def progress(stage: str, done: int, total: int) -> None:
+            nonlocal started, last
             if not bars:
                 bars.append(stack.enter_context(output.bar(wanted=not quiet, note=log.last_line)))
+                started = last = time.monotonic()
             if bars[0] is not None:
                 bars[0](stage, done, total)
+            elif not quiet and time.monotonic() >= last + LINE_SECONDS:
+                last = time.monotonic()
+                output.complain(f"{stage}: {_time(last - started)}, {log.last_line(stage)}")
 
         def on_stage(report: StageReport) -> None:
             stack.close()

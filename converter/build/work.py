@@ -291,15 +291,14 @@ def _tail(log: Path) -> bytes:
 
 
 def _watch(child: subprocess.Popen[bytes], log: Path, stage: str, progress: Progress) -> None:
-    """Wait, and pass on the last step that the tools printed."""
+    """Wait, and pass on the last step that the tools printed; 0 of 1 until there is one."""
     while True:
         try:
             child.wait(_LOOK_SECONDS)
             return
         except subprocess.TimeoutExpired:
-            steps = _STEP.findall(_tail(log))
-            if steps:
-                progress(stage, *map(int, steps[-1]))
+            steps = _STEP.findall(_tail(log)) or [(0, 1)]
+            progress(stage, *map(int, steps[-1]))
 
 
 def _carried(status: int, outcome: Path, scratch: Path) -> StageAnswer:
