@@ -13,6 +13,7 @@ from pathlib import Path
 from edge_opt.cli import output
 
 _DASH = Path("-")
+_DASHES = (_DASH, Path("/dev/stdout"))
 _INPUT, _OUTPUT = "standard input", "standard output"
 _names: dict[Path, str] = {}
 
@@ -59,7 +60,7 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
     """
     from edge_opt.output.errors import OutputError, UsageError
 
-    if path != _DASH and not (path is None and source in _names):
+    if path not in _DASHES and not (path is None and source in _names):
         yield path
         return
     if as_json:

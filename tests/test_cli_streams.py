@@ -32,7 +32,7 @@ def piped(*arguments: object, given: bytes = b"", folder: Path) -> subprocess.Co
     return done
 
 
-@pytest.mark.parametrize("options", [[], ["-o", "-"]])
+@pytest.mark.parametrize("options", [[], ["-o", "-"], ["-o", "/dev/stdout"]])
 def test_a_model_goes_through_a_pipe(tmp_path: Path, options: Sequence[str]) -> None:
     done = piped("convert", "-", *options, given=DEMO.read_bytes(), folder=tmp_path)
     assert done.returncode == 0, done.stderr
