@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.rule import Labelled, Operands, Rule
-from edge_opt.attention.rules import MOVEMENT, RULES, is_product, is_turned, rule_of
+from edge_opt.attention.rules import MOVEMENT, RULES, is_product, is_turned
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import UNARY
 from edge_opt.ir.refusal import Refusal, RefusedError
@@ -64,8 +64,9 @@ class OperandFactors:
         return self._known[key]
 
     def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
-        rule = rule_of(of.operator, self.rules)
-        if rule is None:
+        rule = self.rules.get(of.operator.name)
+        # A projection mixes all that it reads, so a region ends there.
+        if rule is None or (of.operator.name == "FULLY_CONNECTED" and not is_product(of.operator)):
             return None
         try:
             operands = rule.operands(of)

@@ -89,8 +89,12 @@ class FloatForm:
                 for tensor in operator.inputs
                 if tensor is not None
             ]
-            step = _moved if operator.name in _MOVES else compute
-            arrays[operator.outputs[0]] = step(operator, values)
+            if operator.name in _MOVES:
+                runs = max(value.shape[-1] for value in values)
+                values = [np.broadcast_to(value, (*value.shape[:-1], runs)) for value in values]
+                arrays[operator.outputs[0]] = _MOVES[operator.name](operator, values)
+            else:
+                arrays[operator.outputs[0]] = compute(operator, values)
         return arrays
 
 
@@ -151,7 +155,11 @@ class Rotary:
         for first, arrays in self._evaluated(count):
             beyond = [count]
             for tensor, stored in self.form.angles:
-                low, high = _limits(stored)
+                assert stored.quantization is not None
+                assert stored.dtype.numpy is not None
+                limits = np.iinfo(stored.dtype.numpy.name)
+                # Real numbers up to half a step beyond the ends round to a code.
+                low, high = map(stored.quantization.real, (limits.min - 0.5, limits.max + 0.5))
                 *_, run = outside = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
                 places = origins[tensor][(*outside[:-1], 0)]
                 beyond += [int((first + run * self.position.elements + places).min())] if run.size else []
@@ -162,9 +170,9 @@ class Rotary:
     def _evaluated(self, count: int) -> Iterator[tuple[int, dict[Tensor, _Array]]]:
         """Every tensor at all positions up to `count`, some runs at a time; with the first position of these."""
         size = self.position.elements
-        block = math.ceil(_BLOCK / size)
-        for begin in range(0, math.ceil(count / size), block):
-            runs = np.arange(begin, min(begin + block, math.ceil(count / size)))
+        block, end = math.ceil(_BLOCK / size), math.ceil(count / size)
+        for begin in range(0, end, block):
+            runs = np.arange(begin, min(begin + block, end))
             given = (np.arange(size)[:, np.newaxis] + runs * size).reshape(*self.position.shape, -1)
             yield begin * size, self.form.evaluate(given)
 
@@ -186,14 +194,11 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]
 def _rounds_to(real: Tensor, stored: Tensor) -> bool:
     """Whether a float constant has the codes of another one: it is at most half a step away."""
     parameters = stored.quantization
-    if (
-        parameters is None
-        or len(parameters.scale) != 1
-        or not _is_code(stored)
-        or real.dtype is not DType.FLOAT32
-    ):
+    if parameters is None or len(parameters.scale) != 1 or not _is_code(stored):
         return False
-    if real.shape != stored.shape or not (real.has_numbers and stored.has_numbers):
+    if real.dtype is not DType.FLOAT32 or real.shape != stored.shape:
+        return False
+    if not (real.has_numbers and stored.has_numbers):
         return False
     apart = np.abs(real.array().astype(np.float64) - _in_float(stored).array().astype(np.float64))
     return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
@@ -259,14 +264,6 @@ def _in_float(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
 
 
-def _limits(tensor: Tensor) -> tuple[float, float]:
-    """The least and the largest real number that round to a code of the tensor."""
-    assert tensor.quantization is not None
-    assert tensor.dtype.numpy is not None
-    limits, half = np.iinfo(tensor.dtype.numpy.name), 0.5
-    return tensor.quantization.real(limits.min - half), tensor.quantization.real(limits.max + half)
-
-
 def _joined(values: Sequence[_Array]) -> _Array:
     """The index that all entries agree on that are no constants."""
     joined = values[0]
@@ -274,11 +271,6 @@ def _joined(values: Sequence[_Array]) -> _Array:
         agree = np.where(joined == other, joined, _MIXED)
         joined = np.where(joined == _CONSTANT, other, np.where(other == _CONSTANT, joined, agree))
     return joined
-
-
-def _moved(operator: Operator, values: list[_Array]) -> _Array:
-    runs = max(value.shape[-1] for value in values)
-    return _MOVES[operator.name](operator, [np.broadcast_to(v, (*v.shape[:-1], runs)) for v in values])
 
 
 def _concatenated(operator: Operator, values: list[_Array]) -> _Array:

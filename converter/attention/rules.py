@@ -4,7 +4,7 @@ A labelled axis may move, but it must stay whole. What only joins or repeats ten
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -376,13 +376,6 @@ RULES: dict[str, Rule] = {
     "PACK": Pack(),
     "UNPACK": Unpack(),
 }
-
-
-def rule_of(operator: Operator, rules: Mapping[str, Rule] = RULES) -> Rule | None:
-    """None where the operator has no rule, which is where a region ends: a projection mixes all that it reads."""
-    if operator.name == "FULLY_CONNECTED" and not is_product(operator):
-        return None
-    return rules.get(operator.name)
 
 
 def is_product(operator: Operator) -> bool:

@@ -157,8 +157,8 @@ class MaskedRows(Record):
     def of(cls, sites: Iterable[SiteReport]) -> MaskedRows | None:
         """None where the proofs found no change."""
         converted = [(s.pass_name, s.proof) for s in sites if s.status is Status.CONVERTED and s.proof]
-        changes = [(name, proof.fully_masked_rows_max_abs or 0.0) for name, proof in converted]
-        changes = [(name, figure) for name, figure in changes if figure]
+        figures = [(name, proof.fully_masked_rows_max_abs) for name, proof in converted]
+        changes = [(name, figure) for name, figure in figures if figure]
         if not changes:
             return None
         passes = tuple(dict.fromkeys(name for name, _ in changes))
@@ -230,10 +230,9 @@ class Context:
     @property
     def frozen(self) -> str:
         """Why nothing in this model may be rewritten; empty where it may."""
-        names = {entry.name for entry in self.model.metadata}
-        if CONTROL_EDGES in names:
-            return f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
-        return ""
+        is_ordered = any(entry.name == CONTROL_EDGES for entry in self.model.metadata)
+        why = f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
+        return why if is_ordered else ""
 
 
 def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:

@@ -1,6 +1,6 @@
 """A mask that is added to joined logits -> its columns, each added to its part of the logits before they are joined."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import accumulate
 
@@ -52,15 +52,11 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
             tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
         )
         whole = (1,) * (len(joined.shape) - len(mask.shape)) + mask.shape == joined.shape
-        if at_columns and alone and products and same_numbers and plain and whole and _pays(parts):
-            return join
+        if at_columns and alone and products and same_numbers and plain and whole:
+            # It pays where the cache holds more keys than are new; elsewhere a prefill takes longer: docs/npu-forms.md.
+            *shorter, longest = sorted(part.shape[-1] for part in parts)
+            return join if longest > sum(shorter) else None
     return None
-
-
-def _pays(parts: Sequence[Tensor]) -> bool:
-    """Where the cache holds more keys than are new; elsewhere a prefill takes longer, see docs/npu-forms.md."""
-    *shorter, longest = sorted(part.shape[-1] for part in parts)
-    return longest > sum(shorter)
 
 
 def _numbers(tensor: Tensor) -> object:
@@ -74,22 +70,16 @@ def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
     cuts, additions = [], []
     for part, width, end in zip(join.inputs, widths, accumulate(widths), strict=True):
         assert part is not None
-        columns = Tensor(
-            name_below(mask.name, "columns"),
-            (*mask.shape[:-1], width),
-            mask.dtype,
-            quantization=mask.quantization,
-        )
+        shape, name = (*mask.shape[:-1], width), name_below(mask.name, "columns")
+        columns = Tensor(name, shape, mask.dtype, quantization=mask.quantization)
         begin = [0] * (len(mask.shape) - 1) + [end - width]
         steering = [
             context.constants.make(name, np.array(values, np.int32), DType.INT32)
             for name, values in (("mask/begin", begin), ("mask/size", columns.shape))
         ]
         cuts.append(context.model.new_operator("SLICE", (mask, *steering), [columns]))
-        shape = (*result.shape[:-1], width)
-        masked = Tensor(
-            name_below(part.name, "masked"), shape, result.dtype, quantization=result.quantization
-        )
+        shape, name = (*result.shape[:-1], width), name_below(part.name, "masked")
+        masked = Tensor(name, shape, result.dtype, quantization=result.quantization)
         operands = [columns if operand is mask else part for operand in addition.inputs]
         additions.append(Operator(addition.code, operands, [masked], addition.options, addition.table))
     masked_parts = [operator.outputs[0] for operator in additions]

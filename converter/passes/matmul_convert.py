@@ -48,12 +48,9 @@ def _site(context: Context, product: Operator, convert: Operator) -> Site:
     before, after = (_one_scale(operator) for operator in (product, convert))
     # At most one step of the larger scale. Scales are float32: a ratio of 3 may come out as 2.9999998.
     steps = max(1, math.floor(before / after * (1 + 1e-6)))
-    note = ""
-    if saturation(convert) is not None:
-        low, high = real_range(between)
-        note = (
-            f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
-        )
+    low, high = real_range(between)
+    kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
+    note = "" if saturation(convert) is None else kept
     build = partial(_build, context, product, convert)
     return Site(convert, build, demand=Demand("steps", steps), note=note)
 

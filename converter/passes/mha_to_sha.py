@@ -70,14 +70,9 @@ def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:
     anchor = block.output.producer
     assert anchor is not None
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    regions, spreads = (tuple(old), tuple(new)), (attention_spreads(old, block.softmax),)
     return Rewrite(
-        context.subgraph,
-        tuple(old),
-        tuple(new),
-        anchor,
-        calls=context.model,
-        spreads=(attention_spreads(old, block.softmax),),
-        parts=block.pieces,
+        context.subgraph, *regions, anchor, calls=context.model, spreads=spreads, parts=block.pieces
     )
 
 
@@ -107,8 +102,7 @@ class MhaToSha(Pass):
                 reason = "already single-head"
                 if match.heads > 1:
                     reason = f"target '{context.target.name}' gains nothing from splitting {kept}"
-                heads, kv_heads = match.heads, match.kv_heads
-                yield SkippedSite(match.softmax, reason, settled=True, heads=heads, kv_heads=kv_heads)
+                yield SkippedSite(match.softmax, reason, True, match.heads, match.kv_heads)
 
 
 def _site(context: Context, block: Block) -> Site:

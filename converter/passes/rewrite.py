@@ -250,8 +250,10 @@ def check_parameters(rewrite: Rewrite) -> None:
     Raises:
         RefusedError: a tensor has parameters of its own.
     """
-    known = {_parameters(tensor) for tensor in _tensors(rewrite.old, rewrite.calls)}
-    known |= {_parameters(tensor) for tensor in _tensors(rewrite.moved.values(), rewrite.calls)}
+    before: Iterable[Operator] = (*rewrite.old, *rewrite.moved.values())
+    if rewrite.calls is not None:
+        before = with_called(before, rewrite.calls.subgraphs)
+    known = {_parameters(tensor) for operator in before for tensor in _tensors(operator)}
     for operator in rewrite.added():
         for tensor in operator.outputs:
             if tensor.is_quantized and tensor not in rewrite.chosen and _parameters(tensor) not in known:
@@ -264,10 +266,8 @@ def _parameters(tensor: Tensor) -> Hashable:
     return None if tensor.quantization is None else (tensor.dtype, tensor.quantization.key())
 
 
-def _tensors(operators: Iterable[Operator], calls: Model | None) -> Iterator[Tensor]:
-    """What the operators read and define, and those in the subgraphs that they call."""
-    for operator in operators if calls is None else with_called(operators, calls.subgraphs):
-        yield from (tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None)
+def _tensors(operator: Operator) -> list[Tensor]:
+    return [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
 
 
 def commit(rewrite: Rewrite) -> list[Operator]:
@@ -282,8 +282,8 @@ def commit(rewrite: Rewrite) -> list[Operator]:
         graph.remove(operator)
     for operator in rewrite.added():
         graph.insert_before(position, operator)
-        for tensor in (*operator.inputs, *operator.outputs):
-            if tensor is not None and not graph.lists(tensor):
+        for tensor in _tensors(operator):
+            if not graph.lists(tensor):
                 graph.add_tensor(tensor)
     for operator in late:
         graph.insert_before(position, operator)
@@ -298,15 +298,12 @@ def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequ
     pending = list(candidates)
     while pending:
         operator = pending.pop()
-        if operator.subgraph is not graph:
+        is_read = any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs)
+        if operator.subgraph is not graph or is_read or not is_pure(operator, subgraphs):
             continue
-        if any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs):
-            continue
-        if not is_pure(operator, subgraphs):
-            continue
-        sources = [tensor.producer for tensor in operator.inputs if tensor is not None]
+        read = [tensor for tensor in operator.inputs if tensor is not None]
         graph.remove(operator)
-        pending.extend(source for source in sources if source is not None)
+        pending.extend(tensor.producer for tensor in read if tensor.producer is not None)
 
 
 def share_equal(graph: Subgraph, added: Collection[Operator]) -> None:
@@ -319,9 +316,7 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> None:
     chosen = set(added)
     known: dict[Hashable, Operator] = {}
     for operator in graph.operators if chosen else ():
-        if operator not in chosen or not is_pure(operator):
-            continue
-        if any(graph.is_output(tensor) for tensor in operator.outputs):
+        if operator not in chosen or not is_pure(operator) or any(map(graph.is_output, operator.outputs)):
             continue
         first = known.setdefault(_key(operator), operator)
         if first is operator:
@@ -332,11 +327,12 @@ def share_equal(graph: Subgraph, added: Collection[Operator]) -> None:
 
 
 def _key(operator: Operator) -> Hashable:
+    options = operator.options and operator.options.key()
     return (
         operator.code.key(),
-        operator.options and operator.options.key(),
-        tuple(_operand_key(tensor) for tensor in operator.inputs),
-        tuple(_type_key(tensor) for tensor in operator.outputs),
+        options,
+        *map(_operand_key, operator.inputs),
+        *map(_type_key, operator.outputs),
     )
 
 

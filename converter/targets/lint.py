@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.region import moved_from
 from edge_opt.output.record import Record
 from edge_opt.output.words import many
 from edge_opt.targets.target import Target
@@ -38,20 +40,22 @@ class Finding(Record):
     signature: str | None = None
 
 
+_Faults: TypeAlias = Iterator[tuple[str, str]]
+"""The rule and the message of each."""
+
+
 def lint(model: Model, target: Target) -> list[Finding]:
     """Everything of the model that the target's facts speak against, signature by signature."""
     findings = [
-        replace(found, signature=name)
+        Finding(severity, rule, message, name)
         for name, graph in model.entry_points()
-        for rule in _RULES
-        for found in rule(graph, target)
+        for look, severity in _LOOKS.items()
+        for rule, message in look(graph, target)
     ]
     if target.signatures is False and len(model.signatures) > 1:
         names = ", ".join(signature.key for signature in model.signatures)
-        remedy = "write one with --extract-signature"
-        findings.append(
-            Finding("warning", "signatures", f"only subgraph 0 is read, of the signatures {names}: {remedy}")
-        )
+        message = f"only subgraph 0 is read, of the signatures {names}: write one with --extract-signature"
+        findings.append(Finding("warning", "signatures", message))
     after = external_weights(model) if target.external_weights is False else 0
     if after:
         message = f"{many(after, 'weight')} after the flatbuffer are not read: convert writes them inside"
@@ -64,20 +68,18 @@ def lint(model: Model, target: Target) -> list[Finding]:
     return findings
 
 
-def _refused(graph: Subgraph, target: Target) -> Iterator[Finding]:
+def _refused(graph: Subgraph, target: Target) -> _Faults:
     refused = [operator for operator in graph.operators if target.refuses(operator)]
     counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
     composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
     for name, count in sorted(counts.items()):
-        yield Finding("error", "operator", f"{name} is not taken ({many(count, 'time')})")
+        yield "operator", f"{name} is not taken ({many(count, 'time')})"
     if composites:
         names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
-        yield Finding(
-            "error", "composite", f"composites are not opened: {names}; replace them with --inline-composites"
-        )
+        yield "composite", f"composites are not opened: {names}; replace them with --inline-composites"
 
 
-def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
+def _tensors(graph: Subgraph, target: Target) -> _Faults:
     limit = math.inf if target.largest_rank is None else target.largest_rank
     defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
     unknown = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
@@ -89,16 +91,12 @@ def _tensors(graph: Subgraph, target: Target) -> Iterator[Finding]:
         ("dynamic", target.dynamic_shapes, "dimensions known only at run time are not taken", unknown),
     ):
         if taken is False and tensors:
-            yield Finding("error", rule, f"{text}: {_names(tensors)}")
+            named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in tensors[:_NAMED])
+            more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
+            yield rule, f"{text}: {named}{more}"
 
 
-def _names(tensors: list[Tensor]) -> str:
-    named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in tensors[:_NAMED])
-    more = len(tensors) - _NAMED
-    return f"{named} and {more} more" if more > 0 else named
-
-
-def _joined_rows(graph: Subgraph, target: Target) -> Iterator[Finding]:
+def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
     """Rows that a CONCATENATION joins and an ADD takes as they are: the mask, repeated for the heads of a group.
 
     An operand that the ADD broadcasts is none of them, nor are parts joined on another axis.
@@ -116,13 +114,10 @@ def _joined_rows(graph: Subgraph, target: Target) -> Iterator[Finding]:
         ]
         counts.update([size for size in sizes if size > limit][:1])
     source = target.sources.get("largest_joined_rows_bytes")
+    remedy = "split the heads, and a mask is not repeated" + (f" ({source})" if source else "")
     for size, count in counts.items():
-        yield Finding(
-            "error",
-            "joined-rows",
-            f"rows that a CONCATENATION joins go into an ADD ({many(count, 'time')}), {size:,} bytes, over the limit "
-            f"of {limit:,}: split the heads, and a mask is not repeated" + (f" ({source})" if source else ""),
-        )
+        text = f"rows that a CONCATENATION joins go into an ADD ({many(count, 'time')}), {size:,} bytes"
+        yield "joined-rows", f"{text}, over the limit of {limit:,}: {remedy}"
 
 
 def _has_joined_rows(tensor: Tensor) -> bool:
@@ -140,7 +135,7 @@ def _has_joined_rows(tensor: Tensor) -> bool:
     return rank > 1 and int(operator.options.get("axis") or 0) % rank == rank - 2
 
 
-def _constants(graph: Subgraph, _: Target) -> Iterator[Finding]:
+def _constants(graph: Subgraph, _: Target) -> _Faults:
     """Mask constants that overflow in half precision, or leave no precision to what is quantized with them."""
     lowest: dict[Tensor, tuple[str, float]] = {}
     for operator in graph.operators:
@@ -151,46 +146,36 @@ def _constants(graph: Subgraph, _: Target) -> Iterator[Finding]:
                 lowest[tensor] = operator.name, float(np.min(tensor.array()))
     for name, value in lowest.values():
         if value < _RUINS_A_SCALE:
-            yield Finding(
-                "warning",
-                "mask-constant",
-                f"the mask constant {value:g} of {name} overflows in half precision, and quantized with it a tensor "
-                "has no precision left: mask_to_add raises it for a target with a mask_constant",
-            )
+            harm = "overflows in half precision, and quantized with it a tensor has no precision left"
+            remedy = "mask_to_add raises it for a target with a mask_constant"
+            yield "mask-constant", f"the mask constant {value:g} of {name} {harm}: {remedy}"
         elif value < _HALF_LOWEST:
-            text = f"the mask constant {value:g} overflows in half precision"
-            yield Finding("warning", "mask-constant", text)
+            yield "mask-constant", f"the mask constant {value:g} overflows in half precision"
 
 
-def _reordered(graph: Subgraph, _: Target) -> Iterator[Finding]:
+def _reordered(graph: Subgraph, _: Target) -> _Faults:
     """Operands of attention's products that a RESHAPE puts into another order, where a TRANSPOSE is due.
 
     RESHAPE keeps the order of the numbers: `[S,H] -> [H,S]` with S and H other than 1 and not the same puts parts of
     different keys into one column. TensorFlow's converter is known to write it for one key/value head that is repeated.
     """
-    found: dict[Operator, None] = {}
+    exchanging: dict[Operator, None] = {}
     for product in graph.operators:
         if product.name != "BATCH_MATMUL" or any(t is None or t.is_constant for t in product.inputs):
             continue
         for tensor in product.inputs:
-            operator = None if tensor is None else tensor.producer
-            while operator is not None and operator.name in _LAYOUT:
-                if operator.name == "RESHAPE" and _exchanges_axes(operator):
-                    found[operator] = None
-                source = operator.inputs[0]
-                operator = None if source is None else source.producer
-    for operator in found:
-        assert operator.inputs[0] is not None
-        before, after = list(operator.inputs[0].shape), list(operator.outputs[0].shape)
-        yield Finding(
-            "warning",
-            "reordered",
-            f"a RESHAPE {before} -> {after} exchanges axes in front of a BATCH_MATMUL, where only a TRANSPOSE keeps "
-            "together what belongs together: the model was probably converted wrongly, compare it with its source",
-        )
+            passed = [] if tensor is None else moved_from(tensor, _LAYOUT)[1]
+            reshapes = [operator for operator in passed if operator.name == "RESHAPE"]
+            exchanging |= dict.fromkeys(filter(_exchanges_axes, reshapes))
+    for operator in exchanging:
+        before, after = list(operator.input(0).shape), list(operator.outputs[0].shape)
+        text = f"a RESHAPE {before} -> {after} exchanges axes in front of a BATCH_MATMUL"
+        harm = "where only a TRANSPOSE keeps together what belongs together"
+        remedy = "the model was probably converted wrongly, compare it with its source"
+        yield "reordered", f"{text}, {harm}: {remedy}"
 
 
-def _comparisons(graph: Subgraph, _: Target) -> Iterator[Finding]:
+def _comparisons(graph: Subgraph, _: Target) -> _Faults:
     """Comparisons that the runtime computes wrongly: its multipliers stand for scales below 1 only.
 
     Measured with ai-edge-litert 2.3.0, int8 and int16, on XNNPACK and reference kernels: with a scale over 1 even EQUAL
@@ -202,13 +187,10 @@ def _comparisons(graph: Subgraph, _: Target) -> Iterator[Finding]:
         parameters = [tensor.quantization for tensor in operator.inputs if tensor is not None]
         coarsest = max((one.scale.max(initial=0.0) for one in parameters if one is not None), default=0.0)
         if coarsest >= 1:
-            yield Finding(
-                "warning",
-                "comparison",
-                f"{operator.name} '{operator.outputs[0].name[-60:]}' compares numbers with a scale of {coarsest:g}, "
-                "and LiteRT's kernels compare wrongly from 1 on: if a mask is made of it, whole rows may be masked "
-                "everywhere; keep the comparison in float, or its operands small",
-            )
+            text = f"{operator.name} '{operator.outputs[0].name[-60:]}' compares numbers with a scale of {coarsest:g}"
+            harm = "if a mask is made of it, whole rows may be masked everywhere"
+            remedy = "keep the comparison in float, or its operands small"
+            yield "comparison", f"{text}, and LiteRT's kernels compare wrongly from 1 on: {harm}; {remedy}"
 
 
 def _exchanges_axes(reshape: Operator) -> bool:
@@ -216,17 +198,12 @@ def _exchanges_axes(reshape: Operator) -> bool:
 
     Where the last one stays, whole rows are grouped anew: `[B,K*G,H] -> [B*K,G,H]` is right.
     """
-    assert reshape.inputs[0] is not None
-    shapes = reshape.inputs[0].shape, reshape.outputs[0].shape
+    shapes = reshape.input(0).shape, reshape.outputs[0].shape
     before, after = ([size for size in shape if size != 1] for shape in shapes)
     return sorted(before) == sorted(after) and before[-1:] != after[-1:]
 
 
-_RULES: tuple[Callable[[Subgraph, Target], Iterator[Finding]], ...] = (
-    _refused,
-    _tensors,
-    _joined_rows,
-    _constants,
-    _reordered,
-    _comparisons,
-)
+_LOOKS: dict[Callable[[Subgraph, Target], _Faults], str] = {
+    **dict.fromkeys((_refused, _tensors, _joined_rows), "error"),
+    **dict.fromkeys((_constants, _reordered, _comparisons), "warning"),
+}
