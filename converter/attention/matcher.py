@@ -83,8 +83,8 @@ class Matcher:
         length = _plain(labelled[self.products[product].rows])
         rows = {own: length * math.prod(map(_plain, own[:-2])) for own in trace.logits.values()}
         made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
-        in_order = (made_by[operator] for operator in self.subgraph.operators if operator in made_by)
-        *others, (output, factored) = in_order
+        *others, (output, factored) = (made_by[one] for one in self.subgraph.operators if one in made_by)
+        axes = (axis for own in trace.logits.values() for axis in own[-2:] if axis)
         return Block(
             softmax=self.softmax,
             output=output,
@@ -99,9 +99,7 @@ class Matcher:
             logits=trace.logits,
             core=frozenset(trace.core),
             operands=self.operands,
-            heads_are_rows=any(
-                fx.only_labels(axis) for own in trace.logits.values() for axis in own[-2:] if axis
-            ),
+            heads_are_rows=any(map(fx.only_labels, axes)),
             others=tuple(others),
         )
 
@@ -211,8 +209,8 @@ class Matcher:
 
     def _next_query(self) -> OnHeads | None:
         """As the next attention has them, where it reads these heads as its queries, no TRANSPOSE being left."""
-        for end in self._ends:
-            softmax = around.softmax_behind(end) if is_product(end) else None
+        for end in filter(is_product, self._ends):
+            softmax = around.softmax_behind(end)
             block = None if softmax in (None, self.softmax) else self.match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue
@@ -233,8 +231,8 @@ class Matcher:
                 labelled = fx.regroup(((Factor(heads, 1),),), batch)
                 if first < 0 or tensor.shape[first:-2] != batch or labelled is None:
                     continue
-                around = fx.plain(tensor.shape)
-                factored = (*around[:first], *labelled, *around[-2:])
+                plain = fx.plain(tensor.shape)
+                factored = (*plain[:first], *labelled, *plain[-2:])
                 reached = self._reach_products(tensor, factored)
                 # No label may lie on the axis of the head size.
                 apart = not any(fx.tells_heads(own[self.products[p].columns]) for p, own in reached.items())
@@ -281,7 +279,7 @@ class Matcher:
         for operator, index, labelled in self.operands.chain(output, factored):
             tensor = operator.input(index)
             if tensor not in self._tail:
-                break
+                return best
             if len(tensor.consumers) > 1 or self.subgraph.is_output(tensor):
                 best = tensor, labelled
         return best
@@ -376,21 +374,22 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 
 def _weights_without_softmax(subgraph: Subgraph, softmaxes: list[Operator]) -> Iterator[Operator]:
     """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
-    known: set[Operator] = set()
+    assigned: set[Operator] = set()
     for softmax in softmaxes:
         with suppress(RefusedError):
-            known.update(around.value_products(softmax))
-        known.update(around.products_above(around.producers(softmax))[0])
+            assigned.update(around.value_products(softmax))
+        assigned.update(around.products_above(around.producers(softmax))[0])
     for product in subgraph.operators:
-        if product in known or not multiplies_activations(product):
+        if product in assigned or not multiplies_activations(product):
             continue
         makers = [around.last_computation(product.input(index)) for index in (0, 1)]
-        for weights in (operator for operator in makers if operator is not None):
-            linear = is_product(weights)
-            scores = [weights] if linear else around.products_above(around.producers(weights))[0]
+        for weights in filter(None, makers):
+            scores = [weights]
+            if not is_product(weights):
+                scores, _ = around.products_above(around.producers(weights))
             several = all(map(around.holds_several, scores)) and not any(map(around.is_residual, scores))
-            if scores and known.isdisjoint(scores) and several:
-                known.update((product, *scores))
+            if scores and assigned.isdisjoint(scores) and several:
+                assigned.update((product, *scores))
                 yield weights
                 break
 

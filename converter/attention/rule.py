@@ -165,18 +165,14 @@ class Elementwise(Rule):
         return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
 
     def parts(self, of: Labelled, *, keep: bool) -> Operands:
-        result = of.piece_shape(keep=keep)
-        return {
-            index: own
-            for index, own in self.operands(of).items()
-            if not _fits_as_it_is(of.input(index).shape, fx.piece_shape(own, keep=keep), result)
-        }
-
-
-def _fits_as_it_is(whole: Shape, wanted: Shape, result: Shape) -> bool:
-    """True where an operand needs no RESHAPE, because it only has other leading ones: then all heads share it."""
-    trimmed, expected = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in (whole, wanted))
-    return len(whole) <= len(result) and trimmed == expected
+        parts = self.operands(of)
+        for index, own in list(parts.items()):
+            shapes = of.input(index).shape, fx.piece_shape(own, keep=keep)
+            whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
+            # Without a RESHAPE all heads share an operand that only has other leading ones.
+            if whole == piece and len(shapes[0]) <= len(of.piece_shape(keep=keep)):
+                del parts[index]
+        return parts
 
 
 class BatchMatMul(Rule):

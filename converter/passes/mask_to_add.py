@@ -129,9 +129,9 @@ def _match_operands(select: Operator, softmax: Operator, path: tuple[Operator, .
     if closed == -np.inf:
         text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"
         raise RefusedError(text, select, logits)
-    other = (
-        f"{closed:g}" if closed < LOWEST_ROW_MAXIMUM else f"input '{shortened(given.name)}'" if given else ""
-    )
+    other = f"input '{shortened(given.name)}'" if given else ""
+    if closed < LOWEST_ROW_MAXIMUM:
+        other = f"{closed:g}"
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, other)
 
 
