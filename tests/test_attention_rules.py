@@ -234,6 +234,12 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
             assert passed_on == all(new.name == "RESHAPE" for new in made)
 
 
+def test_a_pack_of_one_tensor_is_left_out() -> None:
+    (example,) = [one for one in EXAMPLES if "PACK(%x) {values_count: 1}" in one.line]
+    (operator,) = example.model().subgraphs[0].operators
+    assert RULES["PACK"].passed_on(Labelled(operator, example.factored()), 0, keep=True) == 0
+
+
 REFUSED = [
     (E("x 2,3", "%y: float32[2,3] = SOFTMAX(%x) {beta: 1.0}", "2, 3@1"),
      "the heads lie on the axis of the softmax (found [2, (3:head)]), at SOFTMAX"),

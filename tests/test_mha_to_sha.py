@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from attention_checks import assert_same_bits, convert, only_block, random_inputs
+from pass_runs import run
 from text_parser import parse
 
 from edge_opt.ir import Model, load, to_bytes
@@ -86,6 +87,13 @@ def test_one_scale_is_multiplied_into_each_head_and_the_unscaled_query_is_split(
     (split,) = [op for op in model.subgraphs[0].operators if op.name == "SPLIT"]
     assert split.input(1).shape == (1, 1, 512, 256)
     assert [op.name for op in split.outputs[0].consumers] == ["MUL"]
+
+
+def test_what_a_head_can_read_without_a_reshape_costs_none() -> None:
+    model = parse(reference("reference_select"))
+    run(model, "mask_to_add")
+    convert(model, "unpack")
+    assert "RESHAPE" not in kinds(model)
 
 
 SCALED = """
