@@ -101,7 +101,7 @@ def for_one_head(
     """The operator's result for one head, from that head's parts of the operands, and the operators it took."""
     model = Model()
     assembly = Assembly(model, Constants(model))
-    of = Labelled(operator, example.factored(), example.output)
+    of = Labelled(operator.outputs[example.output], example.factored())
     operands = RULES[operator.name].operands(of)
     pieces: dict[int, Tensor] = {}
     # A rule may read the whole of an operand that all heads share.
@@ -229,7 +229,7 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
             np.testing.assert_array_equal(result, part(whole, factored, head, keep=keep))
             assert example.left is None or not keep or len(made) == example.left
             # An operand that a rule passes on is at most reshaped.
-            of = Labelled(operator, factored, example.output)
+            of = Labelled(operator.outputs[example.output], factored)
             passed_on = RULES[operator.name].passed_on(of, head, keep=keep) is not None
             assert passed_on == all(new.name == "RESHAPE" for new in made)
 
@@ -237,7 +237,7 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
 def test_a_pack_of_one_tensor_is_left_out() -> None:
     (example,) = [one for one in EXAMPLES if "PACK(%x) {values_count: 1}" in one.line]
     (operator,) = example.model().subgraphs[0].operators
-    assert RULES["PACK"].passed_on(Labelled(operator, example.factored()), 0, keep=True) == 0
+    assert RULES["PACK"].passed_on(Labelled(operator.outputs[0], example.factored()), 0, keep=True) == 0
 
 
 REFUSED = [
@@ -298,7 +298,7 @@ REFUSED = [
 @pytest.mark.parametrize(("example", "reason"), REFUSED, ids=str)
 def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
-    assert str(OperandFactors()(operator, example.factored())) == reason
+    assert str(OperandFactors()(operator.outputs[0], example.factored())) == reason
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])

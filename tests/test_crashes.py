@@ -155,7 +155,7 @@ def test_a_sum_of_a_scalar_has_no_axis_to_sum() -> None:
     model = parse("subgraph main (%x: float32[]) { %y: float32[] = SUM(%x, int32{0}) return %y }")
     (operator,) = model.subgraphs[0].operators
     assert infer_shapes(model) == []
-    assert OperandFactors()(operator, ()) == {0: ()}
+    assert OperandFactors()(operator.outputs[0], ()) == {0: ()}
     step = step_of(operator, [()])
     assert step is not None
     assert step.needs == {0: ()}

@@ -63,10 +63,8 @@ class Composite(Rule):
         """Factors of all that the result is made of."""
         labels = {body.outputs[0]: fx.canonical(result)}
         for operator in reversed(body.operators):
-            for output, tensor in enumerate(operator.outputs):
-                if tensor not in labels:
-                    continue
-                operands = self._inner(operator, labels[tensor], output)
+            for tensor in filter(labels.__contains__, operator.outputs):
+                operands = self._inner(tensor, labels[tensor])
                 if not isinstance(operands, dict):
                     missing = Refusal("no rule for an operator in the body of a composite", operator)
                     raise RefusedError(operands or missing)
@@ -85,8 +83,8 @@ class Composite(Rule):
                 shape = fx.piece_shape(own, keep=True)
                 pieces[tensor] = assembly.tensor(name_below(tensor.name, name), shape, tensor)
         for operator in body.operators:
-            for output, tensor in enumerate(operator.outputs):
-                of = Labelled(operator, labels.get(tensor, ()), output)
+            for tensor in operator.outputs:
+                of = Labelled(tensor, labels.get(tensor, ()))
                 if fx.piece_count(of.factored) > 1:
                     one = OneHead(assembly, of, 0, partial(_piece, operator, pieces), name, keep_axes=True)
                     pieces[tensor] = self._inner.rules[operator.name].emit(one)

@@ -54,14 +54,17 @@ class OperandFactors:
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
-        self._known: dict[tuple[Operator, Factored, int], Operands | Refusal | None] = {}
+        self._by_result: dict[tuple[Operator, Tensor, Factored], Operands | Refusal | None] = {}
 
-    def __call__(self, operator: Operator, result: Factored, output: int = 0) -> Operands | Refusal | None:
-        """Factors of the operands, given those of result `output`; None where the operator has no rule."""
-        key = (operator, result, output)
-        if key not in self._known:
-            self._known[key] = self.distrusted(operator) or self._by_rule(Labelled(operator, result, output))
-        return self._known[key]
+    def __call__(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
+        """Factors of the operands that a tensor is made of; None where no operator makes it, or one without a rule."""
+        operator = tensor.producer
+        if operator is None:
+            return None
+        key = (operator, tensor, factored)
+        if key not in self._by_result:
+            self._by_result[key] = self.distrusted(operator) or self._by_rule(Labelled(tensor, factored))
+        return self._by_result[key]
 
     def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
         rule = self.rules.get(of.operator.name)
@@ -80,9 +83,9 @@ class OperandFactors:
                 return Refusal(text, of.operator, tensor)
         return operands
 
-    def known(self, operator: Operator, result: Factored, output: int = 0) -> Operands:
+    def known(self, tensor: Tensor, factored: Factored) -> Operands:
         """As a call, where the label is known to pass."""
-        operands = self(operator, result, output)
+        operands = self(tensor, factored)
         assert isinstance(operands, dict)
         return operands
 
@@ -93,11 +96,6 @@ class OperandFactors:
         if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
             return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
         return None
-
-    def of(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
-        """As for the operator that defines the tensor; None where that is none."""
-        operator = tensor.producer
-        return None if operator is None else self(operator, factored, output_index(tensor))
 
     def upwards(
         self, starts: Iterable[OnHeads], through: Callable[[Tensor, Factored], bool]
@@ -114,7 +112,7 @@ class OperandFactors:
                 continue
             seen.add((tensor, factored))
             operator = tensor.producer
-            above = self.of(tensor, factored) if through(tensor, factored) else None
+            above = self(tensor, factored) if through(tensor, factored) else None
             if operator is None or not isinstance(above, dict):
                 yield tensor, factored, True
                 continue
@@ -124,7 +122,7 @@ class OperandFactors:
     def chain(self, tensor: Tensor, factored: Factored) -> Iterator[tuple[Operator, int, Factored]]:
         """Upwards while one operand alone tells heads apart: each operator, which operand it is, and its factors."""
         for _ in range(DEEPEST):
-            operands = self.of(tensor, factored)
+            operands = self(tensor, factored)
             read = operands.items() if isinstance(operands, dict) else ()
             carriers = [(index, own) for index, own in read if fx.piece_count(own) > 1]
             if tensor.producer is None or len(carriers) != 1:
@@ -132,12 +130,6 @@ class OperandFactors:
             index, factored = carriers[0]
             yield tensor.producer, index, factored
             tensor = tensor.producer.input(index)
-
-
-def output_index(tensor: Tensor) -> int:
-    """Which result of its operator a tensor is."""
-    assert tensor.producer is not None
-    return next(i for i, output in enumerate(tensor.producer.outputs) if output is tensor)
 
 
 @dataclass(slots=True)
@@ -181,7 +173,7 @@ def trace_heads(merged: Sequence[OnHeads], values: Weighings, operands: OperandF
         if operator is None or depth > DEEPEST or fx.is_shared(factored) or (tensor, factored) in seen:
             continue
         seen.add((tensor, factored))
-        above = operands.of(tensor, factored)
+        above = operands(tensor, factored)
         if not isinstance(above, dict):
             trace.refusal = trace.refusal or above
             continue
@@ -299,7 +291,7 @@ def _come_from_heads(
     """
     for product, factored in logits.items():
         size = _contracted(product)
-        for index, by_head in operands.known(product, factored).items():
+        for index, by_head in operands.known(product.outputs[0], factored).items():
             for own, by_size in _labelled_twice(product, index, by_head, operands):
                 if own[-1][-2:] == (Factor(heads, 1), Factor(size)) and by_size[-1][-1] == Factor(size, 1):
                     return True
@@ -320,7 +312,7 @@ def _labelled_twice(
     by_size = (*plain[:contracted], (Factor(tensor.shape[contracted], 1),), *plain[contracted + 1 :])
     for source in _rising(tensor):
         if source is not tensor:
-            above = [operands.of(tensor, own) for own in (by_head, by_size)]
+            above = [operands(tensor, own) for own in (by_head, by_size)]
             read = [own for own in above if isinstance(own, dict)]
             if tensor.producer is None or len(read) < len(above):
                 return
@@ -388,7 +380,7 @@ def _is_batch(trace: Trace, operands: OperandFactors) -> bool:
     starts = [
         (product.input(index), labelled)
         for product, own in (*trace.products.items(), *trace.logits.items())
-        for index, labelled in operands.known(product, own).items()
+        for index, labelled in operands.known(product.outputs[0], own).items()
         if product.input(index).producer not in trace.core
     ]
     walk = operands.upwards(starts, lambda tensor, own: not tensor.is_constant and fx.piece_count(own) > 1)

@@ -179,7 +179,7 @@ class Matcher:
         starts = [
             (product.input(index), own)
             for product, labelled in logits.items()
-            for index, own in self.operands.known(product, labelled).items()
+            for index, own in self.operands.known(product.outputs[0], labelled).items()
         ]
         projected = [
             fx.piece_count(own[:-1])
@@ -214,7 +214,7 @@ class Matcher:
             block = None if softmax in (None, self.softmax) else self.match_other(softmax)
             if not isinstance(block, Block) or end not in block.logits:
                 continue
-            for index, factored in self.operands.known(end, block.logits[end]).items():
+            for index, factored in self.operands.known(end.outputs[0], block.logits[end]).items():
                 tensor = end.input(index)
                 if tensor in self._tail and fx.piece_count(factored) == block.heads:
                     return tensor, factored
@@ -295,7 +295,7 @@ class Matcher:
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
         """K: how many different keys or values the heads have, before anything repeats them for several heads."""
         side = 1 - self.products[product].operand
-        start = product.input(side), self.operands.known(product, factored)[side]
+        start = product.input(side), self.operands.known(product.outputs[0], factored)[side]
         walk = self.operands.upwards([start], _tells_heads)
         sources = [own for tensor, own, ends in walk if ends and not _is_one_number(tensor)]
         return len({tuple(fx.piece_key(own, head) for own in sources) for head in range(heads)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edge_opt.attention import factors as fx
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.factors import Axis, Factored
-from edge_opt.attention.labelling import DEEPEST, OnHeads, OperandFactors, output_index
+from edge_opt.attention.labelling import DEEPEST, OnHeads, OperandFactors
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Operator, Subgraph, Tensor
@@ -93,7 +93,7 @@ class Planner:
             plan.old[operator] = None
             if operator in block.core and fx.piece_count(factored) == block.pieces:
                 plan.labelled.setdefault(tensor, factored)
-            of = Labelled(operator, factored, output_index(tensor))
+            of = Labelled(tensor, factored)
             read = self.operands.rules[operator.name].parts(of, keep=self.form.keep_axes)
             pending += [(operator.input(index), own, depth + 1) for index, own in reversed(read.items())]
         replaced = {*block.core, *plan.old}
@@ -133,13 +133,13 @@ class Planner:
         return _OPERATOR * pieces * operators
 
     def _cost_made(self, tensor: Tensor, factored: Factored, depth: int) -> int:
-        operator, operands = tensor.producer, self.operands.of(tensor, factored)
+        operator, operands = tensor.producer, self.operands(tensor, factored)
         if operator is None or not isinstance(operands, dict):
             return _NEVER
         # A mask that is repeated for the heads by a CONCATENATION is read several times and cut once.
         read = {(operator.input(index), labelled) for index, labelled in operands.items()}
         above = sum(self._cost(source, labelled, depth + 1) for source, labelled in read)
-        of, keep = Labelled(operator, factored, output_index(tensor)), self.form.keep_axes
+        of, keep = Labelled(tensor, factored), self.form.keep_axes
         if self.operands.rules[operator.name].passed_on(of, 0, keep=keep) is None:
             return above + fx.piece_count(factored) * _OPERATOR
         reshaped = operator.name in MOVEMENT and of.piece_shape(keep=keep) != fx.piece_shape(
@@ -176,8 +176,8 @@ class Planner:
     def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Step]:
         """Upwards through rearrangements and scalings by a number, while nobody else reads what is between."""
         for operator, operand, read in self.operands.chain(tensor, factored):
-            step = Step(Labelled(operator, factored), operand, read)
-            others = [tensor for index, tensor in enumerate(operator.inputs) if index != operand]
+            step = Step(Labelled(tensor, factored), operand, read)
+            others = [other for index, other in enumerate(operator.inputs) if index != operand]
             scalar = all(t is not None and t.has_numbers and t.elements == 1 for t in others)
             scales = step.scales and scalar and not operator.option("fused_activation_function")
             followed = operator.name in MOVEMENT or scales
@@ -223,7 +223,7 @@ def tensors_above(subgraph: Subgraph, block: Block, operands: OperandFactors) ->
                 factored = read_as.get(tensor)
                 if factored is None or fx.piece_count(factored) == 1:
                     return []
-                labelled = operands.of(tensor, factored)
+                labelled = operands(tensor, factored)
                 if read_outside(subgraph, tensor, per_head) or not isinstance(labelled, dict):
                     return []
                 read += [(operator.input(index), own) for index, own in labelled.items()]

@@ -23,14 +23,14 @@ Operands = dict[int, Factored]
 class Labelled:
     """One result of an operator, and where the heads lie in it."""
 
-    operator: Operator
+    tensor: Tensor
     factored: Factored
-    output: int = 0
 
     @property
-    def tensor(self) -> Tensor:
-        """The result itself."""
-        return self.operator.outputs[self.output]
+    def operator(self) -> Operator:
+        """The operator that defines it."""
+        assert self.tensor.producer is not None
+        return self.tensor.producer
 
     def input(self, index: int) -> Tensor:
         """Input `index` of the operator, which its definition requires to be there."""

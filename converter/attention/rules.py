@@ -167,7 +167,8 @@ class Split(Rule):
             for output in one.of.operator.outputs
         ]
         where = one.integers("axis", np.int32(position))
-        return one.clone_all({data: source, 2 * (1 - data): where}, shapes)[one.of.output]
+        parts = one.clone_all({data: source, 2 * (1 - data): where}, shapes)
+        return parts[one.of.operator.outputs.index(one.of.tensor)]
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         return _data_and_axis(of)[0] if len(of.operator.outputs) == 1 else None
@@ -191,7 +192,8 @@ class Unpack(Rule):
         own = self.operands(one.of)[0]
         position = one.axes(own).index(one.of.axis(len(own)))
         shapes = [one.shape] * len(one.of.operator.outputs)
-        return one.clone_all({0: one.piece(0)}, shapes, axis=position)[one.of.output]
+        parts = one.clone_all({0: one.piece(0)}, shapes, axis=position)
+        return parts[one.of.operator.outputs.index(one.of.tensor)]
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         return 0 if len(of.operator.outputs) == 1 else None

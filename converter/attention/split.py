@@ -15,7 +15,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composite_rules import with_composites
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.labelling import OperandFactors, output_index
+from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.plan import Cut, Plan, Planner, Step, leading
 from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
 from edge_opt.attention.rules import keeps_order
@@ -88,10 +88,9 @@ class Splitter:
             return tensor
         key = (tensor, factored, fx.piece_key(factored, head))
         if key not in self._pieces:
-            cut, operator = self.plan.cuts.get((tensor, factored)), tensor.producer
+            cut = self.plan.cuts.get((tensor, factored))
             if cut is None:
-                assert operator is not None
-                piece = self._emit(Labelled(operator, factored, output_index(tensor)), head, {})
+                piece = self._emit(Labelled(tensor, factored), head, {})
             else:
                 piece = self.cut_off(self._source(cut), cut.factored, head)
                 for step in cut.steps:
@@ -104,7 +103,7 @@ class Splitter:
 
     def _emit(self, of: Labelled, head: int, known: Mapping[int, Tensor]) -> Tensor:
         """The operator for one head; `known`: that head's part of operands, where they are there already."""
-        operands = self.operands.known(of.operator, of.factored, of.output)
+        operands = self.operands.known(of.tensor, of.factored)
 
         def piece(index: int) -> Tensor:
             return known.get(index) or self.piece(of.input(index), operands[index], head)
@@ -118,7 +117,7 @@ class Splitter:
         if cut not in self._sources:
             source = cut.source
             for move in cut.moves:
-                if not keeps_order(Labelled(move.operator, fx.plain(move.tensor.shape))):
+                if not keeps_order(Labelled(move.tensor, fx.plain(move.tensor.shape))):
                     inputs = [self._unscaled(source, move.input(0)), *move.operator.inputs[1:]]
                     name = name_below(move.tensor.name, "unscaled")
                     moved = self.assembly.tensor(name, move.tensor.shape, source)
