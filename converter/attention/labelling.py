@@ -54,6 +54,7 @@ class OperandFactors:
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
+        # By the operator too: a rewrite may define the same tensor with another one.
         self._by_result: dict[tuple[Operator, Tensor, Factored], Operands | Refusal | None] = {}
 
     def __call__(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:

@@ -142,10 +142,9 @@ class Planner:
         of, keep = Labelled(tensor, factored), self.form.keep_axes
         if self.operands.rules[operator.name].passed_on(of, 0, keep=keep) is None:
             return above + fx.piece_count(factored) * _OPERATOR
-        reshaped = operator.name in MOVEMENT and of.piece_shape(keep=keep) != fx.piece_shape(
-            operands[0], keep=keep
-        )
-        return above + fx.piece_count(factored) * _RESHAPE * reshaped
+        if operator.name in MOVEMENT and of.piece_shape(keep=keep) != fx.piece_shape(operands[0], keep=keep):
+            return above + fx.piece_count(factored) * _RESHAPE
+        return above
 
     # Where on the rearrangements and scalings above a tensor it is cut
 

@@ -1,6 +1,6 @@
 """Rules of operators that rearrange, cut, join or repeat tensors, and the table of all rules, by operator.
 
-A labelled axis may move, but it must stay whole. What only joins or repeats tensors for the heads vanishes.
+A labelled axis may move, but it must stay whole. What only joins or repeats tensors for the heads is left out.
 """
 
 import math

@@ -230,9 +230,9 @@ class Context:
     @property
     def frozen(self) -> str:
         """Why nothing in this model may be rewritten; empty where it may."""
-        is_ordered = any(entry.name == CONTROL_EDGES for entry in self.model.metadata)
-        why = f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
-        return why if is_ordered else ""
+        if all(entry.name != CONTROL_EDGES for entry in self.model.metadata):
+            return ""
+        return f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
 
 
 def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
