@@ -30,7 +30,6 @@ from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.shapes.inference import doubted
 from edge_opt.shapes.rules import constants_of
 
-_SUMS = frozenset({"SUM", "MEAN"})
 _SMALL = 1 << 16
 
 
@@ -118,7 +117,7 @@ class Matcher:
                 raise RefusedError(refusal)
         shape = self._first.outputs[0].shape
         for end in self._ends:
-            axes = constants_of(end)(1) if end.name in _SUMS else None
+            axes = constants_of(end)(1) if end.name in around.SUMS else None
             rank = len(end.input(0).shape)
             if axes is not None and any(axis % rank < rank - 2 for axis in axes.ravel()):
                 raise RefusedError("heads are summed before they stand side by side", end)

@@ -22,7 +22,7 @@ _PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
 _REPEATING, _CUTTING = operators_that(Effect.REPEATING), operators_that(Effect.CUTTING)
 _FOLLOWED = ELEMENTWISE | MOVEMENT | _REPEATING | _CUTTING | JOINING | operators_that(Effect.PADDING)
 _PROBABILITY_PATH = UNARY | MOVEMENT | _CUTTING | {"PACK"}
-_SUMS = frozenset({"SUM", "MEAN"})
+SUMS = frozenset({"SUM", "MEAN"})
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
 OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 """Operators that may do anything, a value product for instance."""
@@ -66,7 +66,7 @@ def between_products(softmax: Operator) -> bool:
     Where it holds more than one matrix of rows, one of the two will do, or both through a projection, which may mix
     heads. Other projections and SOFTMAXes end the search.
     """
-    reached = (_meets_product(softmax, producers), _meets_product(softmax, readers))
+    reached = [_meets_product(softmax, beside) for beside in (producers, readers)]
     if not holds_several(softmax):
         return all(reached)
     mixed = (_meets_product(softmax, beside, projections=1) for beside in (producers, readers))
@@ -206,9 +206,9 @@ def weighing_sum(softmax: Operator) -> Operator | None:
         return readers(operator) if followed else ()
 
     met = list(walked([softmax], behind))
-    products = [operator for operator in met if operator.name == "MUL"]
-    weighs = any(all(t is not None and not t.is_constant for t in product.inputs) for product in products)
-    return next((operator for operator in met if weighs and operator.name in _SUMS), None)
+    read = [operator.inputs for operator in met if operator.name == "MUL"]
+    weighs = any(all(t is not None and not t.is_constant for t in tensors) for tensors in read)
+    return next((operator for operator in met if weighs and operator.name in SUMS), None)
 
 
 def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:

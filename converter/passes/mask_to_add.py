@@ -260,8 +260,7 @@ def _note(context: Context, site: MaskedSoftmax) -> str:
 def _build(context: Context, site: MaskedSoftmax) -> Rewrite:
     added = _added(context, site)
     if added > _HIDDEN:
-        target = f"target '{context.target.name}'"
-        text = f"{target} wants a mask constant too close to the logits for an ADD to hide them"
+        text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
         raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
     condition, make = Condition.of(site.condition), Assembly(context.model, context.constants)
     new = _softmax_of(make, site, _additive(make, site, condition, added))
