@@ -240,6 +240,21 @@ def test_a_pack_of_one_tensor_is_left_out() -> None:
     assert RULES["PACK"].passed_on(Labelled(operator.outputs[0], example.factored()), 0, keep=True) == 0
 
 
+def test_operands_are_those_of_the_operator_that_makes_a_tensor_now() -> None:
+    """A rewrite defines a tensor anew, and the next block is followed through it."""
+    model = parse(
+        "subgraph main (%x: float32[2,3], %z: float32[3,2]) { %y: float32[2,3] = ABS(%x) return %y }"
+    )
+    (graph,) = model.subgraphs
+    (operator,) = graph.operators
+    operands, result, heads = OperandFactors(), operator.outputs[0], ((Factor(2, 1),), (Factor(3),))
+    assert operands(result, heads) == {0: heads}
+    graph.remove(operator)
+    order = Constants(model).make("order", np.array([1, 0], np.int32), DType.INT32)
+    graph.append(model.new_operator("TRANSPOSE", [graph.inputs[1], order], [result]))
+    assert operands(result, heads) == {0: heads[::-1]}
+
+
 REFUSED = [
     (E("x 2,3", "%y: float32[2,3] = SOFTMAX(%x) {beta: 1.0}", "2, 3@1"),
      "the heads lie on the axis of the softmax (found [2, (3:head)]), at SOFTMAX"),
