@@ -250,7 +250,7 @@ def check_parameters(rewrite: Rewrite) -> None:
     Raises:
         RefusedError: a tensor has parameters of its own.
     """
-    before: Iterable[Operator] = (*rewrite.old, *rewrite.moved.values())
+    before: Iterable[Operator] = rewrite.old
     if rewrite.calls is not None:
         before = with_called(before, rewrite.calls.subgraphs)
     known = {_parameters(tensor) for operator in before for tensor in _tensors(operator)}
