@@ -58,9 +58,13 @@ def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
             with suppress(RefusedError):  # of an operator that is not understood nothing is said
                 last = rotary.last_position(positions)
                 if last is not None:
-                    what = f"stops counting at position {last} of {positions}: all later tokens are taken for that one"
-                    remedy = "run `edge-opt convert` on the bundle, which makes a table of all positions"
-                    yield Unsound("positions-stop", name, rotary.result.name, what, remedy)
+                    yield Unsound(
+                        "positions-stop",
+                        name,
+                        rotary.result.name,
+                        f"stops counting at position {last} of {positions}: all later tokens are taken for that one",
+                        "run `edge-opt convert` on the bundle, which makes a table of all positions",
+                    )
 
 
 _SMALLEST_SHARE: Final = 2.0**-20
@@ -100,8 +104,10 @@ def _too_narrow(operator: Operator, named: _Named) -> _Problem:
     (left, right), largest = map(_largest, operator.inputs[:2]), _largest(operator.outputs[0])
     if left is None or right is None or largest is None or largest >= _SMALLEST_SHARE * left * right:
         return None
-    what = f"ends at {largest:.2g}, and is the product of numbers up to {left:.2g} and {right:.2g}"
-    return f"{what}: what {named(operator.inputs[1])} holds has no effect", _AGAIN
+    return (
+        f"ends at {largest:.2g}, and is the product of numbers up to {left:.2g} and {right:.2g}: what "
+        f"{named(operator.inputs[1])} holds has no effect"
+    ), _AGAIN
 
 
 def _cut_off(operator: Operator, named: _Named) -> _Problem:
@@ -111,8 +117,10 @@ def _cut_off(operator: Operator, named: _Named) -> _Problem:
     largest, steps = _largest(operator.outputs[0]), [_step(tensor) or 0 for tensor in operator.inputs]
     if largest is None or not steps or min(steps) <= largest:
         return None
-    what = f"ends at {largest:.2g}, and {named(operator.inputs[0])} comes in steps of {min(steps):.2g}"
-    return f"{what}: whatever is not 0 becomes one of its ends", _AGAIN
+    return (
+        f"ends at {largest:.2g}, and {named(operator.inputs[0])} comes in steps of {min(steps):.2g}: whatever is "
+        f"not 0 becomes one of its ends"
+    ), _AGAIN
 
 
 def _too_wide(operator: Operator, _: _Named) -> _Problem:
@@ -140,8 +148,10 @@ def _only_the_mask(operator: Operator, _: _Named) -> _Problem:
         largest = _largest(tensor)
         is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
         if is_score and largest is not None and _MATTERS < largest < step:
-            what = f"takes logits in steps of {step:.3g}, and without the mask they end at {largest:.2g}"
-            return f"{what}: they become equal, and attention is uniform", _UNMASKED
+            return (
+                f"takes logits in steps of {step:.3g}, and without the mask they end at {largest:.2g}: they become "
+                f"equal, and attention is uniform"
+            ), _UNMASKED
     return None
 
 
@@ -159,9 +169,9 @@ def _cannot_broadcast(operator: Operator, _: _Named) -> _Problem:
     scales = [_step(tensor) for tensor in tensors if tensor.dtype.name == "INT16"]
     if len(scales) < 3 or not all(scale is not None and power_of_two(scale) for scale in scales):
         return None
-    what = "broadcasts, and its three scales are powers of two to a thousandth"
-    remedy = "quantize again with a range of this tensor that is 1 % wider"
-    return f"{what}: LiteRT's kernel for int16 ends the process", remedy
+    return (
+        "broadcasts, and its three scales are powers of two to a thousandth: LiteRT's kernel for int16 ends the process"
+    ), "quantize again with a range of this tensor that is 1 % wider"
 
 
 _CHECKS: Final[dict[str, Callable[[Operator, _Named], _Problem]]] = {
