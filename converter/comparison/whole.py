@@ -6,13 +6,12 @@ of the network, and outputs get room:
 
 - `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. One region's error of
   1e-6 may grow on its way; measured, outputs differ by at most 0.4 times that sum.
-- where activations are quantized, `24` steps of the coarsest type among them, because a difference of any size turns
-  into a step where it crosses the middle of two codes, in every layer anew. Measured: at most 16, for int8 and int16
-  alike; two heads swapped in the last block gave 28 (int8) and 234 (int16). In a type with more bits it is as much of
-  the range.
+- where activations are quantized, `24` steps of the coarsest type among them (`80` if that is int16), because a
+  difference of any size turns into a step where it crosses the middle of two codes, in every layer anew. Measured: at
+  most 16 of int8 and 28 of int16, which depends on the processor; two heads swapped in the last block gave 28 and 234.
+  In a type with more bits it is as much of the range.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from edge_opt.output.words import many
 from edge_opt.passes import SiteReport, Status
 
 _GROWTH = 16
-_STEPS = 24
+_STEPS = {4: 24, 8: 24, 16: 80}  # by the coarsest activation's bits
 _ROUNDING = 1e-6  # of proofs that are bitwise on the reference kernels only
 _BITS = {DType.INT4: 4, DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16}
 
@@ -155,23 +154,23 @@ def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[st
     if not tolerant:
         return Allowance()
     relative, steps = _GROWTH * total, dict[str, int]()
-    bits = min(map(_bits, graph.operators), default=math.inf)
-    if bits < math.inf:
-        relative = max(relative, _STEPS * 2.0**-bits)
+    bits = min(filter(None, map(_bits, graph.operators)), default=0)
+    if bits:
+        relative = max(relative, _STEPS[bits] * 2.0**-bits)
         for name, dtype in outputs.items():
             if dtype in _BITS:
-                steps[name] = int(_STEPS * 2.0 ** max(_BITS[dtype] - bits, 0))
+                steps[name] = int(_STEPS[bits] * 2.0 ** max(_BITS[dtype] - bits, 0))
     because = ", ".join(f"{many(count, 'site')} of {name}" for name, count in tolerant.items())
     return Allowance(relative, steps, because, floats=len(steps) < len(outputs))
 
 
-def _bits(operator: Operator) -> float:
-    """Bits of an operator's coarsest activation; a float one that meets integer weights is quantized on the fly."""
+def _bits(operator: Operator) -> int:
+    """Bits of an operator's coarsest activation, 0 for none; a float one that meets integer weights is quantized."""
     tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
     moving = [_BITS[t.dtype] for t in tensors if t.is_quantized and not t.is_constant and t.dtype in _BITS]
     weights = [t for t in operator.inputs if t is not None and t.is_constant and t.is_quantized]
     hybrid = not moving and any(tensor.dtype in _BITS for tensor in weights) and operator.name not in _EXACT
-    return min([*moving, *([8] if hybrid else [])], default=math.inf)
+    return min([*moving, *([8] if hybrid else [])], default=0)
 
 
 _EXACT = frozenset({"DEQUANTIZE", "GATHER", "EMBEDDING_LOOKUP"})
