@@ -227,6 +227,29 @@ def reached(text: str) -> set[str]:
     return {tensor.name for tensor in graph.tensors if tensor in found}
 
 
+TWO_WAYS = """\
+signature main = #0 (x=%x, k=%k, v=%v) -> (out=%out)
+subgraph main (%x: float32[1,2,2,4], %k: float32[1,1,5,4], %v: float32[1,1,5,4]) {
+  %z: float32[1,2,2,4] = ABS(%x)
+  %t: float32[1,2,2,4] = TRANSPOSE(%z, int32{0, 2, 1, 3})
+  %r: float32[1,2,2,4] = ADD(%z, %t)
+  %q: float32[1,1,4,4] = RESHAPE(%r, int32{1, 1, 4, 4}) {new_shape: [1, 1, 4, 4]}
+  %l: float32[1,1,4,5] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,1,4,5] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[1,1,4,4] = BATCH_MATMUL(%p, %v)
+  %b: float32[1,2,2,4] = RESHAPE(%h, int32{1, 2, 2, 4}) {new_shape: [1, 2, 2, 4]}
+  %s: float32[1,2,2,4] = TRANSPOSE(%b, int32{0, 2, 1, 3})
+  %out: float32[1,2,8] = RESHAPE(%s, int32{1, 2, 8}) {new_shape: [1, 2, 8]}
+  return %out
+}
+"""
+
+
+def test_a_tensor_whose_readers_have_the_heads_on_different_axes_is_not_made_per_head() -> None:
+    assert reached(TWO_WAYS) == {"q", "r", "t"}
+    assert cut_at(split_above(TWO_WAYS)) == {"z"}
+
+
 def test_computed_tensors_with_scales_along_an_axis_are_not_cut() -> None:
     """A piece would need a part of the scales: the cut stands below what reads them."""
     assert reached(ROTATED) == {"q", "r", "e", "a", "j", "s0", "s1", "z"}
