@@ -96,7 +96,7 @@ def candidates(model: Model, signature: str, target: Target, *, forms: bool) -> 
     yield OURS
     if forms:
         _, blocks = largest_attention(model, signature)
-        yield from (choice for choice in choices(blocks[0], target) if choice.form is not None)
+        yield from (choice for choice in choices(blocks[0], target) if choice != EXPORTED)
 
 
 def measured(

@@ -79,6 +79,7 @@ SHAPES = {
     "1b_128_1280": Shape(GEMMA3_1B, 6, 128, 1280),
     "1b_512_4096": Shape(GEMMA3_1B, 6, 512, 4096),
     "4b_1024_4096": Shape(GEMMA3_4B, 6, 1024, 4096),
+    "4b_1024_4096_ring": Shape(GEMMA3_4B, 6, 1024, 4096, pattern=6, settings={RING: 1024}),
     "270m_128_1280": Shape(GEMMA3_270M, 18, 128, 1280),
     "1b_26l_1024_4096": Shape(GEMMA3_1B, 26, 1024, 4096),
     "6l_512_4096_ring": Shape(GEMMA3_270M, 6, 512, 4096, settings={RING: 512}),

@@ -45,7 +45,7 @@ from edge_opt.processes import _running
 from edge_opt.targets import Target, load_target
 
 # As exported, in three forms, and one of them cut at the norm in the other way.
-TRIALS = 5
+TRIALS = 7
 Captured = pytest.CaptureFixture[str]
 
 
@@ -159,10 +159,12 @@ def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> N
     forms = [str(choice) for choice in choices(block, load_target("qualcomm-htp"))]
     assert forms == [
         "as exported",
+        "as exported, the mask before the join",
         "split",
         "unpack",
         "split-above",
         "split-above, a norm for each head",
+        "split-above, the mask after the join",
         "split-above, tiles of 128 rows",
         "split-above, tiles of 64 rows",
     ]
@@ -187,15 +189,45 @@ def test_both_cuts_at_the_norm_are_tried_where_queries_have_one(tmp_path: Path) 
     assert not any("norm" in choice for choice in tried)
 
 
-def test_a_winner_that_cuts_at_the_norm_the_other_way_is_written_down(tmp_path: Path) -> None:
-    def quick(path: Any, target: Target, **_: Any) -> Profile:
-        norms = sum(
-            operator.name == "STABLEHLO_COMPOSITE"
-            for operator in load(Path(path)).entry_points()[0][1].operators
-        )
-        return Profile(str(path), target.name, "SM0", (), {"fake": "1.0"}, 2.0, (figures(100 - norms),))
+def test_the_mask_at_its_other_place_is_tried_where_there_is_one(tmp_path: Path) -> None:
+    tried = {str(trial.choice) for trial in tuned({}, signature="decode").trials}
+    assert {"as exported, the mask before the join", "split-above, the mask after the join"} <= tried
+    one_cache = tmp_path / "one_cache.tflite"
+    save(parse(attention("float32", Size(queries=8))), one_cache)
+    assert not any("mask" in str(trial.choice) for trial in tuned({}, one_cache).trials)
 
-    found = tuned({}, QUANTIZED, signature="prefill_8", compiler=quick)
+
+def compiler_that_takes(**us: int) -> Any:
+    """So many microseconds for each operator of a kind, beside 500."""
+
+    def compiled(path: Any, target: Target, **_: Any) -> Profile:
+        operators = load(Path(path)).entry_points()[0][1].operators
+        took = 500 + sum(us.get(operator.name, 0) for operator in operators)
+        return Profile(str(path), target.name, "SM0", (), {"fake": "1.0"}, 2.0, (figures(took),))
+
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("addition", "winner", "before"),
+    [(-1, "as exported, the mask before the join", True), (1, "as exported", False)],
+)
+def test_a_target_whose_every_signature_is_best_unsplit_says_where_its_masks_go(
+    addition: int, winner: str, before: bool
+) -> None:
+    alone = replace(load_target("qualcomm-htp"), split_signatures=("prefill*",))
+    compiler = compiler_that_takes(ADD=addition, SOFTMAX=100)
+    found = tuned({}, target=alone, signature="prefill_8", compiler=compiler)
+    assert found.winner is not None
+    assert str(found.winner.choice) == winner
+    target = tuned_target(found)
+    assert target.mask_before_join == before
+    assert target.split_signatures == ()
+
+
+def test_a_winner_that_cuts_at_the_norm_the_other_way_is_written_down(tmp_path: Path) -> None:
+    compiler = compiler_that_takes(STABLEHLO_COMPOSITE=-1)
+    found = tuned({}, QUANTIZED, signature="prefill_8", compiler=compiler)
     assert found.winner is not None
     assert str(found.winner.choice) == "split-above, a norm for each head"
     target = written(found, tmp_path)
@@ -231,10 +263,15 @@ def test_staying_on_the_npu_counts_first_then_time_then_bytes(better: Any, worse
 def test_the_best_comes_first_and_failures_last_with_their_reason() -> None:
     found = tuned({1: figures(300), 4: figures(120)}, QUANTIZED, signature="prefill_8")
     forms = [str(trial.choice) for trial in found.trials]
-    assert forms[:2] + forms[-2:] == ["split", "unpack", "as exported", "split-above, tiles of 2 rows"]
+    assert forms[:2] == ["split", "unpack"]
+    assert forms[-3:] == [
+        "as exported",
+        "as exported, the mask before the join",
+        "split-above, tiles of 2 rows",
+    ]
     assert [trial.figures and trial.figures.time and trial.figures.time.us for trial in found.trials] == [
-        *[120] * (len(forms) - 2),
-        300,
+        *[120] * (len(forms) - 3),
+        *[300] * 2,
         None,
     ]
     assert found.trials[-1].failure == "nothing for 16"
@@ -430,14 +467,6 @@ def test_a_signature_that_is_best_as_exported_is_left_alone(tmp_path: Path) -> N
     assert target.mask_before_join, "other signatures are rewritten as before"
     target = tuned_target(tuned({4: figures(100)}, signature="decode"))
     assert target.splits("decode")
-
-
-def test_where_nothing_is_split_any_more_no_mask_is_added_before_a_join() -> None:
-    """No pass ran on what was measured."""
-    alone = replace(load_target("qualcomm-htp"), split_signatures=("prefill*",))
-    target = tuned_target(tuned({1: figures(100)}, target=alone, signature="prefill_8"))
-    assert target.split_signatures == ()
-    assert not target.mask_before_join
 
 
 def test_nothing_is_written_where_nothing_compiled_and_progress_is_told() -> None:

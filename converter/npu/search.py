@@ -18,6 +18,7 @@ from typing import Any
 from edge_opt.attention.block import FORMS, Block
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
+from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import Figures
 from edge_opt.npu.hexagon import judged_by
@@ -46,42 +47,55 @@ _CHECKED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one trial rewrites the attention; `form` None leaves it as exported.
+    """How one trial rewrites the attention; `form` None does not split it, and no choice at all leaves the file.
 
-    `norm_per_head_from`: other than the target's.
+    `norm_per_head_from`, `mask_before_join`: other than the target's.
     """
 
     form: str | None = None
     rows_per_tile: int | None = None
     norm_per_head_from: int | None = None
+    mask_before_join: bool | None = None
 
     def __str__(self) -> str:
-        if self.form is None:
-            return "as exported"
         rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
-        norms = {None: "", _ALWAYS: ", a norm for each head"}
-        return self.form + rows + norms.get(self.norm_per_head_from, ", one norm for all")
+        norms = {None: "", _ALWAYS: ", a norm for each head"}.get(
+            self.norm_per_head_from, ", one norm for all"
+        )
+        masks = {None: "", True: ", the mask before the join", False: ", the mask after the join"}
+        return (self.form or "as exported") + rows + norms + masks[self.mask_before_join]
 
     def applied(self, target: Target) -> Target:
-        """The target with this form, which must be one, for every signature and length; its other facts stay."""
-        assert self.form is not None
+        """The target with this form for every signature and length; its other facts stay."""
+        masks = self.mask_before_join
+        if masks is None:
+            masks = target.mask_before_join and self.form is not None
         return replace(
             target,
-            form=self.form,
+            form=self.form or target.form,
             rows_per_tile=self.rows_per_tile,
             long_context={},
             norm_per_head_from=self.norm_per_head_from or target.norm_per_head_from,
-            split_signatures=("*",),
+            mask_before_join=masks,
+            split_signatures=("*",) if self.form else (),
         )
 
 
+AS_EXPORTED = Choice()
+
+
 def choices(attention: Block, target: Target) -> Iterator[Choice]:
-    """As exported, every form, and of the one that is mostly the best tiles of rows and the other cut at the norm."""
+    """As exported, with the mask before the join and without, and every form.
+
+    Of the form that is mostly the best also tiles of rows, the other cut at the norm and the other place of the mask.
+    """
     rows, least = attention.query_length, target.norm_per_head_from or _ALWAYS
-    yield Choice()
+    yield AS_EXPORTED
+    yield Choice(mask_before_join=True)
     yield from map(Choice, FORMS)
     other = _ALWAYS if attention.head_size < least else attention.head_size + 1
     yield Choice("split-above", norm_per_head_from=other)
+    yield Choice("split-above", mask_before_join=not target.mask_before_join)
     for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
         if _LEAST_ROWS <= size < rows and rows % size == 0:
             yield Choice("split-above", size)
@@ -100,8 +114,8 @@ class TrialPlan:
     seconds: float | None
 
     def write(self, folder: Path) -> Path:
-        """The exported model in the plan's form, not proved, in `folder`; the file that there is if as exported."""
-        if self.choice.form is None:
+        """The exported model in the plan's form, not proved, in `folder`; as exported it is the file that there is."""
+        if self.choice == AS_EXPORTED:
             return Path(self.exported)
         converted = folder / "converted.tflite"
         convert(self.exported, converted, target=self.choice.applied(self.target), verify="none")
@@ -298,7 +312,7 @@ def tune(
         save(layers.model, exported)
         running = executor or stack.enter_context(_own_executor(jobs))
         chip = chip or COMPILERS[facts.name]
-        plan = TrialPlan(str(exported), Choice(), facts, chip, (), sdk, seconds)
+        plan = TrialPlan(str(exported), AS_EXPORTED, facts, chip, (), sdk, seconds)
         compiled, unchecked = plan, "this compiler has no emulator here"
         if facts.name == _HEXAGON:
             unchecked = find_sdk(sdk).no_probe
@@ -351,16 +365,14 @@ def _own_executor(jobs: int | None) -> Iterator[Executor]:
 
 
 def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
-    """Those that differ: where queries have no norm, it is the same graph whether a cut goes above it or not."""
-
-    def operators(choice: Choice) -> list[str]:
+    """Those that give another graph than the ones before them: a model without norms has no other cut at the norm."""
+    tried = set()
+    for choice in choices(layers.attention, target):
         layer = cut_layers(layers.model, blocks=1).model
         convert(layer, target=choice.applied(target), verify="none")
-        return [operator.name for _, graph in layer.entry_points() for operator in graph.operators]
-
-    plain = operators(Choice("split-above"))
-    for choice in choices(layers.attention, target):
-        if choice.norm_per_head_from is None or operators(choice) != plain:
+        graph = subgraph_text(layer.entry_points()[0][1])
+        if graph not in tried:
+            tried.add(graph)
             yield choice
 
 
@@ -382,7 +394,11 @@ def _checked(ranked: Sequence[Trial], plan: TrialPlan, tell: Progress) -> tuple[
                 seconds=plan.seconds,
             )
         if comparison.equal:
-            same = "the same bits as exported" if trial.choice.form else "its numbers are the compiler's own"
+            same = (
+                "the same bits as exported"
+                if trial.choice != AS_EXPORTED
+                else "its numbers are the compiler's own"
+            )
             layers = f"{_CHECKED_LAYERS} layers on {plan.chip}'s emulator"
             return [*ranked[place:], *wrong], f"{same}, {layers}"
         wrong.append(replace(trial, verdict=comparison.summary()))
@@ -401,9 +417,11 @@ def tuned_target(tuning: Tuning) -> Target:
         )
     choice = tuning.winner.choice
     changed: dict[str, Any] = {"split_signatures": _split(tuning, split=choice.form is not None)}
-    if choice.form is None and not changed["split_signatures"]:
+    if choice.mask_before_join is not None:
+        changed["mask_before_join"] = choice.mask_before_join
+    elif choice.form is None and not changed["split_signatures"]:
         changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
-    elif choice.form is not None:
+    if choice.form is not None:
         rows = {} if choice.rows_per_tile is None else {"rows_per_tile": choice.rows_per_tile}
         form = {"form": choice.form, **rows}
         changed |= {"long_context": form} if tuning.long_context else form
