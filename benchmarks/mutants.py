@@ -24,6 +24,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -123,8 +124,9 @@ class Bench:
         self._data.read()
         for file in folder.glob(".children.*"):
             of_child = coverage.CoverageData(str(file))
-            of_child.read()
-            self._data.update(of_child)
+            with suppress(coverage.exceptions.DataError):  # a child that was killed while it wrote
+                of_child.read()
+                self._data.update(of_child)
         self._every = {context.rpartition("|")[0] for context in self._data.measured_contexts()} - {""}
         self._seconds = {
             f"{case.get('classname')}.{case.get('name')}": float(case.get("time") or 0)

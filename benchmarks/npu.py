@@ -1,13 +1,14 @@
 """What edge-opt gains on a Hexagon NPU, by its compiler's own estimate: one table of time, resumable.
 
-    npu.py MODEL.tflite ... [--sdk FOLDER] [--chip SA8797] [--forms] [--jobs N] [--json]
+    npu.py MODEL.tflite ... [--sdk FOLDER] [--chip SM8850] [--forms] [--jobs N] [--json]
     npu.py --models FOLDER ...                           all models there; `npu_models.py FOLDER` makes them
 
 Every entry point of every model is compiled alone, with the flags of the exporter's own pipeline for NPUs: as exported,
-and as `convert --target qualcomm-htp` rewrites it. `--forms` adds every form
-that `tune` would try, for who wants to know whether the target chose well. Times are of one run of the entry point, in
-milliseconds with the compiler's bounds: an ordering, which nobody calibrated on a phone. What was compiled before is
-remembered (`--fresh` forgets it), so a run that was stopped goes on. Nothing is proved here, `convert` does that.
+and as `convert --target qualcomm-htp` rewrites it. `--forms` adds every form that `tune` would try, for who wants to
+know whether the target chose well. Times are of one run of the entry point, in milliseconds with the compiler's bounds,
+of the nearest chip that it estimates time for, with the memory of `--chip`: an ordering, which nobody calibrated on a
+phone. What was compiled before is remembered (`--fresh` forgets it), so a run that was stopped goes on. Nothing is
+proved here, `convert` does that.
 Exit status 1 where anything takes longer than as exported, or than its bar.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial
+from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import cut_entry_point, largest_attention
 from edge_opt.npu.search import Choice, TrialPlan, choices, outcomes
 from edge_opt.output.errors import EdgeOptError
@@ -118,7 +120,8 @@ def measured(
 
 def plan(exported: str, choice: Choice, target: Target, options: argparse.Namespace) -> TrialPlan:
     """What it takes to compile one form, with the exporter's flags."""
-    return TrialPlan(exported, choice, target, options.chip, EXPORTERS_FLAGS, options.sdk, MOST_SECONDS)
+    chip, flags = judged_by(options.chip, EXPORTERS_FLAGS)
+    return TrialPlan(exported, choice, target, chip, tuple(flags), options.sdk, MOST_SECONDS)
 
 
 def told(done: int, trial: Trial | None) -> None:
@@ -162,7 +165,7 @@ def main() -> int:
     parser.add_argument("paths", type=Path, nargs="*", metavar="MODEL.tflite")
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="all .tflite models there")
     parser.add_argument("--sdk", metavar="FOLDER", help="Qualcomm's libraries; default: EDGE_OPT_QNN")
-    parser.add_argument("--chip", default="SA8797", help="one that the compiler estimates time for")
+    parser.add_argument("--chip", default="SM8850", help="default: %(default)s")
     parser.add_argument("--forms", action="store_true", help="every form that `tune` would try, too")
     parser.add_argument("--jobs", type=int, default=1, help="compilations at a time; default: 1")
     parser.add_argument("--fresh", action="store_true", help="forget what was compiled before")

@@ -193,6 +193,14 @@ def test_any_strided_slice(shape: Shape, bounds: list[tuple[int, int, int]], mas
     )
 
 
+@pytest.mark.parametrize(("index", "inside"), [(0, True), (3, True), (4, False), (-4, True), (-5, False)])
+def test_a_shrunk_axis_is_read_at_an_index_that_it_has(index: int, inside: bool) -> None:
+    bounds = [const([bound]) for bound in (index, index + 1, 1)]
+    model = one_operator("STRIDED_SLICE", [T((4, 3)), *bounds], [T((3,))], {"shrinkAxisMask": 1})
+    shapes = derived_shapes(model)
+    assert shapes == [(3,)] if inside else isinstance(shapes, ShapeError)
+
+
 SIZES = st.integers(1, 9)
 
 

@@ -113,7 +113,7 @@ FROM_NUMBERS: list[Row] = [
     *[(name, [const([2, 3])], {}, F, True) for name in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")],
     *[("RFFT2D", [T(shape), const(sizes)], {}, "COMPLEX64", ok) for shape, sizes, ok in [
         ((2, 4, 8), [4, 8], True), ((4, 8), [8, 4], True), ((4, 8), [3, 8], False), ((8,), [4, 8], False),
-        ((4, 8), [4], False),
+        ((4, 8), [4], False), ((2, 2), [2, 2], True),
     ]],
     *[("WHERE", [const(value)], None, "INT64", True) for value in ([1, 0, 3], [[0, 0], [0, 5]], [0, 0])],
     ("VAR_HANDLE", [], {"sharedName": "v"}, "RESOURCE", True),

@@ -117,6 +117,7 @@ def test_results_with_fixed_quantization(name: str, dtype: str, scale: float, ze
 
 
 COPYING: list[tuple[str, list[T | None], Options]] = [
+    ("BROADCAST_TO", [const([2, 3])], {}),
     ("RESHAPE", [const([3, 2])], {}),
     ("TRANSPOSE", [const([1, 0])], {}),
     ("SLICE", [const([0, 0]), const([2, 3])], {}),
