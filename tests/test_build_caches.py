@@ -118,11 +118,11 @@ def field(number: int, value: int | bytes) -> bytes:
     )
 
 
-def metadata(*, window: int | None = None) -> bytes:
-    """Executor metadata of two key caches, the first a ring."""
+def metadata(*, window: int | None = None, layers: int = 2) -> bytes:
+    """Executor metadata of as many key caches, all but the last of them rings."""
     buffers = [
         field(2, field(3, f"kv_cache_k_{layer}".encode()) + field(6, kind) + field(7, 3))
-        for layer, kind in enumerate((3, 1))
+        for layer, kind in enumerate([3] * (layers - 1) + [1])
     ]
     masks = b"" if window is None else field(3, field(1, 1) + field(3, window))
     return field(1, field(1, 16) + b"".join(buffers) + masks)
@@ -142,6 +142,12 @@ def test_window_and_caches_are_read_from_the_executor_metadata(tmp_path: Path) -
     assert told.window == 300
     assert told.buffers == (("kv_cache_k_0", 3, True), ("kv_cache_k_1", 3, False))
     assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
+
+
+def test_metadata_of_many_layers_is_read_to_its_end(tmp_path: Path) -> None:
+    told = read_executor_metadata(read_bundle(ringed(tmp_path, metadata(window=300, layers=30))))
+    assert told is not None
+    assert (told.window, len(told.buffers)) == (300, 30)
 
 
 @pytest.mark.parametrize("told", [b"\x0a", b"\x0a\x7f", b"\x80" * 11, b"\x0b"])

@@ -12,7 +12,7 @@ import pytest
 
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.hexagon import read_probe_log
-from edge_opt.npu.sdk import LIBRARY, build_probe
+from edge_opt.npu.sdk import LIBRARY, build_probe, cache_folder
 
 FAKE = Path(__file__).with_name("fake_qnn.c")
 COMPILER = shutil.which("cc")
@@ -26,6 +26,14 @@ needs_compiler = pytest.mark.skipif(
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
+
+
+def test_the_cache_is_where_the_user_wants_it_also_if_nothing_is_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there"))
+    assert cache_folder() == tmp_path / "not" / "there" / "edge-opt"
+    assert cache_folder().is_dir()
 
 
 # What is heard

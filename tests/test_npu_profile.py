@@ -257,6 +257,14 @@ def judged(model: Path, sdk: Path, chip: str) -> tuple[SpillFigures, tuple[str, 
     return figures, report.notes
 
 
+def test_partitions_run_one_after_the_other() -> None:
+    first, second = (
+        TimeEstimate("SA8797", 1, 2, 3, 4, 5, 6, 7),
+        TimeEstimate("SA8797", 10, 20, 30, 40, 50, 60, 70),
+    )
+    assert first + second == TimeEstimate("SA8797", 11, 22, 33, 44, 55, 66, 77)
+
+
 def test_a_chip_with_an_estimate_of_its_own_is_compiled_once(model: Path, compiler: Compilers) -> None:
     figures, notes = judged(model, compiler(program_with_times({"SA8797": heard()})), "SA8797")
     assert figures.time == TimeEstimate("SA8797", 1500, 1000, 2500, 1200, 900, 1400, 1)

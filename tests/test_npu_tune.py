@@ -250,6 +250,7 @@ def test_a_winner_that_cuts_at_the_norm_the_other_way_is_written_down(tmp_path: 
         (figures(None, read=10), figures(None, read=11)),
         (VelaFigures("p", 9, 9, 10, 5, 1, 1, 1, 1, 1), VelaFigures("p", 9, 8, 9, 5, 1, 1, 1, 1, 1)),
         (VelaFigures("p", 9, 9, 10, 5, 1, 1, 1, 1, 1), VelaFigures("p", 9, 9, 11, 5, 1, 1, 1, 1, 1)),
+        (VelaFigures("p", 9, 9, 10, 5, 1, 1, 2, 3, 1), VelaFigures("p", 9, 9, 10, 5, 1, 1, 5, 1, 1)),
         (figures(10**12), None),
     ],
 )

@@ -71,6 +71,13 @@ def test_an_offset_of_one_is_a_placeholder_as_in_the_runtime() -> None:
     assert buffer.fields == {"offset": 1, "size": 1}
 
 
+def test_any_other_offset_is_a_place_in_the_file() -> None:
+    model = everything()
+    model.buffers[4].offset = 2
+    data = read_model(pack(model)).root.get("buffers")[4].get("data")
+    assert (data.offset, data.length, data.external) == (2, 1, True)
+
+
 def test_large_custom_options_are_data() -> None:
     model = everything()
     content = with_options_after(model, b"large options")
