@@ -460,6 +460,19 @@ def test_vela_gets_one_signature_at_a_time(
     assert report.versions == {"ethos-u-vela": "9.9"}
 
 
+@pytest.mark.parametrize(
+    ("said", "words"), [("print('bad configuration')", "bad configuration"), ("", "it does not say why")]
+)
+def test_where_vela_fails_the_error_has_its_last_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, words: str
+) -> None:
+    executable(tmp_path / "vela", f"{said}\nraise SystemExit(3)")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("edge_opt.npu.ethos.find_spec", lambda _: None)
+    with pytest.raises(CompilerFailedError, match=f"Vela ended with code 3 on signature '.*': {words}; see"):
+        profile(model, "ethos-u85")
+
+
 def test_without_vela_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setattr("edge_opt.npu.ethos.find_spec", lambda _: None)
