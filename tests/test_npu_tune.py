@@ -44,7 +44,7 @@ from edge_opt.output.errors import UsageError
 from edge_opt.processes import _running
 from edge_opt.targets import Target, load_target
 
-# As exported, in three forms, and one of them cut at the norm in the other way.
+# As exported, in three forms, one of them cut at the norm in the other way, and two with the mask at its other place.
 TRIALS = 7
 Captured = pytest.CaptureFixture[str]
 

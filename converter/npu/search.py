@@ -47,7 +47,7 @@ _CHECKED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one trial rewrites the attention; `form` None does not split it, and no choice at all leaves the file.
+    """How one trial rewrites the attention; `form` None does not split it. With all None it is `AS_EXPORTED`.
 
     `norm_per_head_from`, `mask_before_join`: other than the target's.
     """
@@ -59,24 +59,23 @@ class Choice:
 
     def __str__(self) -> str:
         rows = "" if self.rows_per_tile is None else f", tiles of {self.rows_per_tile} rows"
-        norms = {None: "", _ALWAYS: ", a norm for each head"}.get(
-            self.norm_per_head_from, ", one norm for all"
-        )
+        norms = {None: "", _ALWAYS: ", a norm for each head"}
+        norm = norms.get(self.norm_per_head_from, ", one norm for all")
         masks = {None: "", True: ", the mask before the join", False: ", the mask after the join"}
-        return (self.form or "as exported") + rows + norms + masks[self.mask_before_join]
+        return (self.form or "as exported") + rows + norm + masks[self.mask_before_join]
 
     def applied(self, target: Target) -> Target:
         """The target with this form for every signature and length; its other facts stay."""
-        masks = self.mask_before_join
-        if masks is None:
-            masks = target.mask_before_join and self.form is not None
+        before = self.mask_before_join
+        if before is None:
+            before = target.mask_before_join and self.form is not None
         return replace(
             target,
             form=self.form or target.form,
             rows_per_tile=self.rows_per_tile,
             long_context={},
             norm_per_head_from=self.norm_per_head_from or target.norm_per_head_from,
-            mask_before_join=masks,
+            mask_before_join=before,
             split_signatures=("*",) if self.form else (),
         )
 
@@ -365,7 +364,10 @@ def _own_executor(jobs: int | None) -> Iterator[Executor]:
 
 
 def _choices(layers: Layers, target: Target) -> Iterator[Choice]:
-    """Those that give another graph than the ones before them: a model without norms has no other cut at the norm."""
+    """Those that give another graph than the ones before them: without norms there is no other cut at the norm.
+
+    The layer with the largest attention decides.
+    """
     tried = set()
     for choice in choices(layers.attention, target):
         layer = cut_layers(layers.model, blocks=1).model
@@ -394,11 +396,8 @@ def _checked(ranked: Sequence[Trial], plan: TrialPlan, tell: Progress) -> tuple[
                 seconds=plan.seconds,
             )
         if comparison.equal:
-            same = (
-                "the same bits as exported"
-                if trial.choice != AS_EXPORTED
-                else "its numbers are the compiler's own"
-            )
+            exported = trial.choice == AS_EXPORTED
+            same = "its numbers are the compiler's own" if exported else "the same bits as exported"
             layers = f"{_CHECKED_LAYERS} layers on {plan.chip}'s emulator"
             return [*ranked[place:], *wrong], f"{same}, {layers}"
         wrong.append(replace(trial, verdict=comparison.summary()))
