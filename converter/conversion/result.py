@@ -251,8 +251,9 @@ def _proved(result: ConversionResult) -> str:
     if all(proof.bitwise for proof in proofs):
         text = f", each proved bit for bit on {_kernels(proofs)}"
     else:
-        worst = max(proof.max_abs for proof in proofs)
-        text = f", each proved to what its pass demands (largest difference {worst:.3g})"
+        worst = max(proofs, key=lambda proof: proof.max_abs)
+        largest = ": ".join(filter(None, (f"largest difference {worst.max_abs:.3g}", worst.note)))
+        text = f", each proved to what its pass demands ({largest})"
     return text + (", and the whole models compared" if result.verified == "full" else "")
 
 
