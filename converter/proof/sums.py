@@ -35,7 +35,9 @@ def _broadcast(model: Model, graph: Subgraph, add: Operator) -> None:
     left, result = add.input(0), add.output
 
     def like(tensor: Tensor, *more: int) -> Tensor:
-        return graph.add_tensor(replace(tensor, name=f"sum_{len(graph.tensors)}", shape=(*more, *tensor.shape)))
+        return graph.add_tensor(
+            replace(tensor, name=f"sum_{len(graph.tensors)}", shape=(*more, *tensor.shape))
+        )
 
     copies, sums, second = like(left, 2), like(result, 2), like(result)
     following = graph.after(add)
