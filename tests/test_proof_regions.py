@@ -409,6 +409,23 @@ def test_a_step_on_the_reference_kernels_is_a_difference(prover: RegionProver) -
     assert "1 steps" in proof.reason
 
 
+def test_sums_that_the_other_kernel_aborts_on_stay_a_difference(prover: RegionProver) -> None:
+    """LiteRT's sum with broadcasting ends the process where all scales are powers of two."""
+    powers = SUM.replace("[1,1,512,512]", "[1,2,512,512]").replace("512", "8")
+    model = parse(
+        powers.replace("0.0003,", "0.0009765625,")
+        .replace("0.00305185", "0.001953125")
+        .replace("0.0033", "0.001953125")
+    )
+    (old,) = model.subgraphs[0].operators
+    _, b = model.subgraphs[0].inputs
+    proof = prover.prove(
+        replacing(model, [old], Operator(old.code, [b, b], old.outputs, old.options)), Demand()
+    )
+    assert not proof.holds
+    assert proof.reason.startswith("the new region differs"), proof.reason
+
+
 def test_only_kernels_that_ran_are_named() -> None:
     """The reference kernels multiply no float16."""
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
