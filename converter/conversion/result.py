@@ -252,8 +252,8 @@ def _proved(result: ConversionResult) -> str:
         text = f", each proved bit for bit on {_kernels(proofs)}"
     else:
         worst = max(proofs, key=lambda proof: proof.max_abs)
-        largest = ": ".join(filter(None, (f"largest difference {worst.max_abs:.3g}", worst.note)))
-        text = f", each proved to what its pass demands ({largest})"
+        figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
+        text = f", each proved to what its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
     return text + (", and the whole models compared" if result.verified == "full" else "")
 
 

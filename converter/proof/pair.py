@@ -4,8 +4,6 @@ Works on inputs and outputs by position, because a rewrite may rename tensors. N
 that fails is a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -74,11 +72,6 @@ class Outcome:
     def bitwise_on(self, kernels: Kernels) -> bool:
         """The same for one kernel set."""
         return kernels in self.outputs and replace(self, outputs={kernels: self.outputs[kernels]}).bitwise
-
-    def but(self, other: Outcome) -> Outcome:
-        """The same, with the other's results on the kernel sets that it has."""
-        extremes = {kind: {**own, **other.extremes.get(kind, {})} for kind, own in self.extremes.items()}
-        return replace(self, outputs={**self.outputs, **other.outputs}, extremes=extremes)
 
     def worst(self, figure: Callable[[Difference], float], *, masked: bool = False) -> float:
         """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs; infinite after a mismatch."""

@@ -11,8 +11,29 @@ from dataclasses import replace
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 
 
-def sums_of_int16(model: Model) -> list[tuple[Subgraph, Operator]]:
-    """Every sum of int16, and where it is."""
+def sums_of_one_shape(model: Model) -> list[tuple[Subgraph, Operator]]:
+    """Every sum of int16 without broadcasting, and where it is."""
+    return [(graph, add) for graph, add in _sums(model) if not _broadcasts(add)]
+
+
+def sums_differ(before: Model, after: Model) -> bool:
+    """Whether one version broadcasts where the other, in a sum of the same scales, does not."""
+    first, second = (
+        {(*map(_scale, (*add.inputs, add.output)), _broadcasts(add)) for _, add in _sums(model)}
+        for model in (before, after)
+    )
+    return first != second
+
+
+def sums_that_broadcast(model: Model) -> Model:
+    """The same model, in which every sum of int16 is one with broadcasting; only copies of numbers are added."""
+    copy = deepcopy(model)
+    for graph, add in sums_of_one_shape(copy):
+        _broadcast(copy, graph, add)
+    return copy
+
+
+def _sums(model: Model) -> list[tuple[Subgraph, Operator]]:
     return [
         (graph, operator)
         for graph in model.subgraphs
@@ -21,13 +42,12 @@ def sums_of_int16(model: Model) -> list[tuple[Subgraph, Operator]]:
     ]
 
 
-def sums_that_broadcast(model: Model) -> Model:
-    """The same model, in which every sum of int16 is one with broadcasting; only copies of numbers are added."""
-    copy = deepcopy(model)
-    for graph, add in sums_of_int16(copy):
-        if add.input(0).shape == add.input(1).shape:
-            _broadcast(copy, graph, add)
-    return copy
+def _broadcasts(add: Operator) -> bool:
+    return add.input(0).shape != add.input(1).shape
+
+
+def _scale(tensor: Tensor | None) -> object:
+    return tensor and tensor.quantization and tensor.quantization.key()
 
 
 def _broadcast(model: Model, graph: Subgraph, add: Operator) -> None:
