@@ -230,7 +230,7 @@ class Question:
 
     @property
     def sums_of_one_shape(self) -> bool:
-        """Whether the runtime may take another kernel for a sum of int16 in one version than in the other."""
+        """Whether the runtime may take either of its kernels for sums of int16."""
         return any(map(sums_of_one_shape, (self.region.before, self.region.after)))
 
     def with_sums_that_broadcast(self) -> Question:
@@ -356,7 +356,8 @@ class Examiner:
                 raise
             except RuntimeFailed:
                 continue
-            return replace(proof, note=f"on {kernels} kernels only: the others refuse the region alone")
+            only = f"on {kernels} kernels only: the others refuse the region alone"
+            return replace(proof, note="; ".join(filter(None, (only, proof.note))))
         raise refusal
 
     def _ask(self, question: Question, kernels: tuple[Kernels, ...]) -> Proof:
