@@ -418,6 +418,25 @@ def test_weights_that_do_not_fit_are_said_and_not_made_up(
             pipeline.export(job, lambda *_: None)
 
 
+@pytest.mark.parametrize("cause", ["full_attention", "other"])
+def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
+    cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litert-torch asks for angles of layers that do not slide, and transformers has none."""
+
+    def npu_export(*_: object) -> None:
+        raise KeyError(cause)
+
+    stages = SimpleNamespace(
+        npu_export=npu_export,
+        NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
+    )
+    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
+    job = Job("export", "", {"model": "none"}, config={"weight_quantization_recipe": ""})
+    with pytest.raises(UsageError if cause == "full_attention" else KeyError, match=r"every layer|other"):
+        pipeline.export(job, lambda *_: None)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_said_before_the_export(tmp_path: Path, value: float) -> None:
     import torch

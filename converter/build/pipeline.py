@@ -28,7 +28,7 @@ from edge_opt.build.prompts import (
 )
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
-from edge_opt.build.work import INSTALL, REPORT, Job
+from edge_opt.build.work import INSTALL, REPORT, SUPPORTED, Job
 from edge_opt.inspection import conversion_report
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
@@ -66,6 +66,7 @@ _DEFAULTS = {"disable_aux_compilation": True}
 """Where ours differ from litert-torch's. Of the auxiliary model it compiles the masks, which LiteRT-LM makes itself."""
 HEAD_AT_4 = "dynamic_wi8_head4_afp32"
 """A recipe of ours: weights of 4 bits in the product that gives the logits, of 8 in all others."""
+_WHOLE = "full_attention"
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
 _MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
@@ -124,13 +125,25 @@ def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
-    """The checkpoint as a bundle in float; UsageError for weights that are NaN or do not fit its configuration."""
+    """The checkpoint as a bundle in float.
+
+    Raises:
+        UsageError: weights are NaN or do not fit their configuration, or all layers slide.
+    """
     _check_numbers(Path(job.inputs["model"]))
     config = _config(job)
     logging.getLogger("transformers").addHandler(_WeightsThatFit())
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
-    _lib("stages").npu_export(config, job.output, **own_recipe(config, Path(job.output)))
+    try:
+        _lib("stages").npu_export(config, job.output, **own_recipe(config, Path(job.output)))
+    except KeyError as error:
+        if error.args != (_WHOLE,):
+            raise
+        raise UsageError(
+            f"every layer of the checkpoint slides, and litert-torch {SUPPORTED} exports this family only where one "
+            f"does not: its config.json has no '{_WHOLE}' among layer_types"
+        ) from error
     if job.options["window"]:
         _write_window(job.model, job.options["window"])
     return {}
