@@ -24,7 +24,7 @@ from pathlib import Path
 
 from processes import Run, python, run
 
-from edge_opt.output.errors import EdgeOptError
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.schema import read_model
 
 ROOT = Path(__file__).resolve().parent.parent

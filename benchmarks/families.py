@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Literal
 
 import edge_opt
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, SitesLeftError, convert
 from edge_opt.ir import load
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.passes import SiteReport, Status
 
 _ROOT = Path(__file__).resolve().parent.parent

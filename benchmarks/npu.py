@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import SpillFigures, TimeEstimate, Trial
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import cut_entry_point, largest_attention
 from edge_opt.npu.search import Choice, TrialPlan, choices, outcomes
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.

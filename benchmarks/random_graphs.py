@@ -29,8 +29,8 @@ from edge_opt.attention.block import FORM_NAMES
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import PASSES, Context, SiteReport, run_pass
-from edge_opt.proof.native import Session
 from edge_opt.proof.regions import RegionProver
+from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
 
 _PROVED = 500  # graphs after which the prover starts anew, because it remembers all that it proved

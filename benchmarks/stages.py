@@ -31,12 +31,12 @@ STAGES = {
         ("edge_opt.proof.regions", "cut_out"),
         ("edge_opt.proof.examination", "model_bytes"),
     ],
-    "check them before they run": [("edge_opt.proof.runner", "check_model")],
-    "prove: wait for the runtime": [("edge_opt.proof.runner", "Worker.prove")],
+    "check them before they run": [("edge_opt.runtime.runner", "check_model")],
+    "prove: wait for the runtime": [("edge_opt.runtime.runner", "Worker.prove")],
     "tables from the graph": [("edge_opt.ir.model", "to_tables")],
     "flatbuffer from the tables": [("edge_opt.schema.writer", "place_model")],
     "copy the weights": [("edge_opt.schema.writer", "write_placed")],
-    "flush to the disk": [("edge_opt.output.atomic", "_finish")],
+    "flush to the disk": [("edge_opt.base.atomic", "_finish")],
 }
 
 

@@ -186,7 +186,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception, *, as_json: bool) -> int:
-    from edge_opt.output.errors import TRACEBACK, EdgeOptError
+    from edge_opt.base.errors import TRACEBACK, EdgeOptError
 
     if isinstance(error, EdgeOptError):
         code, sentence = error.exit_code, in_options(streams.named(str(error)))
@@ -221,7 +221,7 @@ def _usage_sentence(error: Any) -> str:
 
 def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> int:
     """Say how the command ended; as JSON also what was done until then."""
-    from edge_opt.output.errors import EdgeOptError
+    from edge_opt.base.errors import EdgeOptError
 
     if as_json:
         result = getattr(error, "result", None)

@@ -249,8 +249,8 @@ def shapes(
     file: options.ModelArgument, *, as_json: options.JsonOption = False, quiet: options.QuietOption = False
 ) -> int:
     """Derive every shape again, in a bundle of its prefill/decode model; exit 1 if one disagrees with the file."""
+    from edge_opt.base.words import many
     from edge_opt.conversion.container import open_container
-    from edge_opt.output.words import many
     from edge_opt.shapes import derive
 
     report = derive(open_container(file).parts[0].model)
@@ -277,8 +277,8 @@ def record(
     quiet: options.QuietOption = False,
 ) -> int:
     """Run a model and record its outputs."""
+    from edge_opt.base.words import size
     from edge_opt.comparison.golden import record
-    from edge_opt.output.words import size
 
     written = record(model, destination, signatures=signatures, overwrite=overwrite)
     count = written.stat().st_size
@@ -330,7 +330,7 @@ def passes(
     """List the rewrites in the order in which they run, or describe one."""
     from inspect import getdoc
 
-    from edge_opt.output.errors import unknown
+    from edge_opt.base.errors import unknown
     from edge_opt.passes import PASSES
 
     if name is not None and name not in PASSES:

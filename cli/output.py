@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from edge_opt.output.words import Progress
+from edge_opt.base.words import Progress
 
 EXIT_BUG = 70
 GOOD, BAD = "green", "bold red"
@@ -44,7 +44,7 @@ def answer(values: dict[str, Any], show: Callable[[], None], *, as_json: bool, q
 
 def say_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`; a figure that is not a finite number is null."""
-    from edge_opt.output.record import to_json
+    from edge_opt.base.record import to_json
 
     _write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
 
@@ -107,7 +107,7 @@ def writing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from edge_opt.output.errors import OutputError
+        from edge_opt.base.errors import OutputError
 
         discard_rest()
         raise OutputError(f"standard output could not be written: {error.strerror}") from error
@@ -154,6 +154,6 @@ def _styled(text: str, style: str) -> str:
 
 
 def _printable(text: str) -> str:
-    from edge_opt.output.words import one_line
+    from edge_opt.base.words import one_line
 
     return one_line(text)

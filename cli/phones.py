@@ -175,9 +175,9 @@ def tune(
     ] = None,
 ) -> int:
     """Compile a signature in every form with the target's compiler, and find the fastest."""
+    from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
-    from edge_opt.output.atomic import resolve_target
 
     if destination is not None:
         # Looked at before the work, which takes minutes.

@@ -8,6 +8,9 @@ from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 
+from edge_opt.base.atomic import resolve_target, write_whole
+from edge_opt.base.errors import OutputError
+from edge_opt.base.words import many, shortened, size
 from edge_opt.cli import output, streams
 from edge_opt.cli.options import in_options
 from edge_opt.comparison.compare import compare
@@ -32,9 +35,6 @@ from edge_opt.inspection import (
 )
 from edge_opt.ir import load
 from edge_opt.npu.comparing import NpuComparison, NpuSignature
-from edge_opt.output.atomic import resolve_target, write_whole
-from edge_opt.output.errors import OutputError
-from edge_opt.output.words import many, shortened, size
 from edge_opt.passes import Status
 from edge_opt.report import check_report_path, write_report
 from edge_opt.report.page import NO_PICTURE, can_draw

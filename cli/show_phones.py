@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.words import Progress, size
 from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.building import work_folder
 from edge_opt.build.vendors import QUALCOMM
@@ -14,7 +15,6 @@ from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.npu import Profile, SpillFigures, Tuning
 from edge_opt.npu.figures import ITSELF_SINCE, NOTE, Figures
-from edge_opt.output.words import Progress, size
 
 LEGEND = {
     "x first": "estimated time over that of the same signature in the first model; below 1 is faster",

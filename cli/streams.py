@@ -20,7 +20,7 @@ _names: dict[Path, str] = {}
 
 def given(path: Path | None) -> Path | None:
     """The file that was named on the command line; for `-`, what standard input held."""
-    from edge_opt.output.errors import OutputError, UsageError
+    from edge_opt.base.errors import OutputError, UsageError
 
     if path != _DASH:
         return path
@@ -58,7 +58,7 @@ def written(path: Path | None, source: Path, *, as_json: bool) -> Iterator[Path 
 
     What is said meanwhile then goes to standard error.
     """
-    from edge_opt.output.errors import OutputError, UsageError
+    from edge_opt.base.errors import OutputError, UsageError
 
     if path not in _DASHES and not (path is None and source in _names):
         yield path

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_opt import build, ir, npu, passes, shapes, testing
+    from edge_opt.base.errors import EdgeOptError, UsageError
     from edge_opt.build.evaluating import evaluate
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
     from edge_opt.inspection import explain, inspect
     from edge_opt.ir import Model, load
-    from edge_opt.output.errors import EdgeOptError, UsageError
     from edge_opt.shapes import infer_shapes
 
     __version__: str

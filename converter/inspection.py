@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 from edge_opt.attention.block import Match, NotABlock
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.base.record import Record
+from edge_opt.base.words import many
 from edge_opt.comparison.models import signature_info
 from edge_opt.conversion import GENERIC, ConversionResult, convert
 from edge_opt.conversion.container import (
@@ -35,15 +37,13 @@ from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Ten
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, is_compiled, made_from, readable
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.record import Record
-from edge_opt.output.words import many
 from edge_opt.passes import PASSES, Context, SiteReport, Status
 from edge_opt.passes.contract import Site, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import with_callees
-from edge_opt.proof.tensors import growing_axes
 from edge_opt.report import Example, Report
 from edge_opt.report.document import hoisted
+from edge_opt.runtime.tensors import growing_axes
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, ExecutorMetadata, LiteRTLMBundle, read_executor_metadata
 from edge_opt.schema.sections import Bundle
 from edge_opt.shapes.inference import doubted

@@ -14,11 +14,11 @@ from typing import Final
 
 from edge_opt.attention.positions import find_rotary
 from edge_opt.attention.surroundings import MASKING, products_above
+from edge_opt.base.record import Record
+from edge_opt.base.words import shortened
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.record import Record
-from edge_opt.output.words import shortened
 
 
 @dataclass(frozen=True, slots=True)

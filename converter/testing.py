@@ -5,12 +5,12 @@ Needs no test framework; each assert starts the runtime in a child process.
 
 from typing import Any, Literal, TypeVar, overload
 
+from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.comparison.golden import check
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
-from edge_opt.output.atomic import AnyPath
 
 __all__ = ["assert_equivalent", "assert_golden"]
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import edge_opt
-from edge_opt.proof.inputs import array_of, converted, plan
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.inputs import array_of, converted, plan
+from edge_opt.runtime.runner import Worker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testdata"))
 from quantize_model import LIBRARY_RECIPES, NPU_RECIPES, extremes, quantize  # a script of this checkout

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
 

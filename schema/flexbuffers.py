@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 
 # Composites of litert-torch have at most nine attributes.
 _MOST_VALUES: Final = 256

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema.data import Source, beginning, write_bytes
 from edge_opt.schema.reader import Reader, objects_allowed
 from edge_opt.schema.sections import Bundle, Content, Place, place_content

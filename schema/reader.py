@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from edge_opt.output.errors import ModelFormatError, UsageError
+from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.schema.data import Bytes, Data, Source, Window
 from edge_opt.schema.table import (
     ENUMS,

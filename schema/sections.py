@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from edge_opt.output.atomic import replacing, resolve_target
+from edge_opt.base.atomic import replacing, resolve_target
 from edge_opt.schema.data import Source, copy_range
 from edge_opt.schema.table import Table
 from edge_opt.schema.writer import Placement, Progress, counter, place_model, write_placed

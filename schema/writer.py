@@ -18,8 +18,8 @@ import numpy as np
 from flatbuffers import number_types
 from flatbuffers.builder import BuilderSizeError
 
-from edge_opt.output.atomic import replacing, resolve_target
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.atomic import replacing, resolve_target
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema.data import PAGE, Data, Source, copy_range, write_bytes
 from edge_opt.schema.table import (
     IDENTIFIER,

@@ -11,7 +11,7 @@ from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
-from edge_opt.proof.native import Session
+from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
 
 

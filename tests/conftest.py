@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from edge_opt.npu.sdk import SDK_VARIABLES
-from edge_opt.proof import runner
-from edge_opt.proof.protocol import ChildProcess
 from edge_opt.proof.regions import RegionProver
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime import runner
+from edge_opt.runtime.protocol import ChildProcess
+from edge_opt.runtime.runner import Worker
 
 
 def pytest_configure() -> None:

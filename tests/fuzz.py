@@ -23,10 +23,10 @@ from fuzz_seeds import Seed
 
 import edge_opt
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.container import open_container
 from edge_opt.ir import from_tables, load, to_bytes
-from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema import Data, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import MAGIC
 from edge_opt.schema.table import ENUMS, NUMPY_TYPES, TABLES, UNIONS, FieldSpec

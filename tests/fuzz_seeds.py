@@ -9,6 +9,7 @@ from bundles import GENERIC, bundle, model_part, task
 from schema_models import everything, pack, with_data_after, with_options_after
 from text_parser import parse
 
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import (
     Buffer,
     DType,
@@ -23,7 +24,6 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.region import cut_out, reads
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.schema import Data, Table, new_table, read_model
 
 BUNDLED = Path(__file__).parent.parent / "testdata"

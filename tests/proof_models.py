@@ -3,7 +3,7 @@
 import numpy as np
 from tiny_models import Graph, Op, T, build, options
 
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.runtime.tensors import TensorInfo
 
 
 def tensor(

@@ -17,10 +17,10 @@ from text_parser import parse
 import edge_opt
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
 from edge_opt.ir import load
 from edge_opt.ir.model import to_bytes
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema import Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import read_bundle
 

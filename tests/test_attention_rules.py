@@ -36,7 +36,7 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.region import reads
 from edge_opt.passes.rewrite import check_shapes
-from edge_opt.proof.native import Session
+from edge_opt.runtime.native import Session
 from edge_opt.schema.table import new_table
 
 Array = NDArray[Any]

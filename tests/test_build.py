@@ -31,6 +31,7 @@ from pretend_stages import (
 )
 from text_parser import parse
 
+from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
 from edge_opt.build.vendors import QUALCOMM, find_chip, find_compiler, next_steps
@@ -42,7 +43,6 @@ from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES
-from edge_opt.output.errors import ModelFormatError, OutputError, UsageError
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 

@@ -8,10 +8,10 @@ from cli_runs import run
 from pretend_stages import QUANTIZED, TOKENIZER, Place, write
 from text_parser import parse
 
+from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.build.source import SlidingLayers, notes, ring_of, shortest_ring
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import read_bundle, read_executor_metadata
 
 GEMMA = SlidingLayers(window=512, sliding=5, count=6)

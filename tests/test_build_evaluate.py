@@ -8,9 +8,9 @@ import pytest
 from cli_runs import run
 from pretend_stages import FLOAT, QUANTIZED, Place, Stages, write
 
+from edge_opt.base.errors import UsageError
 from edge_opt.build import building
 from edge_opt.build.work import Processes
-from edge_opt.output.errors import UsageError
 
 PROMPTS = [f"prompt number {number}" for number in range(12)]
 

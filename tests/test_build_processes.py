@@ -23,10 +23,10 @@ from pretend_stages import Place, Stages, write
 from terminal_signals import gone
 
 from edge_opt import build as package
+from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, stage, work
 from edge_opt.build.work import Processes
 from edge_opt.npu import CompilerFailedError
-from edge_opt.output.errors import OutputError, UsageError
 
 ROOT = Path(__file__).parent.parent
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]

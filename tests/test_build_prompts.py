@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pretend_stages import FLOAT, write
 
+from edge_opt.base.errors import UsageError
 from edge_opt.build.prompts import (
     Plan,
     check_lengths,
@@ -16,7 +17,6 @@ from edge_opt.build.prompts import (
     text_of,
     tokenizer_of,
 )
-from edge_opt.output.errors import UsageError
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]

@@ -18,12 +18,12 @@ from sdk import require_qnn
 from text_parser import parse
 
 from edge_opt import compare, convert, evaluate
+from edge_opt.base.errors import UsageError
 from edge_opt.build import Job, build, pipeline
 from edge_opt.build.prompts import Plan
 from edge_opt.build.source import SETTING
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
-from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_runs import DEMO, run, run_apart, state
 
-from edge_opt.output import atomic
+from edge_opt.base import atomic
 
 Captured = pytest.CaptureFixture[str]
 CONTENT = DEMO.read_bytes()

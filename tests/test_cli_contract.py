@@ -20,6 +20,7 @@ from text_parser import parse
 import edge_opt
 from edge_opt import cli, inspection, schema
 from edge_opt.attention.block import FORM_NAMES
+from edge_opt.base.errors import UsageError
 from edge_opt.build import build
 from edge_opt.cli import app, models, options, output, phones
 from edge_opt.cli.options import OPTIONS as WORDS
@@ -30,7 +31,6 @@ from edge_opt.conversion.container import Sections
 from edge_opt.ir import save
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.search import tune
-from edge_opt.output.errors import UsageError
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
 

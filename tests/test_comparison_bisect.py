@@ -15,8 +15,8 @@ from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.ir import Constants, Model, Operator, save
-from edge_opt.proof.errors import RuntimeCrashed
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.errors import RuntimeCrashed
+from edge_opt.runtime.runner import Worker
 
 CHAIN = """
 signature main = #0 (x=%x) -> (y=%y)

@@ -10,11 +10,11 @@ import proof_models as models
 import pytest
 from tiny_models import Graph, Op, T, build, options
 
+from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
-from edge_opt.output.errors import ModelFormatError, UsageError
-from edge_opt.proof.errors import RuntimeRefused
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.errors import RuntimeRefused
+from edge_opt.runtime.runner import Worker
 from edge_opt.testing import assert_equivalent
 
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)

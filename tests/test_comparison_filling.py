@@ -13,13 +13,13 @@ from cli_runs import run
 from generation_models import ROWS, export
 
 from edge_opt import compare
+from edge_opt.base.record import from_dict
 from edge_opt.comparison import generate
 from edge_opt.comparison.generate import FilledCaches
-from edge_opt.output.record import from_dict
-from edge_opt.proof.errors import RuntimeCrashed
-from edge_opt.proof.inputs import InputPlan, Stored, array_of
-from edge_opt.proof.runner import Worker
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.runtime.errors import RuntimeCrashed
+from edge_opt.runtime.inputs import InputPlan, Stored, array_of
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import TensorInfo
 
 
 @pytest.fixture(scope="module")

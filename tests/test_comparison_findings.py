@@ -22,8 +22,8 @@ from edge_opt.comparison.findings import (
 from edge_opt.comparison.generate import keep
 from edge_opt.comparison.models import find_models
 from edge_opt.comparison.whole import Allowance, WholeSignature
-from edge_opt.proof.metrics import Difference
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.tensors import TensorInfo
 
 
 def info(

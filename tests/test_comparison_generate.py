@@ -11,9 +11,9 @@ from cli_runs import DEMO, run, state
 from generation_models import ROWS, export
 
 from edge_opt import EdgeOptError, compare, load
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import GenerationComparison
-from edge_opt.output.errors import UsageError
-from edge_opt.proof.errors import RuntimeRefused
+from edge_opt.runtime.errors import RuntimeRefused
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO
 
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison import golden
-from edge_opt.output.errors import UsageError
-from edge_opt.proof.errors import GoldenError
+from edge_opt.runtime.errors import GoldenError
 from edge_opt.testing import assert_golden
 
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)

@@ -13,8 +13,8 @@ from edge_opt.comparison.golden import check, record
 from edge_opt.comparison.models import keeps_state, with_facts
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, to_bytes
-from edge_opt.proof.inputs import array_of, plan
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.runtime.inputs import array_of, plan
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
 

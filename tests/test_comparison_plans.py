@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.generate import FilledCaches, _can_fill, _plan, _Planner
-from edge_opt.output.errors import UsageError
-from edge_opt.proof.inputs import Stored
-from edge_opt.proof.loop import Loop
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.runtime.inputs import Stored
+from edge_opt.runtime.loop import Loop
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 
 def tensor(

@@ -19,9 +19,9 @@ from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.passes import SiteReport, Status, mha_to_sha
 from edge_opt.passes.contract import Demand, Proof
-from edge_opt.proof.metrics import Difference
 from edge_opt.proof.regions import RegionProver
 from edge_opt.report.writing import render
+from edge_opt.runtime.metrics import Difference
 
 
 @pytest.fixture(scope="module")

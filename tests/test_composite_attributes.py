@@ -11,11 +11,11 @@ from flatbuffers import flexbuffers
 from text_parser import parse
 
 from edge_opt import convert
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.inspection import conversion_report, inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.composites import composites
 from edge_opt.ir.text import to_text
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.report.writing import render
 from edge_opt.schema.flexbuffers import read_flexbuffer
 

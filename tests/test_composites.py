@@ -8,11 +8,11 @@ from flatbuffers import flexbuffers
 from pass_runs import count, names, statuses
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
-from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
 from edge_opt.schema.table import new_table
 

@@ -14,6 +14,7 @@ from plain_tables import plain, values
 from schema_models import unpack
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.conversion import (
     ConversionResult,
     DifferenceFoundError,
@@ -24,7 +25,6 @@ from edge_opt.conversion import (
 )
 from edge_opt.ir import Buffer, Metadata, Operator, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
-from edge_opt.output.errors import UsageError
 from edge_opt.passes import Proof, Status, mha_to_sha
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver

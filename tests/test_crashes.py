@@ -8,11 +8,11 @@ import pytest
 from text_parser import parse
 
 from edge_opt.attention.labelling import OperandFactors
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.inspection import explain, inspect
 from edge_opt.ir import Operator, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes import Context, Pass, Status
 from edge_opt.passes.contract import Site
 from edge_opt.passes.rewrite import Rewrite

@@ -13,11 +13,11 @@ from cli_runs import run
 from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
 from text_parser import parse
 
+from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.build import evaluating, scoring, work
 from edge_opt.build.scoring import Checkpoint, Evaluation, ModelScore, Runtime, Said, cut
 from edge_opt.build.work import Job, Processes, StageAnswer, StageFailedError
 from edge_opt.ir import to_bytes
-from edge_opt.output.errors import EdgeOptError, UsageError
 
 TEXTS = ["one two three four", "five six seven eight nine ten"]
 HUGGING_FACE = (6, {}, b"words")

@@ -23,14 +23,14 @@ from faults import (
 from pass_runs import run
 from text_parser import parse
 
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.comparison.compare import compare
 from edge_opt.ir import Constants, Model, to_bytes
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.passes import PASSES, Context, Pass, Status
 from edge_opt.passes.contract import BrokenFrameError, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.targets import Target, load_target
 
 CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]

@@ -10,7 +10,7 @@ import fuzz
 import pytest
 from fuzz_seeds import handmade
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 
 SEEDS = handmade()
 COUNT = 2400

@@ -8,8 +8,8 @@ import pytest
 from cli_runs import DEMO
 
 import edge_opt
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.golden import record
-from edge_opt.output.errors import UsageError
 
 
 class Exported:

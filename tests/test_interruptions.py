@@ -16,9 +16,9 @@ from cli_runs import DEMO, run_apart, state
 from schema_models import names
 from terminal_signals import gone, started
 
+from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import load
-from edge_opt.output.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.schema import reader
 
 # Runs `convert`; argument 3 says in which call (function, how many before it) the process kills itself.
@@ -133,7 +133,8 @@ def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> Non
 
 _PROVING = """
 from edge_opt.cli import main
-from edge_opt.proof import examination, runner
+from edge_opt.proof import examination
+from edge_opt.runtime import runner
 examination.model_bytes = lambda _: proof_models.endless()
 ready = runner.ChildProcess.wait_until_ready
 def announced(process):

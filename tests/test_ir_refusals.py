@@ -9,8 +9,8 @@ import pytest
 from schema_models import pack, tfl, unpack
 from tiny_models import Graph, Op, T, build, options
 
+from edge_opt.base.errors import EdgeOptError, ModelFormatError
 from edge_opt.ir import load
-from edge_opt.output.errors import EdgeOptError, ModelFormatError
 
 Change = Callable[[Any], object]
 

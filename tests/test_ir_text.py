@@ -8,6 +8,7 @@ import pytest
 from flatbuffers import flexbuffers
 from text_parser import TextFormError, parse
 
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import (
     DType,
     Metadata,
@@ -23,7 +24,6 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
 from edge_opt.ir.text import operator_text, subgraph_text, to_text
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.schema import Data, new_table
 
 TESTDATA = Path(__file__).parent.parent / "testdata"

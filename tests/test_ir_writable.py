@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from text_parser import parse
 
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir import Buffer, DType, Model, Operator, Signature, Subgraph, Tensor, load, to_bytes
 from edge_opt.ir.graph import OperatorCode
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.data import Data
 
 _TEXT = """

@@ -8,9 +8,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from text_parser import parse
 
 from edge_opt import convert, load, testdata
+from edge_opt.base.errors import UsageError
 from edge_opt.ir import Buffer, Metadata, Model, save, to_bytes
 from edge_opt.ir.cleanup import CONTROL_EDGES
-from edge_opt.output.errors import UsageError
 from edge_opt.schema import Data
 
 TESTDATA = Path(testdata.__file__).parent

@@ -11,10 +11,10 @@ import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part
 from text_parser import parse
 
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
-from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle, read_bundle, stamp_by_content
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.sections import Bundle

@@ -11,10 +11,10 @@ from edge_opt.ir import DType, Model, Quantization, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import MaskedRows, SiteReport, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING, Condition
-from edge_opt.proof.metrics import measure
-from edge_opt.proof.pair import Outcome, OutputProof
 from edge_opt.proof.regions import RegionProver
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.metrics import measure
+from edge_opt.runtime.pair import Outcome, OutputProof
+from edge_opt.runtime.runner import Worker
 from edge_opt.targets import Target
 
 PAGE = (Path(__file__).parent.parent / "testdata" / "reference_select.txt").read_text()

@@ -13,11 +13,11 @@ from pretend_npu import TAKEN, emulator, pretend, say
 from sdk import require_qnn
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu import CompilerMissingError, NpuComparison, compare_on_npu
 from edge_opt.npu.layers import cut_entry_point, layer_ends
-from edge_opt.output.errors import UsageError
 from edge_opt.testing import assert_equivalent
 
 Captured = pytest.CaptureFixture[str]

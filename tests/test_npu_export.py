@@ -17,11 +17,11 @@ from pretend_npu import EVENTS, pretend
 from sdk import require_qnn
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.integrations.npu_export import Optimized, better, npu_optimize
 from edge_opt.ir import load, to_bytes
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.figures import SpillFigures, TimeEstimate
-from edge_opt.output.errors import UsageError
 from edge_opt.schema.litertlm import read_bundle
 from edge_opt.targets import load_target
 

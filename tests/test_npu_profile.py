@@ -20,6 +20,7 @@ from pretend_npu import EVENTS, FIGURES, TAKEN, executable, pretend
 from sdk import require_qnn
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.ir import save, to_bytes
 from edge_opt.npu import (
     CompilerFailedError,
@@ -32,7 +33,6 @@ from edge_opt.npu.ethos import find_vela, read_counts, read_refusals, read_summa
 from edge_opt.npu.figures import read_floor
 from edge_opt.npu.hexagon import first_complaint, library_version, read_log
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
-from edge_opt.output.errors import UsageError
 
 Captured = pytest.CaptureFixture[str]
 Compilers = Callable[[str], Path]

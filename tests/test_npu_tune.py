@@ -19,6 +19,8 @@ from text_parser import parse
 
 from edge_opt.attention.block import Block
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.base.errors import UsageError
+from edge_opt.base.processes import _running
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu import (
@@ -40,8 +42,6 @@ from edge_opt.npu.ethos import find_vela
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.sdk import LIBRARY, libraries_digest
 from edge_opt.npu.search import Choice, TrialPlan, choices, rank
-from edge_opt.output.errors import UsageError
-from edge_opt.processes import _running
 from edge_opt.targets import Target, load_target
 
 # As exported, in three forms, one of them cut at the norm in the other way, and two with the mask at its other place.

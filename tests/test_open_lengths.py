@@ -8,13 +8,13 @@ import pytest
 from cli_runs import run
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import conversion_report, inspect, node_data
 from edge_opt.ir import to_bytes
-from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.shapes import infer_shapes
 
 ATTENTION = """

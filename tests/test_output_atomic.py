@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from schema_models import everything, names, pack
 
-from edge_opt.output import atomic
-from edge_opt.output.errors import OutputError, UsageError
+from edge_opt.base import atomic
+from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.schema import new_table, read_model, write_model
 
 ROOT = new_table("Model", version=3)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from edge_opt.output.record import Record, RecordError, from_dict, to_json
+from edge_opt.base.record import Record, RecordError, from_dict, to_json
 
 
 @dataclass(frozen=True)

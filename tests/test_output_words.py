@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_opt.output.words import shortened
+from edge_opt.base.words import shortened
 
 PACKAGE = "transformers.models.gemma3.modeling_gemma3"
 ROOT = f"litert_torch.exportable_module.Exportable/{PACKAGE}.Gemma3ForCausalLM_model/{PACKAGE}.Gemma3TextModel_model"

@@ -18,13 +18,13 @@ from terminal_signals import gone, started
 from text_parser import parse
 
 import edge_opt
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
+from edge_opt.base.words import signal_name
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load, save
 from edge_opt.ir.opening import rare_collections
 from edge_opt.ir.text import to_text
 from edge_opt.npu.sdk import why_ended
-from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
-from edge_opt.output.words import signal_name
 
 CONSTANT = """
 subgraph main (%x: float32[1,4]) {
@@ -125,7 +125,7 @@ def test_signals_without_a_name_are_numbers() -> None:
 
 
 _COMPILING = """
-from edge_opt.processes import run
+from edge_opt.base.processes import run
 run(["sh", "-c", "echo $$; echo $$ > " + sys.argv[1] + "; exec sleep 60"])
 """
 

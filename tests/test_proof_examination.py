@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from text_parser import parse
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof import examination
-from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.proof.examination import Examiner, Question, Region, Settings
-from edge_opt.proof.inputs import InputHint
-from edge_opt.proof.metrics import Difference
-from edge_opt.proof.pair import Outcome, OutputProof, ProofRequest
 from edge_opt.proof.rows import multiply_adds, peak_bytes
+from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
+from edge_opt.runtime.inputs import InputHint
+from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.pair import Outcome, OutputProof, ProofRequest
 
 PRODUCT = """
 subgraph main (%x: float32[1,64,8], %w: float32[1,8,8]) {

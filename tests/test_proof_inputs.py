@@ -8,11 +8,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from edge_opt.output.record import from_dict
-from edge_opt.proof import noise
-from edge_opt.proof.extremes import KINDS, Side, extreme
-from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, converted, pair, plan
-from edge_opt.proof.tensors import Role, SignatureInfo, TensorInfo, role_of
+from edge_opt.base.record import from_dict
+from edge_opt.runtime import noise
+from edge_opt.runtime.extremes import KINDS, Side, extreme
+from edge_opt.runtime.inputs import InputHint, InputPlan, Kind, array_of, converted, pair, plan
+from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, role_of
 
 Array = np.ndarray
 

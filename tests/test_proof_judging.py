@@ -9,8 +9,8 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof.examination import all_of, judge
-from edge_opt.proof.metrics import Difference
-from edge_opt.proof.pair import Outcome, OutputProof, untold
+from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.pair import Outcome, OutputProof, untold
 
 SAME = Difference(8, finite=8, largest=4.0)
 RAN = (Ran("xnnpack"),)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from proof_models import tensor
 
-from edge_opt.proof.inputs import array_of, plan
-from edge_opt.proof.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
-from edge_opt.proof.tensors import (
+from edge_opt.runtime.inputs import array_of, plan
+from edge_opt.runtime.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
+from edge_opt.runtime.tensors import (
     SignatureInfo,
     TensorInfo,
     cache_length,

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from edge_opt.proof import metrics
-from edge_opt.proof.metrics import Difference, are_logits, measure, merge
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.runtime import metrics
+from edge_opt.runtime.metrics import Difference, are_logits, measure, merge
+from edge_opt.runtime.tensors import TensorInfo
 
 
 def f32(*values: float) -> np.ndarray:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from proof_models import tensor
 
-from edge_opt.output.record import from_dict
-from edge_opt.proof.inputs import InputHint
-from edge_opt.proof.pair import Cut, Outcome, OutputProof, ProofRequest, prove, take
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.base.record import from_dict
+from edge_opt.runtime.inputs import InputHint
+from edge_opt.runtime.pair import Cut, Outcome, OutputProof, ProofRequest, prove, take
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 Version = Callable[..., Any]
 

@@ -5,9 +5,9 @@ import proof_models as models
 import pytest
 from tiny_models import Graph, Op, T, build, options
 
-from edge_opt.proof.errors import RuntimeRefused, RuntimeTimedOut
-from edge_opt.proof.pair import ProofRequest
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.errors import RuntimeRefused, RuntimeTimedOut
+from edge_opt.runtime.pair import ProofRequest
+from edge_opt.runtime.runner import Worker
 
 REFERENCE = ProofRequest(kernels=("reference",))
 

@@ -9,9 +9,9 @@ import pytest
 from text_parser import parse
 
 from edge_opt.ir import to_bytes
-from edge_opt.proof import runner
-from edge_opt.proof.errors import RuntimeUnavailable
-from edge_opt.proof.runner import WorkerPool, check_model
+from edge_opt.runtime import runner
+from edge_opt.runtime.errors import RuntimeUnavailable
+from edge_opt.runtime.runner import WorkerPool, check_model
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 

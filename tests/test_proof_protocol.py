@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from edge_opt.proof import protocol
-from edge_opt.proof.errors import BackendMissing, RuntimeCrashed, RuntimeRefused
-from edge_opt.proof.protocol import FrameError, frame, read_frame
-from edge_opt.proof.runner import _raise_reply
+from edge_opt.runtime import protocol
+from edge_opt.runtime.errors import BackendMissing, RuntimeCrashed, RuntimeRefused
+from edge_opt.runtime.protocol import FrameError, frame, read_frame
+from edge_opt.runtime.runner import _raise_reply
 
 
 def reader(data: bytes):

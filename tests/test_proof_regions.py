@@ -22,9 +22,9 @@ from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
 from edge_opt.proof.examination import Question, Region
-from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.regions import RegionProver, _places
-from edge_opt.proof.runner import Worker, WorkerPool
+from edge_opt.runtime.pair import ProofRequest
+from edge_opt.runtime.runner import Worker, WorkerPool
 from edge_opt.targets import Target
 
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)

@@ -13,11 +13,11 @@ from text_parser import parse
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.region import cut_out
 from edge_opt.passes.rewrite import Rewrite, check_shapes
-from edge_opt.proof import noise
-from edge_opt.proof.pair import take
 from edge_opt.proof.rows import Rows, multiply_adds, sample
-from edge_opt.proof.runner import Worker
 from edge_opt.proof.structure import Structure, structure
+from edge_opt.runtime import noise
+from edge_opt.runtime.pair import take
+from edge_opt.runtime.runner import Worker
 from edge_opt.targets import Target, load_target
 
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)

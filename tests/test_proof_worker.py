@@ -16,18 +16,18 @@ import terminal_signals
 from terminal_signals import gone
 from text_parser import parse
 
+from edge_opt.base.errors import EdgeOptError, ModelFormatError
 from edge_opt.ir import save
-from edge_opt.output.errors import EdgeOptError, ModelFormatError
-from edge_opt.proof import runner
-from edge_opt.proof.errors import (
+from edge_opt.runtime import runner
+from edge_opt.runtime.errors import (
     BackendMissing,
     RuntimeCrashed,
     RuntimeRefused,
     RuntimeTimedOut,
     RuntimeUnavailable,
 )
-from edge_opt.proof.inputs import array_of, plan
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.inputs import array_of, plan
+from edge_opt.runtime.runner import Worker
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -172,7 +172,7 @@ def test_a_worker_starts_where_the_standard_streams_are_closed(tmp_path: Path) -
     """As in a daemon: sockets then get the numbers 0 to 2, which are the child's own streams."""
     (tmp_path / "model.tflite").write_bytes(models.adder())
     script = (
-        "import os, sys\nfrom edge_opt.proof.runner import Worker\nos.closerange(0, 3)\n"
+        "import os, sys\nfrom edge_opt.runtime.runner import Worker\nos.closerange(0, 3)\n"
         "with Worker() as worker: os._exit(7 if worker.describe(sys.argv[1]) else 8)"
     )
     assert (
@@ -231,7 +231,7 @@ def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
 
 _HOLDER = """
 import numpy as np
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.runner import Worker
 worker = Worker(time_limit=60)
 worker.describe(proof_models.adder())
 print(worker.pid, flush=True)

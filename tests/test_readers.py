@@ -14,8 +14,8 @@ from edge_opt.conversion import convert
 from edge_opt.ir import save
 from edge_opt.npu import CompilerMissingError, profile
 from edge_opt.npu.ethos import find_vela
-from edge_opt.proof.inputs import array_of, plan
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.inputs import array_of, plan
+from edge_opt.runtime.runner import Worker
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 ATTENTION = {"BATCH_MATMUL", "SOFTMAX", "SPLIT", "CONCATENATION", "SLICE"}

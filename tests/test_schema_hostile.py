@@ -14,8 +14,8 @@ import pytest
 from cli_runs import DEMO
 from schema_models import everything, int32s, pack, tfl, with_data_after, with_options_after
 
+from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.ir import load
-from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema import read_model
 
 

@@ -16,7 +16,7 @@ from schema_models import (
     with_options_after,
 )
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema import Data, read_model
 
 

@@ -22,7 +22,7 @@ from schema_models import (
     with_options_after,
 )
 
-from edge_opt.output.errors import ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema import Data, Table, model_bytes, new_table, read_model, write_model, writer
 from edge_opt.schema.table import UNIONS
 from edge_opt.schema.writer import place_model

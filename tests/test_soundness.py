@@ -13,8 +13,8 @@ from edge_opt import load
 from edge_opt.conversion import UnsoundError, convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.proof.errors import RuntimeCrashed
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.errors import RuntimeCrashed
+from edge_opt.runtime.runner import Worker
 from edge_opt.soundness import Unsound, broken_ranges, sentences
 
 ATTENTION = """

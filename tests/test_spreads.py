@@ -8,8 +8,8 @@ from text_parser import parse
 
 from edge_opt.ir import Operator, Tensor
 from edge_opt.passes.spreads import LOGIT_DEVIATION, attention_spreads, product_moments, product_spreads
-from edge_opt.proof.inputs import InputHint, array_of, plan
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.runtime.inputs import InputHint, array_of, plan
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 H = 64
 

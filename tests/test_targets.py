@@ -9,12 +9,12 @@ from text_parser import parse
 
 from edge_opt.attention.block import Block, logits_bytes
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save, to_bytes
 from edge_opt.ir.cleanup import external_weights, new_codes, take_weights_inside
 from edge_opt.ir.text import to_text
-from edge_opt.output.errors import UsageError
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 from edge_opt.targets import lint, load_target, target_names

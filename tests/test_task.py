@@ -13,11 +13,11 @@ from bundles import task
 from cli_runs import DEMO, run
 from text_parser import parse
 
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import from_tables, to_bytes, to_tables
-from edge_opt.output.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.task import is_task, read_task
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.text import to_text
-from edge_opt.output.errors import UsageError
 from edge_opt.passes import Status
 
 TESTDATA = Path(__file__).parent.parent / "testdata"

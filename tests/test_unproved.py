@@ -11,12 +11,12 @@ import pytest
 
 import edge_opt
 from edge_opt import testdata
+from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.conversion import ConversionResult, ConvertOptions, convert
-from edge_opt.output.errors import EdgeOptError, UsageError
 from edge_opt.passes import Status
 from edge_opt.proof import examination
-from edge_opt.proof.errors import RuntimeUnavailable
-from edge_opt.proof.runner import Worker
+from edge_opt.runtime.errors import RuntimeUnavailable
+from edge_opt.runtime.runner import Worker
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -118,7 +118,7 @@ def test_a_worker_killed_between_two_regions_is_started_again(
 
 def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "model_bytes", lambda _: b"nothing that could be read")
-    monkeypatch.setattr("edge_opt.proof.protocol.ChildProcess.exchange", pytest.fail)
+    monkeypatch.setattr("edge_opt.runtime.protocol.ChildProcess.exchange", pytest.fail)
     result = convert_decode(tmp_path / "out.tflite")
     assert all("no model that may be run" in site.reason for site in result.sites if site.heads != 1)
 

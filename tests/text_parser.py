@@ -14,11 +14,11 @@ import numpy as np
 from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Model, Signature
 from edge_opt.ir.options import options_table
-from edge_opt.output.errors import EdgeOptError
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 

@@ -8,11 +8,11 @@ from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
+from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.region import renamed, repeated
-from edge_opt.output.words import name_below
 
 
 def with_composites(model: Model) -> OperandFactors:

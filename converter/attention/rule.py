@@ -11,9 +11,9 @@ from itertools import dropwhile
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Axis, Factored
+from edge_opt.base.words import name_below
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.words import name_below
 
 Operands = dict[int, Factored]
 """Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""

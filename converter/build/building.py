@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.atomic import AnyPath, replacing, resolve_target, write_whole
+from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.record import Record
+from edge_opt.base.words import Progress
 from edge_opt.build.evaluating import HeldOut, choose, compare
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
@@ -33,10 +37,6 @@ from edge_opt.conversion.container import Sections, find_unsound
 from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
-from edge_opt.output.atomic import AnyPath, replacing, resolve_target, write_whole
-from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
-from edge_opt.output.record import Record
-from edge_opt.output.words import Progress
 from edge_opt.report import check_report_path
 from edge_opt.schema.data import copy_range
 from edge_opt.schema.litertlm import stamp_by_content

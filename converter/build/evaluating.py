@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
+from edge_opt.base.words import Progress
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.scoring import Evaluation, ModelScore, Part, Said, cut, other_tokens
 from edge_opt.build.sections import SENTENCEPIECE, TOKENIZER
 from edge_opt.build.source import Kind, look_at, read_json
 from edge_opt.build.work import Job, Processes, StageFailedError
 from edge_opt.ir.opening import Opened
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import UsageError
-from edge_opt.output.words import Progress
 from edge_opt.schema.litertlm import read_bundle
 
 _FEWEST, _SHARE = 10, 5

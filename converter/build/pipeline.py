@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt.base.errors import UsageError, did_you_mean, unknown
+from edge_opt.base.words import Progress
 from edge_opt.build.prompts import (
     Plan,
     check_lengths,
@@ -34,8 +36,6 @@ from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint
 from edge_opt.npu.sdk import CompilerFailedError
-from edge_opt.output.errors import UsageError, did_you_mean, unknown
-from edge_opt.output.words import Progress
 from edge_opt.report import write_report
 from edge_opt.report.writing import FORMATS
 from edge_opt.schema.litertlm import read_bundle, section_of

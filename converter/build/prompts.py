@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from edge_opt.base.errors import UsageError
+from edge_opt.base.words import many
 from edge_opt.build.sections import METADATA, SENTENCEPIECE, TOKENIZER
-from edge_opt.output.errors import UsageError
-from edge_opt.output.words import many
 from edge_opt.schema.litertlm import read_bundle
 
 # Where litert-torch's calibration looks for the text of a prompt.

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from edge_opt.output.errors import UsageError
-from edge_opt.output.record import Record
+from edge_opt.base.errors import UsageError
+from edge_opt.base.record import Record
 
 Part = tuple[str, str]
 """A prompt in two parts: what is read, and what is scored."""

@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.inspection import Caches, find_caches
 from edge_opt.ir.opening import MAIN_SECTION, Opened
-from edge_opt.output.errors import ModelFormatError, UsageError
 from edge_opt.schema.litertlm import is_bundle
 
 CONFIG = "config.json"

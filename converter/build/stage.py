@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.errors import EdgeOptError, OutputError
+from edge_opt.base.processes import begin_child
+from edge_opt.base.record import from_dict
 from edge_opt.build.pipeline import STAGES
 from edge_opt.build.scoring import score
 from edge_opt.build.work import Job
-from edge_opt.output.errors import EdgeOptError, OutputError
-from edge_opt.output.record import from_dict
-from edge_opt.processes import begin_child
 
 _LONGEST_CAUSE = 300
 _NO_ROOM = {

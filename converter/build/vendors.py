@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import unknown
 from edge_opt.npu.sdk import CHIPS, SDK_VARIABLES, CompilerMissingError, find_libraries
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import unknown
 
 # Of LiteRT, litert/python/aot/vendors/*/target.py.
 _MEDIATEK_CHIPS = (

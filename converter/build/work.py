@@ -20,11 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_opt import processes
+from edge_opt.base import processes
+from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.record import from_dict
+from edge_opt.base.words import Progress
 from edge_opt.npu.sdk import search_path
-from edge_opt.output.errors import EdgeOptError, OutputError, UsageError
-from edge_opt.output.record import from_dict
-from edge_opt.output.words import Progress
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""

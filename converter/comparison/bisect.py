@@ -18,10 +18,10 @@ from edge_opt.comparison.models import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.region import backward_slice, cut_out
 from edge_opt.ir.text import operator_text
-from edge_opt.proof.inputs import InputPlan
-from edge_opt.proof.protocol import Array
-from edge_opt.proof.runner import Source, Worker
-from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
+from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.protocol import Array
+from edge_opt.runtime.runner import Source, Worker
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
 Plans = Sequence[Sequence[InputPlan]]

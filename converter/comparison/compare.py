@@ -11,6 +11,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
+from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.words import Progress
 from edge_opt.comparison.bisect import Probe, first_difference
 from edge_opt.comparison.findings import (
     ComparisonReport,
@@ -24,13 +26,11 @@ from edge_opt.comparison.generate import FilledCaches, compare_generation, keep
 from edge_opt.comparison.models import Models, agreed, find_models, keeps_state, with_facts
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Readable
-from edge_opt.output.errors import EdgeOptError, UsageError, unknown
-from edge_opt.output.words import Progress
-from edge_opt.proof.inputs import HOSTILE, InputPlan, Kind, pair, plan
-from edge_opt.proof.metrics import are_logits
-from edge_opt.proof.protocol import Array
-from edge_opt.proof.runner import Source, Worker
-from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo, role_of
+from edge_opt.runtime.inputs import HOSTILE, InputPlan, Kind, pair, plan
+from edge_opt.runtime.metrics import are_logits
+from edge_opt.runtime.protocol import Array
+from edge_opt.runtime.runner import Source, Worker
+from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo, role_of
 
 Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
 

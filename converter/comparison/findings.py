@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_opt.output.record import Record
-from edge_opt.output.words import as_html, many
-from edge_opt.proof.metrics import Difference, measure, merge
-from edge_opt.proof.protocol import Array
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.base.record import Record
+from edge_opt.base.words import as_html, many
+from edge_opt.runtime.metrics import Difference, measure, merge
+from edge_opt.runtime.protocol import Array
+from edge_opt.runtime.tensors import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

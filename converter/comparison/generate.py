@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import GenerationComparison, measured
 from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN, Models
-from edge_opt.output.errors import UsageError
-from edge_opt.proof import noise
-from edge_opt.proof.errors import RuntimeFailed
-from edge_opt.proof.inputs import InputPlan, Stored, plan
-from edge_opt.proof.loop import Call, Chunk, Loop, is_basic
-from edge_opt.proof.protocol import Arrays
-from edge_opt.proof.runner import Runnable, Source, Worker
-from edge_opt.proof.tensors import (
+from edge_opt.runtime import noise
+from edge_opt.runtime.errors import RuntimeFailed
+from edge_opt.runtime.inputs import InputPlan, Stored, plan
+from edge_opt.runtime.loop import Call, Chunk, Loop, is_basic
+from edge_opt.runtime.protocol import Arrays
+from edge_opt.runtime.runner import Runnable, Source, Worker
+from edge_opt.runtime.tensors import (
     Kernels,
     SignatureInfo,
     TensorInfo,

@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt.base.atomic import write_whole
+from edge_opt.base.record import from_dict
 from edge_opt.comparison.compare import checked_numbers, choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
 from edge_opt.comparison.models import find_models, keeps_state, with_facts
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike
-from edge_opt.output.atomic import write_whole
-from edge_opt.output.record import from_dict
-from edge_opt.proof import metrics, noise
-from edge_opt.proof.errors import GoldenError
-from edge_opt.proof.inputs import plan
-from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.runner import Source, Worker
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.runtime import metrics, noise
+from edge_opt.runtime.errors import GoldenError
+from edge_opt.runtime.inputs import plan
+from edge_opt.runtime.protocol import Array, Arrays
+from edge_opt.runtime.runner import Source, Worker
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 FORMAT = "edge-opt golden"
 VERSION = 1

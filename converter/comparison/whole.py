@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_opt.base.words import many
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph
-from edge_opt.output.words import many
 from edge_opt.passes import SiteReport, Status
 
 _GROWTH = 16

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, get_args, get_origin
 
 from edge_opt.attention.block import FORM_NAMES
+from edge_opt.base.atomic import resolve_target
+from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.words import Progress
 from edge_opt.conversion.container import Container, Sections
 from edge_opt.conversion.result import ConversionResult
 from edge_opt.ir import Model
 from edge_opt.ir.opening import Readable
-from edge_opt.output.atomic import resolve_target
-from edge_opt.output.errors import UsageError, unknown
-from edge_opt.output.words import Progress
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha, TileRows

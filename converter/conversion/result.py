@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edge_opt.base.errors import EdgeOptError
+from edge_opt.base.record import Record
+from edge_opt.base.words import as_html, many, one_line, size
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model
-from edge_opt.output.errors import EdgeOptError
-from edge_opt.output.record import Record
-from edge_opt.output.words import as_html, many, one_line, size
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences

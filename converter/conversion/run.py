@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, overload
 
+from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion import choices
@@ -36,7 +37,6 @@ from edge_opt.conversion.result import (
 from edge_opt.ir import Constants, Model, Subgraph, cleanup
 from edge_opt.ir.model import restored_on_failure
 from edge_opt.ir.opening import ExportedModel, Readable, check_not_compiled, rare_collections, readable
-from edge_opt.output.errors import EdgeOptError, UsageError, unknown
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
 from edge_opt.proof.regions import RegionProver

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
 from edge_opt.conversion import ConversionResult, convert, default_output
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import UsageError
 
 _BUNDLES = ("*.litertlm", "model*.tflite")
 

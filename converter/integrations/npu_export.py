@@ -17,6 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from edge_opt.base.atomic import AnyPath, resolve_target
+from edge_opt.base.errors import UsageError, did_you_mean
+from edge_opt.base.record import Record
+from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, Verify, convert
 from edge_opt.conversion.container import Sections
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
@@ -24,10 +28,6 @@ from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import CHIPS, CompilerFailedError, CompilerMissingError, estimate_note, find_sdk
-from edge_opt.output.atomic import AnyPath, resolve_target
-from edge_opt.output.errors import UsageError, did_you_mean
-from edge_opt.output.record import Record
-from edge_opt.output.words import Progress
 from edge_opt.passes import PASSES
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.targets import Target, TargetLike, load_target

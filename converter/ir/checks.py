@@ -10,10 +10,10 @@ from typing import Final, NoReturn
 
 import numpy as np
 
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.options import SUBGRAPH_FIELDS, options_table, subgraph_indices
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
 from edge_opt.schema.table import Table
 

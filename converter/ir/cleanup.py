@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from edge_opt.base.errors import UsageError
 from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, deprecated_code
 from edge_opt.ir.operators import runtime_version
 from edge_opt.ir.region import called_by, renumbered
-from edge_opt.output.errors import UsageError
 from edge_opt.schema.data import Data
 
 CONTROL_EDGES: Final = "model_control_dependencies"

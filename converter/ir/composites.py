@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from edge_opt.base.record import Record
 from edge_opt.ir.graph import Operator, Subgraph, same_type
 from edge_opt.ir.model import Model
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import attributes, option_text
-from edge_opt.output.record import Record
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
 BODY = "decomposition_subgraph_index"

@@ -14,13 +14,13 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.base.errors import ModelFormatError
+from edge_opt.base.words import as_html
 from edge_opt.ir.checks import check_subgraphs, tensors_of
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import options_table
-from edge_opt.output.errors import ModelFormatError
-from edge_opt.output.words import as_html
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import UNIONS, Table, new_table

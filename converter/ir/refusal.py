@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from edge_opt.base.words import shortened
 from edge_opt.ir.graph import Operator, Shape, Tensor
-from edge_opt.output.words import shortened
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import Table
 

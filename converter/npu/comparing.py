@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
+from edge_opt.base.record import Record
+from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.generate import FilledCaches
@@ -21,15 +25,11 @@ from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import UsageError
-from edge_opt.output.record import Record
-from edge_opt.output.words import Progress
-from edge_opt.proof.inputs import InputPlan, array_of, pair
-from edge_opt.proof.metrics import Difference, measure
-from edge_opt.proof.protocol import Array
-from edge_opt.proof.runner import Worker
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo
+from edge_opt.runtime.inputs import InputPlan, array_of, pair
+from edge_opt.runtime.metrics import Difference, measure
+from edge_opt.runtime.protocol import Array
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 LEAST_DB = 20.0
 """Signal to noise against the CPU that a compiled model must keep, in dB."""

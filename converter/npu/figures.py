@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 
+from edge_opt.base.record import Record
 from edge_opt.ir import DType, Subgraph, Tensor
-from edge_opt.output.record import Record
 
 ITSELF_SINCE = "0.11"
 """The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""

@@ -22,6 +22,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 
+from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.ir import Model, Subgraph
 from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
 from edge_opt.npu.sdk import (
@@ -36,8 +37,7 @@ from edge_opt.npu.sdk import (
     search_path,
     why_ended,
 )
-from edge_opt.output.errors import UsageError, did_you_mean
-from edge_opt.proof.protocol import Array
+from edge_opt.runtime.protocol import Array
 
 _PARTITIONED = re.compile(
     r"Partitioned subgraph<(\d+)>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes
 from edge_opt.attention.matcher import find_blocks
+from edge_opt.base.errors import UsageError, unknown
 from edge_opt.ir import Model, Operator, Signature, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.region import backward_slice, cut_out, reads
-from edge_opt.output.errors import UsageError, unknown
 
 _JOINING = operators_that(Effect.JOINING, Effect.REARRANGING) | {"QUANTIZE"}
 

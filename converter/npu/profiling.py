@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.models import Models, find_models
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import RUNS, Compilation, Figures, PartFigures, Profile, SpillFigures, StepFigures
 from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import UsageError
 from edge_opt.targets import Target, TargetLike, load_target
 
 COMPILERS = {"qualcomm-htp": hexagon.DEFAULT_CHIP, "ethos-u85": ethos.DEFAULT_CHIP}

@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
-from edge_opt import processes
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import EdgeOptError, UsageError
+from edge_opt.base import processes
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import EdgeOptError, UsageError
 
 LIBRARY = "libQnnHtp.so"
 SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")

@@ -16,6 +16,11 @@ from threading import Thread
 from typing import Any
 
 from edge_opt.attention.block import FORMS, Block
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
+from edge_opt.base.processes import end_all
+from edge_opt.base.record import Record, from_dict
+from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.ir.text import subgraph_text
@@ -31,11 +36,6 @@ from edge_opt.npu.sdk import (
     find_sdk,
     libraries_digest,
 )
-from edge_opt.output.atomic import AnyPath
-from edge_opt.output.errors import UsageError
-from edge_opt.output.record import Record, from_dict
-from edge_opt.output.words import Progress
-from edge_opt.processes import end_all
 from edge_opt.targets import Target, TargetLike
 
 _TILES, _LEAST_ROWS = 4, 2

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
+from edge_opt.base.errors import TRACEBACK, EdgeOptError
+from edge_opt.base.record import Record
+from edge_opt.base.words import many
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.errors import TRACEBACK, EdgeOptError
-from edge_opt.output.record import Record
-from edge_opt.output.words import many
 from edge_opt.passes.frame import Frame, check_frame
 from edge_opt.passes.rewrite import (
     Rewrite,
@@ -46,7 +46,7 @@ class Demand:
     `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere,
     with the maximum of the whole tensor: a channel that is a million times smaller than another one is not held to it.
     `steps`: integers at most `tolerance` quantization steps apart. The same holds on every kind of extreme inputs
-    (`edge_opt.proof.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
+    (`edge_opt.runtime.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
     of any, because a softmax makes a large difference of a small one between large logits.
     `absolute`: `|a - b| <= tolerance`, where the new region is held to the rewrite's `reference` in float.
     """

@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Tensor
-from edge_opt.output.words import name_below
 from edge_opt.passes.contract import Context, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 

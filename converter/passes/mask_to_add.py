@@ -10,10 +10,10 @@ import numpy as np
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.rules import MOVEMENT
+from edge_opt.base.words import name_below, shortened
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import moved_from, still_needed
-from edge_opt.output.words import name_below, shortened
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite

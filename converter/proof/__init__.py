@@ -1,4 +1,1 @@
-"""Proves rewrites: runs both versions of a region on the same inputs. Never changes a model.
-
-The native runtime is only ever loaded in a child process (`worker`); this side holds plain numbers.
-"""
+"""Proves rewrites: has both versions of a region run on the same inputs, and judges. Never changes a model."""

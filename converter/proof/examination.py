@@ -13,19 +13,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import cast
 
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir import Model, to_tables
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.errors import ModelFormatError
 from edge_opt.passes.contract import Demand, Proof, Ran
-from edge_opt.proof.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
-from edge_opt.proof.extremes import KINDS
-from edge_opt.proof.metrics import Difference
-from edge_opt.proof.pair import Outcome, ProofRequest
 from edge_opt.proof.rows import Rows, multiply_adds, sample
-from edge_opt.proof.runner import Worker
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.proof.sums import sums_differ, sums_of_one_shape, sums_that_broadcast
-from edge_opt.proof.tensors import Kernels
+from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
+from edge_opt.runtime.extremes import KINDS
+from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.pair import Outcome, ProofRequest
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.writer import model_bytes
 
 _ROUNDING = 1e-6

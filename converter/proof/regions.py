@@ -18,12 +18,12 @@ from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.passes.spreads import code_limits, constant_factor, is_integer, real_range
 from edge_opt.proof.examination import Examiner, Question, Region, Settings, all_of
-from edge_opt.proof.extremes import Side, kinds_for
-from edge_opt.proof.inputs import InputHint
-from edge_opt.proof.pair import ProofRequest
 from edge_opt.proof.rows import peak_bytes
-from edge_opt.proof.runner import Worker, WorkerPool, free_cores
 from edge_opt.proof.structure import Structure
+from edge_opt.runtime.extremes import Side, kinds_for
+from edge_opt.runtime.inputs import InputHint
+from edge_opt.runtime.pair import ProofRequest
+from edge_opt.runtime.runner import Worker, WorkerPool, free_cores
 
 _HintsAndAxes = tuple[tuple[InputHint | None, ...], tuple[int | None, ...]]
 

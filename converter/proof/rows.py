@@ -20,9 +20,9 @@ from edge_opt.ir.operators import required_version
 from edge_opt.ir.options import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.region import renumbered
-from edge_opt.proof import noise
-from edge_opt.proof.pair import Cut, take
 from edge_opt.proof.row_rules import Box, Indices, Step, sizes, slim, step_of, union
+from edge_opt.runtime import noise
+from edge_opt.runtime.pair import Cut, take
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 

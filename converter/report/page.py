@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import NamedTuple
 
+from edge_opt.base.words import escape, html_table, many, shortened
 from edge_opt.conversion.result import entry_points, masked_rows, proof
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.composites import composite_name, composites
-from edge_opt.output.words import escape, html_table, many, shortened
 from edge_opt.passes import SiteReport, Status
 from edge_opt.report.document import NO_LINT, Example, Report, longest_repeat
 

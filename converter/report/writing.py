@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
+from edge_opt.base.errors import UsageError
+from edge_opt.base.record import to_json
+from edge_opt.base.words import one_line
 from edge_opt.conversion.result import entry_points, masked_rows, proof
-from edge_opt.output.atomic import AnyPath, resolve_target, write_whole
-from edge_opt.output.errors import UsageError
-from edge_opt.output.record import to_json
-from edge_opt.output.words import one_line
 from edge_opt.report.document import NO_LINT, Example, Report
 from edge_opt.report.page import to_html
 

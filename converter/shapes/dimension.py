@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import TypeAlias
 
-from edge_opt.output.errors import EdgeOptError
+from edge_opt.base.errors import EdgeOptError
 
 
 class ShapeError(EdgeOptError):

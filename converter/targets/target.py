@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.attention.block import AS_FOUND, FORM_NAMES, Block, logits_bytes
+from edge_opt.base.atomic import write_whole
+from edge_opt.base.errors import UsageError, did_you_mean, unknown
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.output.atomic import write_whole
-from edge_opt.output.errors import UsageError, did_you_mean, unknown
 from edge_opt.schema.table import ENUMS
 
 

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from edge_opt.proof.inputs import InputPlan, array_of, converted
-from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.tensors import SignatureInfo, TensorInfo, caches_of, growing_axes, part_of, role_of
+from edge_opt.runtime.inputs import InputPlan, array_of, converted
+from edge_opt.runtime.protocol import Array, Arrays
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, caches_of, growing_axes, part_of, role_of
 
 _PARAMETERS = "param_tensor"
 

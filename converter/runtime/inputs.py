@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.proof import extremes, noise
-from edge_opt.proof.extremes import Extreme, Side
-from edge_opt.proof.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
+from edge_opt.runtime import extremes, noise
+from edge_opt.runtime.extremes import Extreme, Side
+from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
 
 Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan", Extreme]
 """How inputs are made: of a whole model the first five, of a region realistic and extreme ones."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.proof import noise
+from edge_opt.runtime import noise
 
 Side = Literal["added", "left", "right", "other"]
 """Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""

@@ -19,22 +19,22 @@ from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 
+from edge_opt.base.errors import EdgeOptError
+from edge_opt.base.record import from_dict
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Readable
-from edge_opt.output.errors import EdgeOptError
-from edge_opt.output.record import from_dict
-from edge_opt.proof.errors import (
+from edge_opt.runtime.errors import (
     BackendMissing,
     RuntimeCrashed,
     RuntimeRefused,
     RuntimeTimedOut,
     RuntimeUnavailable,
 )
-from edge_opt.proof.inputs import InputPlan
-from edge_opt.proof.loop import Call, Chunk, Loop
-from edge_opt.proof.pair import VERSIONS, Outcome, ProofRequest
-from edge_opt.proof.protocol import ENDED, Array, Arrays, ChildProcess, Header
-from edge_opt.proof.tensors import Kernels, SignatureInfo
+from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.loop import Call, Chunk, Loop
+from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
+from edge_opt.runtime.protocol import ENDED, Array, Arrays, ChildProcess, Header
+from edge_opt.runtime.tensors import Kernels, SignatureInfo
 
 Runnable = str | os.PathLike[str] | bytes
 

@@ -7,7 +7,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from edge_opt.output.errors import EdgeOptError
+from edge_opt.base.errors import EdgeOptError
 
 Read = TypeVar("Read")
 _JSON_TYPES: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from edge_opt.output.errors import OutputError, UsageError
+from edge_opt.base.errors import OutputError, UsageError
 
 _SUFFIX: Final = ".edge-opt-tmp"
 _OURS: Final = re.compile(r"\.[0-9a-f]{16}\.edge-opt-tmp\Z")

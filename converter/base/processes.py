@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from edge_opt.output.words import signal_name
+from edge_opt.base.words import signal_name
 
 _PARENT_CHECK_SECONDS = 0.5
 

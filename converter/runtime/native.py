@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from edge_opt.output.record import from_dict
-from edge_opt.proof import inputs, loop, pair
-from edge_opt.proof.protocol import Array, Arrays, FrameError, Header, frame
-from edge_opt.proof.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
+from edge_opt.base.record import from_dict
+from edge_opt.runtime import inputs, loop, pair
+from edge_opt.runtime.protocol import Array, Arrays, FrameError, Header, frame
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 ModelContent = Path | bytes
 

@@ -1,6 +1,6 @@
 """What can go wrong between us and the native runtime, as types; no logic."""
 
-from edge_opt.output.errors import EdgeOptError, UsageError
+from edge_opt.base.errors import EdgeOptError, UsageError
 
 
 class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - nothing is wrong with a model

@@ -12,11 +12,11 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.proof import metrics
-from edge_opt.proof.inputs import InputHint, InputPlan, Kind, array_of, extreme_of, plan
-from edge_opt.proof.metrics import Difference
-from edge_opt.proof.protocol import Array, Arrays
-from edge_opt.proof.tensors import Kernels, SignatureInfo, TensorInfo
+from edge_opt.runtime import metrics
+from edge_opt.runtime.inputs import InputHint, InputPlan, Kind, array_of, extreme_of, plan
+from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.protocol import Array, Arrays
+from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo
 
 VERSIONS = ("before", "after")
 Runner = Callable[[str, Kernels, Iterable[Arrays]], list[list[Array]]]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.output.record import Record
-from edge_opt.proof.tensors import TensorInfo
+from edge_opt.base.record import Record
+from edge_opt.runtime.tensors import TensorInfo
 
 _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024

@@ -3,7 +3,7 @@
     magic (4 bytes) | header length (uint32, little-endian) | header | the arrays one after the other
 
 The header's `arrays` lists name, dtype and shape of each. Dataclasses go into a header by `asdict`, and
-`edge_opt.output.record.from_dict` makes them again. What frames mean is not known here.
+`edge_opt.base.record.from_dict` makes them again. What frames mean is not known here.
 """
 
 import fcntl
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt import processes
-from edge_opt.output.words import signal_name
-from edge_opt.proof.errors import RuntimeUnavailable
+from edge_opt.base import processes
+from edge_opt.base.words import signal_name
+from edge_opt.runtime.errors import RuntimeUnavailable
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -157,7 +157,7 @@ class ChildProcess:
         self._channel, theirs = map(_above_streams, socket.socketpair())
         try:
             self._child = processes.start_module(
-                "edge_opt.proof.worker",
+                "edge_opt.runtime.worker",
                 theirs.fileno(),
                 environment={name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()},
                 stdout=subprocess.PIPE,

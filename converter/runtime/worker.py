@@ -1,4 +1,4 @@
-"""The child process that runs the native runtime: `python -m edge_opt.proof.worker PARENT_PID SOCKET`.
+"""The child process that runs the native runtime: `python -m edge_opt.runtime.worker PARENT_PID SOCKET`.
 
 It takes framed requests and answers them on a socket of its own, so that nothing that is printed here, by the runtime
 or at the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
@@ -8,8 +8,8 @@ import resource
 import signal
 import socket
 
-from edge_opt.processes import begin_child, limit
-from edge_opt.proof.protocol import frame, receive, send
+from edge_opt.base.processes import begin_child, limit
+from edge_opt.runtime.protocol import frame, receive, send
 
 _GRACE_SECONDS = 5
 
@@ -20,7 +20,7 @@ def main() -> None:
     (descriptor,) = begin_child()
     channel = socket.socket(fileno=int(descriptor))
     try:
-        from edge_opt.proof import native  # noqa: PLC0415 - a runtime that cannot be loaded is an answer, too
+        from edge_opt.runtime import native  # noqa: PLC0415 - a runtime that cannot be loaded is an answer, too
     except Exception as error:
         send(channel, frame({"reason": f"{type(error).__name__}: {error}"}, {}))
         return
