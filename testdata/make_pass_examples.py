@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edge_opt.inspection import example_rewrite
 from edge_opt.ir import Model, Operator, Tensor, load
-from edge_opt.ir.region import cut_out
 from edge_opt.ir.text import to_text
+from edge_opt.ir.walk import cut_out
 
 # pass -> the model that shows it, the entry point, and names for what comes in
 SHOWN = {

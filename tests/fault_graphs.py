@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
-from edge_opt.ir.operators import required_version
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
@@ -226,7 +225,7 @@ class Edit:
     ) -> Tensor:
         """One more operator at place `at` of the new region, and what it gives."""
         made = Operator(self.model.operator_code(name), inputs, [result], options or options_of(name))
-        made.code = self.model.operator_code(name, required_version(made))
+        made.code = self.model.operator_code(name, made.least_version)
         self.new.insert(at, made)
         return result
 
@@ -268,7 +267,7 @@ class Edit:
         )
         if name is not None:
             # The fault is meant to be in what is computed, not in the version.
-            made.code = self.model.operator_code(name, required_version(made))
+            made.code = self.model.operator_code(name, made.least_version)
         self.new[self.new.index(operator)] = made
         return made
 

@@ -22,8 +22,8 @@ from edge_opt.ir import (
     load,
     to_bytes,
 )
-from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.ir.region import cut_out, reads
+from edge_opt.ir.operators import BUILTIN_OPERATORS
+from edge_opt.ir.walk import cut_out, reads
 from edge_opt.schema import Data, Table, new_table, read_model
 
 BUNDLED = Path(__file__).parent.parent / "testdata"

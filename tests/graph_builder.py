@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor
-from edge_opt.ir.options import options_table
+from edge_opt.ir.operators import KINDS
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import infer_operator
 from edge_opt.shapes.rules import constants_of
@@ -69,7 +69,7 @@ class GraphBuilder:
     ) -> tuple[Tensor, ...]:
         """An operator; its results have the first input's type and quantization unless told otherwise."""
         data = inputs[1] if name in ("SPLIT", "SELECT", "SELECT_V2") else inputs[0]
-        table = options_table(name)
+        table = KINDS[name].options
         parameters = data.quantization if q is SAME else q
         made = [
             Tensor(

@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
-from edge_opt.ir.options import options_table
+from edge_opt.ir.operators import KINDS
 from edge_opt.shapes import ShapeError, derive, infer_operator
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.inference import called_subgraphs
@@ -95,7 +95,7 @@ def _subgraph(model: Any, graph: Graph, codes: dict[str, int]) -> Any:
             model.operatorCodes.append(code)
         operator = schema.OperatorT(opcodeIndex=codes[name], inputs=inputs, outputs=outputs)
         if options is not None:
-            _set_options(operator, str(options_table(name)), options)
+            _set_options(operator, str(KINDS[name].options), options)
         subgraph.operators.append(operator)
     return subgraph
 

@@ -34,7 +34,7 @@ from edge_opt.ir import (
     Tensor,
     to_bytes,
 )
-from edge_opt.ir.region import reads
+from edge_opt.ir.walk import reads
 from edge_opt.passes.rewrite import check_shapes
 from edge_opt.runtime.native import Session
 from edge_opt.schema.table import new_table

@@ -6,9 +6,7 @@ from edge_opt.attention.rules import RULES
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes
 from edge_opt.ir.checks import DEEPEST
-from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.ir.operators import KINDS
-from edge_opt.ir.options import SUBGRAPH_FIELDS
+from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS, SUBGRAPH_FIELDS
 from edge_opt.schema import TABLES, new_table
 from edge_opt.shapes.rules import RULES as SHAPE_RULES
 

@@ -1,5 +1,7 @@
 """Use-def chains and execution order hold under every edit of a subgraph."""
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,10 @@ from text_parser import parse
 from edge_opt.ir import DType, Operator, OperatorCode, Subgraph, Tensor, topological
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.dtypes import Quantization
-from edge_opt.ir.region import reads, still_needed
+from edge_opt.ir.operators import BUILTIN_OPERATORS
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import between, ordered, producers, readers, reads, replaced, still_needed, walked
+from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.table import new_table
 
 ADD = OperatorCode(0)
@@ -39,8 +44,8 @@ def check(graph: Subgraph, *tensors: Tensor) -> None:
         for output in operator.outputs:
             assert output.producer is operator
             uses.setdefault(output, [])
-    for read, readers in uses.items():
-        assert set(read.consumers) == set(readers)
+    for read, expected in uses.items():
+        assert set(read.consumers) == set(expected)
     for before, after in zip(operators, [*operators, None][1:], strict=True):
         assert graph.after(before) is after
     for before, after in zip([None, *operators], operators, strict=False):
@@ -285,3 +290,71 @@ def test_tensors_keep_their_places_where_weights_name_their_scales_by_index() ->
         graph.remove(dead)
         remove_unused(model, usage)
         assert len(graph.tensors) == left
+
+
+def test_what_a_signature_names_is_an_output_whenever_it_is_added() -> None:
+    model = parse("signature main = #0 (x=%x) -> (y=%y)\n" + CHAIN)
+    graph, twin = model.subgraphs[0], deepcopy(model)
+    for current in (model, twin):
+        side = current.subgraphs[0].operators[0].output
+        assert not current.subgraphs[0].is_output(side)
+        current.signatures["main"].outputs["side"] = side
+        assert current.subgraphs[0].is_output(side)
+    assert twin.subgraphs[0].signatures == list(twin.signatures) != list(model.signatures)
+    remove_dead(graph, graph.operators)
+    assert names(graph) == ["side", "y"]
+
+
+CHAIN = """subgraph main (%x: float32[2]) {
+  %side: float32[2] = EXP(%x)
+  %y: float32[2] = ABS(%x)
+  return %y
+}"""
+
+
+def test_new_operators_stand_where_the_last_old_one_did_and_their_readers_wait() -> None:
+    graph, made = chain(3)
+    side = op(made[0].output, name="side")
+    reader, free = op(side.output, name="reader"), op(made[0].output, name="free")
+    graph.arrange([made[0], side, reader, free, *made[1:]])
+    check(graph)
+    old = [side, made[1]]
+    new = [Operator(ADD, [made[0].output], [operator.output]) for operator in old]
+    order = replaced(graph, old, new)
+    assert order == [made[0], free, *new, reader, made[2]]
+    assert made[1].output.producer is made[1], "nothing happens until the graph is arranged"
+    graph.arrange(order)
+    check(graph)
+    assert [operator.subgraph for operator in old] == [None, None]
+
+
+def random(name: str, *inputs: Tensor) -> Operator:
+    return Operator(OperatorCode(BUILTIN_OPERATORS["RANDOM_UNIFORM"]), inputs, [tensor(name)])
+
+
+def test_effects_keep_their_order() -> None:
+    x = tensor("x")
+    plain, first, second, third = op(x), random("r1", x), random("r2", x), op(x, name="late")
+    waiting = random("r0", third.output)
+    assert ordered([plain, waiting, first, third, second]) == [plain, third, waiting, first, second]
+    graph = Subgraph()
+    graph.arrange([first, plain, second, third])
+    with pytest.raises(RefusedError, match="would run after another"):
+        replaced(graph, [first, third], [random("r3", x)])
+    assert replaced(graph, [first], [moved := random("r1'", x)]) == [moved, plain, second, third]
+
+
+def test_operators_that_need_each_other_have_no_order() -> None:
+    graph, made = chain(3)
+    other = Operator(ADD, [made[2].output], [made[0].output])
+    with pytest.raises(RefusedError, match="needs its own"):
+        replaced(graph, [made[0], made[2]], [other, Operator(ADD, [made[1].output], [made[2].output])])
+
+
+def test_walks_go_on_from_the_nearest() -> None:
+    _, made = chain(6)
+    assert list(walked([made[0]], readers)) == made
+    assert list(walked([made[5]], producers, most=2)) == [made[5], made[4]]
+    assert between([made[0].output], [made[2].output]) == set(made[1:3])
+    stopped = walked([made[0]], lambda one: readers(one) if one is not made[2] else [])
+    assert list(stopped) == made[:3]

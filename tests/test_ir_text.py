@@ -22,7 +22,8 @@ from edge_opt.ir import (
     load,
     to_bytes,
 )
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer
+from edge_opt.ir.graph import Buffer
+from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.text import operator_text, subgraph_text, to_text
 from edge_opt.schema import Data, new_table
 

@@ -5,10 +5,8 @@ from text_parser import parse
 
 from edge_opt.ir import Buffer, DType, Metadata, Operator, Tensor
 from edge_opt.ir.cleanup import raise_runtime_version
-from edge_opt.ir.operators import _RUNTIMES, _VERSIONS, operator_version, runtime_version
-from edge_opt.ir.options import options_table
+from edge_opt.ir.operators import KINDS
 from edge_opt.schema import Data
-from edge_opt.schema.table import ENUMS
 
 F32, F16, I8, I16, I32, I64, U8, BOOL = (
     DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.BOOL,
@@ -46,7 +44,7 @@ RULES = {
     ("name", "dtype", "rank", "version"), [(name, *row) for name, rows in RULES.items() for row in rows]
 )
 def test_version_of_a_new_operator(name: str, dtype: DType, rank: int, version: int) -> None:
-    assert operator_version(name, dtype, rank) == version
+    assert KINDS[name].version_for(dtype, rank=rank) == version
 
 
 @pytest.mark.parametrize(
@@ -57,23 +55,20 @@ def test_version_of_a_new_operator(name: str, dtype: DType, rank: int, version: 
     ],
 )  # fmt: skip
 def test_version_of_a_cast_depends_on_both_types(source: DType, result: DType, version: int) -> None:
-    assert operator_version("CAST", source, 4, result=result) == version
+    assert KINDS["CAST"].version_for(source, result) == version
 
 
 def test_an_operator_that_no_rewrite_adds_has_no_version_here() -> None:
-    with pytest.raises(KeyError):
-        operator_version("CONV_2D", F32)
-    assert runtime_version("CONV_2D", 1) == ""
+    assert KINDS["CONV_2D"].version_for(F32) == 1
+    assert KINDS["CONV_2D"].runtime(1) == ""
 
 
 def test_every_version_that_can_be_given_has_a_runtime() -> None:
-    assert _VERSIONS.keys() == _RUNTIMES.keys()
-    for name in _VERSIONS:
-        assert name in ENUMS["BuiltinOperator"]
-        assert options_table(name) is not None
+    for kind in (kind for kind in KINDS.values() if kind.versions):
+        assert kind.options is not None
         for dtype in DType:
             for rank in range(8):
-                assert runtime_version(name, operator_version(name, dtype, rank, result=F16))
+                assert kind.runtime(kind.version_for(dtype, F16, rank=rank))
 
 
 # Of the runtime's flatbuffer_conversions.cc, which reads them.
@@ -93,7 +88,7 @@ def test_every_version_that_can_be_given_has_a_runtime() -> None:
     ],
 )
 def test_options_lie_in_the_table_that_the_runtime_reads(table: str | None, operators: str) -> None:
-    assert {options_table(name) for name in operators.split()} == {table}
+    assert {KINDS[name].options for name in operators.split()} == {table}
 
 
 # FindMinimumRuntimeVersionForOp
@@ -107,7 +102,7 @@ def test_options_lie_in_the_table_that_the_runtime_reads(table: str | None, oper
     ],
 )  # fmt: skip
 def test_runtime_of_a_version(name: str, version: int, runtime: str) -> None:
-    assert runtime_version(name, version) == runtime
+    assert KINDS[name].runtime(version) == runtime
 
 
 def recorded(version: bytes, *, added: str = "SPLIT", number: int = 4) -> bytes:

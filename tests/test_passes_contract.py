@@ -22,8 +22,8 @@ from edge_opt.ir import (
 )
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import cut_out
 from edge_opt.ir.text import to_text
+from edge_opt.ir.walk import cut_out
 from edge_opt.passes import PASSES, Context, Demand, Pass, Status, run_pass
 from edge_opt.passes.contract import Ran, Site, SkippedSite
 from edge_opt.passes.rewrite import (

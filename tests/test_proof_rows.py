@@ -11,7 +11,7 @@ from pass_runs import refusal, rewrites_of
 from text_parser import parse
 
 from edge_opt.ir import Model, to_bytes
-from edge_opt.ir.region import cut_out
+from edge_opt.ir.walk import cut_out
 from edge_opt.passes.rewrite import Rewrite, check_shapes
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.structure import Structure, structure

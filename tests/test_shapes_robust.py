@@ -8,7 +8,7 @@ import pytest
 from shapes_referee import placeholders
 
 from edge_opt import ir
-from edge_opt.ir.graph import BUILTIN_OPERATORS
+from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.shapes import derive
 
 DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"

@@ -5,8 +5,8 @@ from ai_edge_litert.interpreter import Interpreter
 from text_parser import parse
 
 from edge_opt.ir import Buffer, Model, Tensor, load, to_bytes
-from edge_opt.ir.region import cut_out
 from edge_opt.ir.text import to_text
+from edge_opt.ir.walk import cut_out
 from edge_opt.schema import Data, new_table
 
 # Row 0 has columns 0 and 5, row 1 column 7, row 2 none.

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir.dtypes import DType, Quantization
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
+from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Model, Signature
-from edge_opt.ir.options import options_table
+from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
@@ -327,7 +327,7 @@ class _Parser:
         return float(self._number()) if dtype.is_float else self._integer()
 
     def _options_of(self, operator: str) -> Table | None:
-        name = options_table(operator) if operator != "CUSTOM" else None
+        name = KINDS[operator].options if operator != "CUSTOM" else None
         table = None if name is None else new_table(name)
         if self._take("{"):
             self._until("}", lambda: self._option(operator, table))

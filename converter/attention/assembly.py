@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
-from edge_opt.ir.region import needed_for
+from edge_opt.ir.walk import needed_for
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.rules import constants_of
 

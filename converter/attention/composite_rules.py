@@ -12,7 +12,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Refusal, RefusedError
-from edge_opt.ir.region import renamed, repeated
+from edge_opt.ir.walk import renamed, repeated
 
 
 def with_composites(model: Model) -> OperandFactors:

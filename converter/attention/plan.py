@@ -13,7 +13,7 @@ from edge_opt.attention.labelling import DEEPEST, OnHeads, OperandFactors
 from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Operator, Subgraph, Tensor
-from edge_opt.ir.region import read_outside
+from edge_opt.ir.walk import read_outside
 
 _OPERATOR = 4
 _RESHAPE = 1

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import backward_slice
+from edge_opt.ir.walk import backward_slice
 from edge_opt.schema.data import Data
 
 _Array = NDArray[Any]

@@ -21,7 +21,7 @@ from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
 from edge_opt.attention.rules import keeps_order
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Subgraph, Tensor, topological
-from edge_opt.ir.region import read_outside, still_needed
+from edge_opt.ir.walk import read_outside, still_needed
 from edge_opt.schema.table import Table
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.

@@ -13,7 +13,7 @@ from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, data_input, is_produ
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import UNARY, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import moved_from
+from edge_opt.ir.walk import moved_from
 
 JOINING = operators_that(Effect.JOINING)
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})

@@ -16,8 +16,8 @@ import numpy as np
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.models import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
-from edge_opt.ir.region import backward_slice, cut_out
 from edge_opt.ir.text import operator_text
+from edge_opt.ir.walk import backward_slice, cut_out
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Source, Worker

@@ -15,8 +15,7 @@ import numpy as np
 
 from edge_opt.ir import DType, Model, Operator, Signature, Tensor
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Readable, readable
-from edge_opt.ir.operators import KINDS
-from edge_opt.ir.options import subgraph_indices
+from edge_opt.ir.operators import KINDS, subgraph_indices
 from edge_opt.runtime.runner import Source
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike

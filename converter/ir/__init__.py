@@ -6,13 +6,14 @@ from edge_opt.ir.graph import (
     Operator,
     OperatorCode,
     Shape,
+    Signature,
     Subgraph,
     Tensor,
     same_type,
-    topological,
 )
-from edge_opt.ir.model import Constants, Metadata, Model, Signature, Signatures, save, to_bytes, to_tables
+from edge_opt.ir.model import Constants, Metadata, Model, Signatures, save, to_bytes, to_tables
 from edge_opt.ir.opening import from_tables, load
+from edge_opt.ir.walk import topological
 
 __all__ = [
     "Buffer",

@@ -12,8 +12,7 @@ import numpy as np
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
-from edge_opt.ir.operators import KINDS
-from edge_opt.ir.options import SUBGRAPH_FIELDS, options_table, subgraph_indices
+from edge_opt.ir.operators import KINDS, SUBGRAPH_FIELDS, subgraph_indices
 from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
 from edge_opt.schema.table import Table
 
@@ -83,7 +82,7 @@ def _check_operator(operator: Operator, name: str, where: str) -> None:
     reason = kind.misfit(operator.inputs, operator.outputs) if kind and kind.is_followed else None
     if reason is not None:
         raise ModelFormatError(f"{where}: {reason}")
-    options, expected = operator.options, options_table(name)
+    options, expected = operator.options, kind.options if kind else None
     # The runtime would not look at options of another operator, or take them for its own.
     if options is not None and expected is not None and options.name != expected:
         raise ModelFormatError(f"{where}: has {options.name}, expected {expected}")

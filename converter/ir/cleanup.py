@@ -12,8 +12,8 @@ from typing import Final
 from edge_opt.base.errors import UsageError
 from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, deprecated_code
-from edge_opt.ir.operators import runtime_version
-from edge_opt.ir.region import called_by, renumbered
+from edge_opt.ir.operators import KINDS
+from edge_opt.ir.walk import called_by, renumbered
 from edge_opt.schema.data import Data
 
 CONTROL_EDGES: Final = "model_control_dependencies"
@@ -120,7 +120,7 @@ def raise_runtime_version(model: Model) -> None:
     used = {op.code for graph in model.subgraphs for op in graph.operators}.intersection(
         model.new_codes.values()
     )
-    needed = max((_numbers(runtime_version(code.name, code.version)) for code in used), default=())
+    needed = max((_numbers(KINDS[code.name].runtime(code.version)) for code in used), default=())
     for entry in model.metadata:
         if entry.name != _RUNTIME or entry.buffer.data is None:
             continue

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType, Quantization, same_quantization
-from edge_opt.ir.options import default_options
+from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS, default_options
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import ENUMS, Table
+from edge_opt.schema.table import Table
 
-BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
 _OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}
 
 UNTRUSTED: Final = "UNTRUSTED"
@@ -231,6 +230,16 @@ class Operator(_Link):
         value: int | float | bool = options.get(name)
         return value
 
+    @property
+    def least_version(self) -> int:
+        """The version that the operator's types need; 1 for one that no rewrite adds."""
+        kind = KINDS.get(self.code.name)
+        data = kind.data_operands(self.inputs) if kind is not None and kind.versions else []
+        if kind is None or not data:
+            return 1
+        types = [data[0].dtype, *(t.dtype for t in self.outputs if self.code.name == "CAST")]
+        return kind.version_for(*types, rank=len(data[0].shape))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         """The same step on copies of its tensors, in no subgraph; its table is shared."""
         copy = self.on(lambda tensor: deepcopy(tensor, memo))
@@ -266,7 +275,7 @@ class Subgraph(_Link):
         self._count = 0
         self._operators: tuple[Operator, ...] | None = ()
         self._listed: tuple[list[Tensor], set[Tensor]] = (self.tensors, set())
-        self._named: set[Tensor] = set()
+        self.signatures: list[Signature] = []
         self.is_checked = False
         """Operators whose recorded shapes do not fit have a `shape_error`."""
 
@@ -281,7 +290,7 @@ class Subgraph(_Link):
         for operator in self.operators:
             copy.append(deepcopy(operator, memo))
         copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
-        copy.name_outputs(deepcopy(tensor, memo) for tensor in self._named)
+        copy.signatures = deepcopy(self.signatures, memo)
         return copy
 
     def __repr__(self) -> str:
@@ -304,11 +313,8 @@ class Subgraph(_Link):
 
     def is_output(self, tensor: Tensor) -> bool:
         """True where the subgraph gives the tensor to its caller: as an output, or by a signature that names it."""
-        return tensor in self.outputs or tensor in self._named
-
-    def name_outputs(self, tensors: Iterable[Tensor]) -> None:
-        """A signature gives these to its caller; they need not be among `outputs`."""
-        self._named.update(tensors)
+        named = (signature.outputs.values() for signature in self.signatures)
+        return tensor in self.outputs or any(tensor in tensors for tensors in named)
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """List a tensor; operators may only use listed ones when the model is written."""
@@ -347,6 +353,21 @@ class Subgraph(_Link):
             assert output.producer is None, f"{output} is defined twice"
             output.producer = operator
         return operator
+
+    def arrange(self, operators: Iterable[Operator]) -> None:
+        """Hold just these operators, in this order: new ones join the graph, and those that are missing leave it."""
+        order = dict.fromkeys(operators)
+        for operator in self.operators:
+            if operator not in order:
+                self.remove(operator)
+        previous: _Link = self
+        for operator in order:
+            if operator.subgraph is not self:
+                self.append(operator)
+            previous.next_link, operator.previous_link = operator, previous
+            previous = operator
+        previous.next_link, self.previous_link = self, previous
+        self._operators = tuple(order)
 
     def after(self, operator: Operator) -> Operator | None:
         """The operator that runs next; None after the last."""
@@ -409,27 +430,18 @@ def used_tensors(graph: Subgraph, operators: Iterable[Operator]) -> Iterator[Ten
     yield from graph.outputs
 
 
-def topological(operators: Iterable[Operator]) -> list[Operator]:
-    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
-    pending = list(operators)
-    producer: dict[Tensor | None, Operator] = {t: operator for operator in pending for t in operator.outputs}
-    ordered: list[Operator] = []
-    done: set[Operator] = set()
-    opened: set[Operator] = set()
-    for root in pending:
-        stack = [root]
-        while stack:
-            operator = stack[-1]
-            sources = (producer.get(tensor) for tensor in operator.inputs)
-            missing = [source for source in sources if source is not None and source not in done]
-            if operator in done:
-                stack.pop()
-            elif missing:
-                opened.add(operator)
-                assert opened.isdisjoint(missing), "the operators are cyclic"
-                stack.extend(reversed(missing))
-            else:
-                done.add(operator)
-                ordered.append(operator)
-                stack.pop()
-    return ordered
+@dataclass(slots=True, eq=False)
+class Signature:
+    """A named entry point: argument names of one subgraph's inputs and outputs.
+
+    The subgraph knows its signatures: what `outputs` name is an output of it, whenever it is added.
+    """
+
+    key: str
+    subgraph: Subgraph
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    table: Table | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.subgraph.signatures.append(self)

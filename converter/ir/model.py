@@ -18,27 +18,12 @@ from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import as_html
 from edge_opt.ir.checks import check_subgraphs, tensors_of
 from edge_opt.ir.dtypes import DType, Quantization
-from edge_opt.ir.graph import BUILTIN_OPERATORS, Buffer, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.operators import required_version
-from edge_opt.ir.options import options_table
+from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
+from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import UNIONS, Table, new_table
 from edge_opt.schema.writer import model_bytes, write_model
-
-
-@dataclass(slots=True)
-class Signature:
-    """A named entry point: argument names of one subgraph's inputs and outputs."""
-
-    key: str
-    subgraph: Subgraph
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-    table: Table | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        self.subgraph.name_outputs(self.outputs.values())
 
 
 class Signatures(list[Signature]):
@@ -146,10 +131,10 @@ class Model:
         Raises:
             KeyError: its options have no such field.
         """
-        table = options_table(name)
+        table = KINDS[name].options
         fields = None if table is None else new_table(table, **options)
         operator = Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, fields)
-        operator.code = self.operator_code(name, required_version(operator))
+        operator.code = self.operator_code(name, operator.least_version)
         return operator
 
     def signature_name(self, subgraph: Subgraph) -> str:

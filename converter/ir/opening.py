@@ -16,8 +16,8 @@ import numpy as np
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.ir.checks import check_extent, check_references, check_subgraph
 from edge_opt.ir.dtypes import DType, Quantization
-from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.model import Metadata, Model, Signature, check_new_key
+from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
+from edge_opt.ir.model import Metadata, Model, check_new_key
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import is_bundle, read_bundle
 from edge_opt.schema.reader import ModelFile, read_model

@@ -1,12 +1,19 @@
-"""What the schema does not say of operators: their inputs and outputs, what they do with elements, versions."""
+"""The one record of each operator: inputs and outputs, effect, types, options, versions.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Rooms register behaviour for an operator (a shape rule, say) in tables of their own, by name, and no facts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final
+from functools import cache
+from typing import Final, TypeVar
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import Operator, Tensor
+from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
+
+BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
+_T = TypeVar("_T")
 
 
 class Effect(Enum):
@@ -32,8 +39,17 @@ _UNSEEN: Final = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """A version of an operator: the first runtime that has it, and the types or the rank that need it."""
+
+    runtime: str
+    types: frozenset[DType] = frozenset()
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """What is known of an operator by its name alone.
+    """Known facts about an operator.
 
     It has `least` to `most` inputs (by default exactly `least`, -1 is any number) and `outputs` outputs (None: any
     number). Inputs from `least` to `most` may be left out; without a limit only where there are `gaps`.
@@ -42,6 +58,8 @@ class OperatorKind:
     "data" that of the first data operand, the name of an option, a type, or None where nothing fixes it. With `copies`
     the results hold the data operands' stored numbers as they are. Only a CUTTING operator has several such results;
     behind the first, those of others hold indices or scratch.
+
+    `options` names the table of its options. `versions` are 1, 2, ... of an operator that rewrites add.
     """
 
     effect: Effect
@@ -52,13 +70,15 @@ class OperatorKind:
     result: DType | str | None = "data"
     copies: bool = False
     gaps: bool = False
+    options: str | None = None
+    versions: tuple[Version, ...] = ()
 
     @property
     def is_followed(self) -> bool:
         """Whether rewrites look at the operator: then a graph where it has another form is refused."""
         return self.effect not in _UNSEEN
 
-    def misfit(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str | None:
+    def misfit(self, inputs: Sequence[object], outputs: Sequence[object]) -> str | None:
         """Why an operator cannot have these inputs and outputs; None where it can."""
         least, most = self.least, self.least if self.most is None else self.most
         if len(inputs) < least or 0 <= most < len(inputs):
@@ -71,19 +91,30 @@ class OperatorKind:
         required = inputs if most < 0 and not self.gaps else inputs[:least]
         return "leaves out an input that it needs" if None in required else None
 
-    def data_operands(self, inputs: Sequence[Tensor | None]) -> list[Tensor]:
-        """Of an operator's inputs, those that its results are made of."""
-        return [
-            tensor for place, tensor in enumerate(inputs) if tensor is not None and self.has_data_at(place)
-        ]
-
     def has_data_at(self, place: int) -> bool:
         """Whether the results are made of the input at this place."""
         return self.data is None or place in self.data
 
-    def data_results(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def data_operands(self, inputs: Sequence[_T | None]) -> list[_T]:
+        """Of an operator's inputs, those that its results are made of."""
+        return [given for place, given in enumerate(inputs) if given is not None and self.has_data_at(place)]
+
+    def data_results(self, outputs: Sequence[_T]) -> Sequence[_T]:
         """Of an operator's outputs, those that are made of its data operands."""
         return outputs if self.effect is Effect.CUTTING else outputs[:1]
+
+    def version_for(self, *types: DType, rank: int = 0) -> int:
+        """The lowest version for data operands of these types and this rank; 1 for one that no rewrite adds."""
+        needed = (
+            number
+            for number, version in enumerate(self.versions, 1)
+            if not version.types.isdisjoint(types) or (version.rank is not None and rank >= version.rank)
+        )
+        return max(needed, default=1)
+
+    def runtime(self, version: int) -> str:
+        """The first runtime that has this version, e.g. "2.3.0"; empty for an operator that no rewrite adds."""
+        return self.versions[version - 1].runtime if 0 < version <= len(self.versions) else ""
 
 
 # Source: TFLite, each kernel's Prepare: `TF_LITE_ENSURE_EQ(context, NumInputs(node), ...)`, `output->type = ...`,
@@ -162,8 +193,93 @@ _KINDS: Final[dict[str, OperatorKind]] = {
     "STABLEHLO_SCATTER": OperatorKind(Effect.OTHER, 3, -1, outputs=None, result=None),
     "ONE_HOT": OperatorKind(Effect.OTHER, 4, data=(2, 3)),
 }
-KINDS: Final = {name: kind for names, kind in _KINDS.items() for name in names.split()}
-"""The one record of each operator: rooms register behaviour for it (a shape rule, say), and no facts of their own."""
+
+# Operators that rewrites add: for each version its first runtime, then the types, or the rank, that need it. The
+# runtime doesn't check the version, other readers do.
+# Source: LiteRT, tflite/tools/versioning: op_version.cc, GetBuiltinOperatorVersion; runtime_version.cc,
+# FindMinimumRuntimeVersionForOp.
+_VERSIONS: Final = {
+    "ADD": "1.5.0, 1.14.0 INT8, 2.4.0 INT16, 2.6.0 INT64, 2.13.0",
+    "BATCH_MATMUL": "2.3.0, 2.3.0 INT8, 2.4.0 INT16, 2.5.0",
+    "CAST": (
+        "1.5.0, 2.7.0 UINT32, 2.8.0 INT8, 2.9.0 UINT16, 2.12.0 FLOAT16 FLOAT64, 2.15.0 INT4, 2.17.0 BFLOAT16"
+    ),
+    "CONCATENATION": "1.5.0, 1.14.0 INT8, 2.3.0 INT16, 2.14.0 UINT32",
+    "EQUAL": "1.14.0, 1.14.0 INT8, 2.3.0 STRING, 2.13.0 INT16",
+    "GATHER": "1.6.0, 1.14.0 INT8, 1.15.0 BOOL, 2.4.0 INT16, 2.5.0",
+    "LESS": "1.14.0, 1.14.0 INT8, 2.13.0 INT16",
+    "LOGICAL_NOT": "1.11.0",
+    "MAXIMUM": "1.14.0, 1.14.0 INT8, 2.3.0 RANK5, 2.3.0 INT16",
+    "MINIMUM": "1.14.0, 1.14.0 INT8, 2.3.0 RANK5, 2.3.0 INT16",
+    "MUL": "1.5.0, 1.14.0 INT8, 1.15.0, 2.3.0 INT16, 2.6.0 INT64, 2.11.0 COMPLEX64, 2.13.0 UINT32",
+    "NOT_EQUAL": "1.14.0, 1.14.0 INT8, 2.3.0 STRING",
+    "PACK": "1.11.0, 1.14.0 INT8, 2.3.0 INT16, 2.13.0 UINT32",
+    "RESHAPE": "1.5.0",
+    "SELECT_V2": "2.2.0, 2.12.0 UINT32",
+    "SHAPE": "1.10.0",
+    "SLICE": "1.14.0, 1.14.0 INT8, 1.14.0 STRING, 2.4.0 INT16, 2.5.0 RANK5, 2.14.0 UINT32",
+    "SPLIT": "1.5.0, 1.14.0 INT8, 1.14.0 INT32, 2.3.0 INT16",
+    "SQUEEZE": "1.6.0, 2.5.0 INT8",
+    "SUB": "1.6.0, 1.14.0 INT8, 2.3.0 RANK5, 2.4.0 INT64, 2.4.0 INT16",
+    "TRANSPOSE": "1.6.0, 1.14.0 INT8, 1.15.0 BOOL, 2.3.0 RANK5, 2.4.0 INT16, 2.12.0 RANK6, 2.14.4 INT4",
+    "UNPACK": "1.11.0, 1.14.0 INT8 UINT8, 2.2.0 BOOL, 2.3.0 INT16",
+}
+
+
+def _versions(text: str) -> Iterator[Version]:
+    for entry in filter(None, text.split(", ")):
+        runtime, *needs = entry.split()
+        ranks = [int(word.removeprefix("RANK")) for word in needs if word.startswith("RANK")]
+        types = frozenset(DType[word] for word in needs if not word.startswith("RANK"))
+        yield Version(runtime, types, ranks[0] if ranks else None)
+
+
+# Operators whose options table is not named after them (schema.fbs, union BuiltinOptions).
+_OPTIONS: Final = {
+    "CONV_3D_TRANSPOSE": "Conv3DOptions",
+    "L2_NORMALIZATION": "L2NormOptions",
+    "MAXIMUM MINIMUM": "MaximumMinimumOptions",
+    "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D": "Pool2DOptions",
+    "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM": "RandomOptions",
+    "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM": "ReducerOptions",
+    "UNIDIRECTIONAL_SEQUENCE_RNN": "SequenceRNNOptions",
+}
+_SHARED_OPTIONS: Final = {name: table for names, table in _OPTIONS.items() for name in names.split()}
+_OWN_OPTIONS: Final = {
+    table.removesuffix("Options").lower(): table
+    for union in ("BuiltinOptions2", "BuiltinOptions")
+    for table in UNIONS[union].values()
+}
+
+SUBGRAPH_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "CallOnceOptions": ("init_subgraph_index",),
+    "CallOptions": ("subgraph",),
+    "IfOptions": ("then_subgraph_index", "else_subgraph_index"),
+    "StableHLOCompositeOptions": ("decomposition_subgraph_index",),
+    "StablehloCaseOptions": ("branch_subgraph_indices",),
+    "StablehloCustomCallOptions": ("called_computations",),
+    "StablehloReduceOptions": ("body_subgraph_index",),
+    "StablehloReduceWindowOptions": ("body_subgraph_index",),
+    "StablehloScatterOptions": ("update_computation_subgraph_index",),
+    "StablehloSortOptions": ("comparator_subgraph_index",),
+    "StablehloWhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+    "WhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+}
+"""Options table -> its fields that hold subgraph indices (schema.fbs names them by these words only)."""
+
+_UNDESCRIBED: Final = OperatorKind(Effect.OTHER, 0, -1, None, (), None, gaps=True)
+
+
+def _records() -> Iterator[tuple[str, OperatorKind]]:
+    described = {name: kind for names, kind in _KINDS.items() for name in names.split()}
+    for name in BUILTIN_OPERATORS:
+        options = _SHARED_OPTIONS.get(name) or _OWN_OPTIONS.get(name.replace("_", "").lower())
+        versions = tuple(_versions(_VERSIONS.get(name, "")))
+        yield name, replace(described.get(name, _UNDESCRIBED), options=options, versions=versions)
+
+
+KINDS: Final = dict(_records())
+"""The record of each builtin operator, by its name in the schema."""
 
 
 def operators_that(*effects: Effect) -> frozenset[str]:
@@ -175,98 +291,22 @@ UNARY: Final = frozenset(name for name in operators_that(Effect.ELEMENTWISE) if 
 """Elementwise operators of one operand."""
 
 
-# operator -> type of its data operand -> version; other types are version 1. Only operators that a rewrite adds are
-# listed. The runtime doesn't check the version, other readers do.
-# Source: LiteRT, tflite/tools/versioning/op_version.cc, GetBuiltinOperatorVersion.
-_VERSIONS: dict[str, dict[DType, int]] = {
-    "ADD": {DType.INT8: 2, DType.INT16: 3, DType.INT64: 4},
-    "BATCH_MATMUL": {DType.INT8: 2, DType.INT16: 3},
-    "CAST": {
-        DType.UINT32: 2, DType.INT8: 3, DType.UINT16: 4, DType.FLOAT16: 5, DType.FLOAT64: 5, DType.INT4: 6,
-        DType.BFLOAT16: 7,
-    },
-    "CONCATENATION": {DType.INT8: 2, DType.INT16: 3, DType.UINT32: 4},
-    "EQUAL": {DType.INT8: 2, DType.STRING: 3, DType.INT16: 4},
-    "GATHER": {DType.INT8: 2, DType.BOOL: 3, DType.INT16: 4},
-    "LESS": {DType.INT8: 2, DType.INT16: 3},
-    "LOGICAL_NOT": {},
-    "MAXIMUM": {DType.INT8: 2, DType.INT16: 4},
-    "MINIMUM": {DType.INT8: 2, DType.INT16: 4},
-    "MUL": {DType.INT8: 2, DType.INT16: 4, DType.INT64: 5, DType.COMPLEX64: 6, DType.UINT32: 7},
-    "NOT_EQUAL": {DType.INT8: 2, DType.STRING: 3},
-    "PACK": {DType.INT8: 2, DType.INT16: 3, DType.UINT32: 4},
-    "RESHAPE": {},
-    "SELECT_V2": {DType.UINT32: 2},
-    "SHAPE": {},
-    "SLICE": {DType.INT8: 2, DType.STRING: 3, DType.INT16: 4, DType.UINT32: 6},
-    "SPLIT": {DType.INT8: 2, DType.INT32: 3, DType.INT16: 4},
-    "SQUEEZE": {DType.INT8: 2},
-    "SUB": {DType.INT8: 2, DType.INT64: 4, DType.INT16: 5},
-    "TRANSPOSE": {DType.INT8: 2, DType.BOOL: 3, DType.INT16: 5, DType.INT4: 7},
-    "UNPACK": {DType.INT8: 2, DType.UINT8: 2, DType.BOOL: 3, DType.INT16: 4},
-}  # fmt: skip
-# Operators that need a higher version from some rank of their data operand on: (rank, version).
-_RANKS = {
-    "MAXIMUM": ((5, 3),),
-    "MINIMUM": ((5, 3),),
-    "SLICE": ((5, 5),),
-    "SUB": ((5, 3),),
-    "TRANSPOSE": ((5, 4), (6, 6)),
-}
-
-# operator -> the first runtime that has its version 1, 2, ...
-# Source: LiteRT, tflite/tools/versioning/runtime_version.cc, FindMinimumRuntimeVersionForOp.
-_RUNTIMES: dict[str, tuple[str, ...]] = {
-    "ADD": ("1.5.0", "1.14.0", "2.4.0", "2.6.0", "2.13.0"),
-    "BATCH_MATMUL": ("2.3.0", "2.3.0", "2.4.0", "2.5.0"),
-    "CAST": ("1.5.0", "2.7.0", "2.8.0", "2.9.0", "2.12.0", "2.15.0", "2.17.0"),
-    "CONCATENATION": ("1.5.0", "1.14.0", "2.3.0", "2.14.0"),
-    "EQUAL": ("1.14.0", "1.14.0", "2.3.0", "2.13.0"),
-    "GATHER": ("1.6.0", "1.14.0", "1.15.0", "2.4.0", "2.5.0"),
-    "LESS": ("1.14.0", "1.14.0", "2.13.0"),
-    "LOGICAL_NOT": ("1.11.0",),
-    "MAXIMUM": ("1.14.0", "1.14.0", "2.3.0", "2.3.0"),
-    "MINIMUM": ("1.14.0", "1.14.0", "2.3.0", "2.3.0"),
-    "MUL": ("1.5.0", "1.14.0", "1.15.0", "2.3.0", "2.6.0", "2.11.0", "2.13.0"),
-    "NOT_EQUAL": ("1.14.0", "1.14.0", "2.3.0"),
-    "PACK": ("1.11.0", "1.14.0", "2.3.0", "2.13.0"),
-    "RESHAPE": ("1.5.0",),
-    "SELECT_V2": ("2.2.0", "2.12.0"),
-    "SHAPE": ("1.10.0",),
-    "SLICE": ("1.14.0", "1.14.0", "1.14.0", "2.4.0", "2.5.0", "2.14.0"),
-    "SPLIT": ("1.5.0", "1.14.0", "1.14.0", "2.3.0"),
-    "SQUEEZE": ("1.6.0", "2.5.0"),
-    "SUB": ("1.6.0", "1.14.0", "2.3.0", "2.4.0", "2.4.0"),
-    "TRANSPOSE": ("1.6.0", "1.14.0", "1.15.0", "2.3.0", "2.4.0", "2.12.0", "2.14.4"),
-    "UNPACK": ("1.11.0", "1.14.0", "2.2.0", "2.3.0"),
-}
+@cache
+def default_options(operator: str) -> Table | None:
+    """Options with nothing but the schema's defaults; None for an operator that has none. Not to be edited."""
+    table = KINDS[operator].options
+    return None if table is None else new_table(table)
 
 
-def operator_version(name: str, dtype: DType, rank: int = 0, *, result: DType | None = None) -> int:
-    """Version of operator `name` for a data operand of that type and rank; CAST also depends on the result's type.
-
-    Raises:
-        KeyError: no rewrite adds this operator.
-    """
-    versions = _VERSIONS[name]
-    version = versions.get(dtype, 1)
-    if name == "CAST" and result is not None:
-        version = max(version, versions.get(result, 1))
-    for least, needed in _RANKS.get(name, ()):
-        if rank >= least:
-            version = max(version, needed)
-    return version
-
-
-def runtime_version(name: str, version: int) -> str:
-    """The first runtime that has this version of an operator, e.g. "2.3.0"; empty for one that no rewrite adds."""
-    known = _RUNTIMES.get(name, ())
-    return known[version - 1] if 0 < version <= len(known) else ""
-
-
-def required_version(operator: Operator) -> int:
-    """The version that an operator's types need; 1 for one that no rewrite adds."""
-    if operator.name not in _VERSIONS:
-        return 1
-    data = KINDS[operator.name].data_operands(operator.inputs)[0]
-    return operator_version(operator.name, data.dtype, len(data.shape), result=operator.outputs[0].dtype)
+def subgraph_indices(options: Table | None) -> tuple[int, ...]:
+    """The subgraphs that these options name, each as often as they do."""
+    if options is None:
+        return ()
+    indices: list[int] = []
+    for field in SUBGRAPH_FIELDS.get(options.name, ()):
+        value = options.get(field)
+        if isinstance(value, int):
+            indices.append(value)
+        elif value is not None:
+            indices.extend(value.tolist())
+    return tuple(indices)

@@ -11,7 +11,7 @@ from edge_opt.attention.matcher import find_blocks
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.ir import Model, Operator, Signature, Tensor
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.region import backward_slice, cut_out, reads
+from edge_opt.ir.walk import backward_slice, cut_out, reads
 
 _JOINING = operators_that(Effect.JOINING, Effect.REARRANGING) | {"QUANTIZE"}
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import is_pure, reads
+from edge_opt.ir.walk import is_pure, reads
 from edge_opt.passes.rewrite import Rewrite
 
 

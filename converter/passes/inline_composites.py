@@ -8,7 +8,7 @@ from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.checks import MAX_EXTENT
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import repeated
+from edge_opt.ir.walk import repeated
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
 from edge_opt.passes.rewrite import Rewrite
 

@@ -13,7 +13,7 @@ from edge_opt.attention.rules import MOVEMENT
 from edge_opt.base.words import name_below, shortened
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import moved_from, still_needed
+from edge_opt.ir.walk import moved_from, still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import MaskInput, Rewrite

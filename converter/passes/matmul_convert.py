@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from edge_opt.ir import DType, Operator
-from edge_opt.ir.operators import operator_version
+from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Rewrite, Saturation
@@ -68,7 +68,7 @@ def _one_scale(operator: Operator) -> float:
 
 
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
-    version = operator_version("BATCH_MATMUL", product.input(0).dtype)
+    version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     clipped = saturation(convert)

@@ -13,7 +13,7 @@ from edge_opt.base.words import shortened
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.cleanup import called
 from edge_opt.ir.composites import COMPOSITE, composite_name
-from edge_opt.ir.options import subgraph_indices
+from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SiteReport, SkippedSite, Status
 from edge_opt.passes.inline_composites import InlineComposites

@@ -11,7 +11,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.ir import DType, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import still_needed
+from edge_opt.ir.walk import still_needed
 from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.passes.spreads import code_limits

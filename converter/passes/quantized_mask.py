@@ -7,7 +7,7 @@ import numpy as np
 
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import still_needed
+from edge_opt.ir.walk import still_needed
 from edge_opt.passes.contract import Context, Pass, Site, SkippedSite, site_or_reason
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import nearest_code

@@ -9,9 +9,8 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labelling import OperandFactors
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.operators import required_version
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import is_pure, read_outside, reads, with_called
+from edge_opt.ir.walk import is_pure, read_outside, reads, with_called
 from edge_opt.shapes import ShapeError, infer_operator
 from edge_opt.shapes.rules import Enter, Fact, constants_of, recorded_shape
 
@@ -234,7 +233,7 @@ def check_versions(rewrite: Rewrite) -> None:
     old = rewrite.old if rewrite.calls is None else with_called(rewrite.old, rewrite.calls.subgraphs)
     known = {operator.code for operator in old}
     for operator in rewrite.added():
-        needed = required_version(operator)
+        needed = operator.least_version
         if operator.code.version < needed and operator.code not in known:
             name = operator.outputs[0].name
             raise RefusedError(

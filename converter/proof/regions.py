@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
-from edge_opt.ir.graph import BUILTIN_OPERATORS
-from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.region import cut_out, is_pure, needed_for
+from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
+from edge_opt.ir.walk import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Demand, Proof
 from edge_opt.passes.rewrite import Reference, Rewrite
 from edge_opt.passes.spreads import code_limits, constant_factor, is_integer, real_range

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
-from edge_opt.ir.operators import required_version
-from edge_opt.ir.options import subgraph_indices
+from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.region import renumbered
+from edge_opt.ir.walk import renumbered
 from edge_opt.proof.row_rules import Box, Indices, Step, sizes, slim, step_of, union
 from edge_opt.runtime import noise
 from edge_opt.runtime.pair import Cut, take
@@ -265,7 +264,7 @@ class _Writer:
             result = self._add(tensor, (*source.shape[:axis], len(places), *source.shape[axis + 1 :]))
             options = new_table("GatherOptions", axis=axis)
             gather = Operator(self._model.operator_code("GATHER"), [source, indices], [result], options)
-            gather.code = self._model.operator_code("GATHER", required_version(gather))
+            gather.code = self._model.operator_code("GATHER", gather.least_version)
             self._graph.append(gather)
             source = result
         return source

@@ -11,8 +11,8 @@ import numpy as np
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import headline
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.region import needed_for
 from edge_opt.ir.text import operator_text
+from edge_opt.ir.walk import needed_for
 from edge_opt.passes import SiteReport, Status
 
 NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."

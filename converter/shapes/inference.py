@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from edge_opt.base.record import Record
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.options import subgraph_indices
+from edge_opt.ir.operators import subgraph_indices
 from edge_opt.shapes.control_flow import common_shape
 from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold

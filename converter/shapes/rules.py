@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from numpy.typing import NDArray
 
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.operators import KINDS
-from edge_opt.ir.options import default_options
+from edge_opt.ir.operators import KINDS, default_options
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.shapes.dimension import (
     Element,

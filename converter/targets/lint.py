@@ -15,7 +15,7 @@ from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.ir.region import moved_from
+from edge_opt.ir.walk import moved_from
 from edge_opt.targets.target import Target
 
 _HALF_LOWEST = -65504.0

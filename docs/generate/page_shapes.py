@@ -1,6 +1,6 @@
 """The page of the shape rules: which operators have one, what it derives and where it comes from."""
 
-from edge_opt.ir.graph import BUILTIN_OPERATORS
+from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.shapes.rules import RULES
 
 _NOT_HELD = "no language model is known to hold it"

@@ -1,16 +1,64 @@
-"""A set of operators: what it reads, what others need of it, whether it has effects; and copies of it."""
+"""Walks of a graph: up to producers, down to readers, what computes a tensor, in which order to run, copies of parts.
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+walked(starts, beside)           everything that can be reached, the nearest first
+producers(op), readers(op)       one step up, one step down
+moved_from(tensor, names)        up a chain of first inputs
+backward_slice(tensors, stops)   all that computes tensors
+between(starts, ends)            what lies on a way from some tensors to others
+reads(operators), read_outside   what a part takes from the rest of the graph, and gives to it
+replaced(graph, old, new)        the order to run in once new operators stand for old ones
+cut_out(model, operators, ...)   a part as a model of its own
+"""
+
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
-from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.options import SUBGRAPH_FIELDS, subgraph_indices
+from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.table import Table, new_table
+
+_Node = TypeVar("_Node", bound=Hashable)
+
+
+def walked(
+    starts: Iterable[_Node], beside: Callable[[_Node], Iterable[_Node]], most: int | None = None
+) -> Iterator[_Node]:
+    """The starts and all that can be reached over `beside`, each once, the nearest first; at most `most` of them.
+
+    Nodes are operators, tensors, or tuples of them with what a walk carries along. What is `beside` a node is asked
+    after the caller has seen it, so a caller may decide where the walk ends.
+    """
+
+    def reached() -> Iterator[_Node]:
+        seen = dict.fromkeys(starts)
+        frontier = list(seen)
+        while frontier:
+            following: list[_Node] = []
+            for node in frontier:
+                yield node
+                new = dict.fromkeys(other for other in beside(node) if other not in seen)
+                seen.update(new)
+                following += new
+            frontier = following
+
+    return islice(reached(), most)
+
+
+def producers(operator: Operator) -> list[Operator]:
+    """The operators that make what an operator reads."""
+    return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
+
+
+def readers(operator: Operator) -> list[Operator]:
+    """The operators that read what an operator makes."""
+    return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
@@ -41,22 +89,25 @@ def backward_slice(
 
     It starts from `stops` and from what no operator defines.
     """
-    operators: set[Operator] = set()
-    starts: dict[Tensor, None] = {}
-    pending = [tensor.producer for tensor in tensors if tensor.producer is not None]
-    while pending:
-        operator = pending.pop()
-        if operator in operators:
-            continue
-        operators.add(operator)
+
+    def above(operator: Operator) -> Iterator[Operator]:
         for tensor in operator.inputs:
             if tensor is None or tensor.is_constant:
                 continue
             if tensor.producer is None or tensor in stops:
                 starts[tensor] = None
             else:
-                pending.append(tensor.producer)
-    return operators, list(starts)
+                yield tensor.producer
+
+    starts: dict[Tensor, None] = {}
+    ends = [tensor.producer for tensor in tensors if tensor.producer is not None]
+    return set(walked(ends, above)), list(starts)
+
+
+def between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Operator]:
+    """The operators on a way from one of the `starts` to one of the `ends`."""
+    below = walked((reader for tensor in starts for reader in tensor.consumers), readers)
+    return backward_slice(ends)[0].intersection(below)
 
 
 def needed_for(
@@ -128,13 +179,91 @@ def with_called(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) ->
 
 def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
     """Those of the model's `subgraphs` that operators call, and that are called there in turn."""
-    pending, called = list(operators), dict[int, Subgraph]()
-    while pending:
-        for index in subgraph_indices(pending.pop().options):
-            if index not in called:
-                called[index] = subgraphs[index]
-                pending.extend(subgraphs[index].operators)
-    return list(called.values())
+
+    def calls(operators: Iterable[Operator]) -> Iterator[int]:
+        return (index for operator in operators for index in subgraph_indices(operator.options))
+
+    return [
+        subgraphs[index]
+        for index in walked(calls(operators), lambda index: calls(subgraphs[index].operators))
+    ]
+
+
+def ordered(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> list[Operator]:
+    """The operators as given, but that each waits for what it reads, and one with an effect for effects before it.
+
+    `subgraphs` are the model's: without them, any call of a subgraph counts as an effect.
+
+    Raises:
+        RefusedError: some wait for each other.
+    """
+    order: list[Operator] = []
+    waiting = list(operators)
+    undefined = {tensor for operator in waiting for tensor in operator.outputs}
+    while waiting:
+        late: list[Operator] = []
+        for operator in waiting:
+            held = (
+                late and not is_pure(operator, subgraphs) and not all(is_pure(op, subgraphs) for op in late)
+            )
+            if held or not undefined.isdisjoint(operator.inputs):
+                late.append(operator)
+            else:
+                order.append(operator)
+                undefined.difference_update(operator.outputs)
+        if len(late) == len(waiting):
+            raise RefusedError("it needs the result of an operator that needs its own", late[0])
+        waiting = late
+    return order
+
+
+def replaced(
+    graph: Subgraph,
+    old: Collection[Operator],
+    new: Sequence[Operator],
+    subgraphs: Sequence[Subgraph] = (),
+) -> list[Operator]:
+    """The order in which a graph runs once `new` operators stand for `old` ones; for `Subgraph.arrange`.
+
+    Operators in both lists stay in their places, the others stand where the last of the old ones does. Operators in
+    front of it that read what is now defined there go behind. `subgraphs` are those of the model.
+
+    Raises:
+        RefusedError: there is no such order, or effects would change theirs.
+    """
+    staying = set(old).intersection(new)
+    added = [operator for operator in new if operator not in staying]
+    removed = [operator for operator in old if operator not in staying]
+    operators, inside = graph.operators, set(old)
+    places = [place for place, operator in enumerate(operators) if operator in inside]
+    first, last = places[0], places[-1] + 1
+    span = [op for op in operators[first:last] if op not in inside or op in staying]
+    moving = next((op for op in (*removed, *added) if not is_pure(op, subgraphs)), None)
+    if moving is not None and not all(is_pure(operator, subgraphs) for operator in span):
+        raise RefusedError("it has an effect, and would run after another that it stood before", moving)
+    return [*operators[:first], *ordered((*span, *added), subgraphs), *operators[last:]]
+
+
+def topological(operators: Iterable[Operator]) -> list[Operator]:
+    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
+    pending = list(operators)
+    producer: dict[Tensor | None, Operator] = {t: operator for operator in pending for t in operator.outputs}
+    done: dict[Operator, None] = {}
+    opened: set[Operator] = set()
+    for root in pending:
+        stack = [root]
+        while stack:
+            operator = stack[-1]
+            sources = (producer.get(tensor) for tensor in operator.inputs)
+            missing = [source for source in sources if source is not None and source not in done]
+            if missing and operator not in done:
+                opened.add(operator)
+                assert opened.isdisjoint(missing), "the operators are cyclic"
+                stack.extend(reversed(missing))
+            else:
+                done.setdefault(operator)
+                stack.pop()
+    return list(done)
 
 
 def cut_out(
