@@ -12,7 +12,8 @@ from edge_opt.ir.graph import (
     same_type,
 )
 from edge_opt.ir.model import Constants, Metadata, Model, Signatures, save, to_bytes, to_tables
-from edge_opt.ir.opening import from_tables, load
+from edge_opt.ir.opening import load
+from edge_opt.ir.read import from_tables
 from edge_opt.ir.walk import topological
 
 __all__ = [

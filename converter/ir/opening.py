@@ -1,28 +1,20 @@
-"""Opens what users give as a model: a .tflite file, its bytes, a loaded model, or a bundle, which holds several.
-
-Tables become a graph. What makes a graph a graph is checked: indices, one producer each, execution order.
-"""
+"""Opens what users give as a model: a .tflite file, its bytes, a loaded model, or a bundle, which holds several."""
 
 import gc
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.ir.checks import check_extent, check_references, check_subgraph
-from edge_opt.ir.dtypes import DType, Quantization
-from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
-from edge_opt.ir.model import Metadata, Model, check_new_key
+from edge_opt.ir.model import Model
+from edge_opt.ir.read import from_tables
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import is_bundle, read_bundle
-from edge_opt.schema.reader import ModelFile, read_model
+from edge_opt.schema.reader import read_model
 from edge_opt.schema.sections import Bundle
-from edge_opt.schema.table import Table
 from edge_opt.schema.task import is_task, read_task
 
 # A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
@@ -83,124 +75,6 @@ def _section(source: object, model: str) -> Source:
     if model not in indices:
         raise unknown("model", model, indices)
     return bundle.content(indices[model])
-
-
-def from_tables(file: ModelFile) -> Model:
-    """The model that the file's tables describe.
-
-    Raises:
-        ModelFormatError: for indices out of range, two producers of a tensor, use before definition, constants
-            whose bytes do not fit their shape, names used twice, options of another operator, subgraphs that call
-            themselves, graphs far larger than their file.
-    """
-    root = file.root
-    check_extent(root, file.max_objects)
-    model = Model(table=root, file=file)
-    model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
-    model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
-    sound_scales: set[int] = set()
-    for index, table in enumerate(root.get("subgraphs") or []):
-        model.subgraphs.append(_read_subgraph(model, table, index, sound_scales))
-    check_references(model.subgraphs)
-    for table in root.get("signature_defs") or []:
-        _add_signature(model, table)
-    for table in root.get("metadata") or []:
-        name = table.get("name") or ""
-        buffer = _at(model.buffers, table.get("buffer"), f"metadata '{name}'", "buffer")
-        model.metadata.append(Metadata(name, buffer, table))
-    for index in _integers(root.get("metadata_buffer")):
-        model.metadata_buffers.append(_at(model.buffers, index, "metadata_buffer", "buffer"))
-    return model
-
-
-def _operator_code(table: Table) -> OperatorCode:
-    deprecated, builtin = table.get("deprecated_builtin_code"), table.get("builtin_code")
-    # Writers before TFLite schema 3a fill only the deprecated field; the runtime takes the larger of the two.
-    return OperatorCode(max(deprecated, builtin), table.get("version"), table.get("custom_code"), table)
-
-
-def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:
-    if 0 <= index < len(items):
-        return items[index]
-    raise ModelFormatError(f"{where}: {what} {index} does not exist, there are {len(items)}")
-
-
-def _read_subgraph(model: Model, table: Table, index: int, sound_scales: set[int]) -> Subgraph:
-    graph = Subgraph(table.get("name") or "", table)
-    place = f"subgraph '{graph.name or f'#{index}'}'"
-    graph.tensors = [
-        _read_tensor(model, tensor, f"{place}, tensor {position} '{tensor.get('name') or ''}'")
-        for position, tensor in enumerate(table.get("tensors") or [])
-    ]
-    graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
-    graph.outputs = _listed(graph.tensors, table, "outputs", f"{place} outputs", "tensor")
-    operators = [
-        _read_operator(model, graph.tensors, operator, f"{place}, operator {position}")
-        for position, operator in enumerate(table.get("operators") or [])
-    ]
-    check_subgraph(graph, operators, index, sound_scales)
-    for operator in operators:
-        graph.append(operator)
-    return graph
-
-
-def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
-    signature, quantization = table.get("shape_signature"), table.get("quantization")
-    buffer = _at(model.buffers, table.get("buffer"), where, "buffer")
-    return Tensor(
-        table.get("name") or "",
-        _integers(table.get("shape")),
-        DType(table.get("type")),
-        quantization=None if quantization is None else Quantization(quantization),
-        # Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it.
-        buffer=buffer if table.get("buffer") else None,
-        shape_signature=None if signature is None else _integers(signature),
-        is_variable=table.get("is_variable"),
-        table=table,
-    )
-
-
-def _read_operator(model: Model, tensors: list[Tensor], table: Table, place: str) -> Operator:
-    code: OperatorCode = _at(model.operator_codes, table.get("opcode_index"), place, "operator code")
-    place = f"{place} ({code.name})"
-    inputs: list[Tensor | None] = [
-        None if index == -1 else _at(tensors, index, place, "input tensor")
-        for index in _integers(table.get("inputs"))
-    ]
-    outputs = _listed(tensors, table, "outputs", place, "output tensor")
-    intermediates = _listed(tensors, table, "intermediates", place, "intermediate tensor")
-    first, second = table.get("builtin_options"), table.get("builtin_options_2")
-    if first is not None and second is not None:
-        raise ModelFormatError(f"{place}: has two kinds of options, {first.name} and {second.name}")
-    return Operator(code, inputs, outputs, first if second is None else second, table, intermediates)
-
-
-def _listed(tensors: list[Tensor], table: Table, field: str, where: str, what: str) -> list[Tensor]:
-    return [_at(tensors, index, where, what) for index in _integers(table.get(field))]
-
-
-def _add_signature(model: Model, table: Table) -> None:
-    key = table.get("signature_key") or ""
-    check_new_key(key, [signature.key for signature in model.signatures])
-    where = f"signature '{key}'"
-    subgraph: Subgraph = _at(model.subgraphs, table.get("subgraph_index"), where, "subgraph")
-
-    def arguments(field: str) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = {}
-        for entry in table.get(field) or []:
-            name = entry.get("name") or ""
-            if name in named:
-                raise ModelFormatError(f"{where}: {field} names '{name}' twice")
-            named[name] = _at(subgraph.tensors, entry.get("tensor_index"), where, f"{field}: tensor")
-        return named
-
-    model.signatures.append(Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table))
-
-
-def _integers(values: Sequence[int] | None) -> tuple[int, ...]:
-    if values is None:
-        return ()
-    return tuple(values.tolist()) if isinstance(values, np.ndarray) else tuple(values)
 
 
 CALL = "DISPATCH_OP"
