@@ -1,4 +1,4 @@
-"""What becomes of every family of attention that exporters write: docs/families.csv, from freshly exported models.
+"""What becomes of every family of attention that exporters write: docs/research/families.csv, from freshly exported models.
 
     python testdata/make_families.py MODELS [--only NAME ...]       litert-torch, TensorFlow, Keras, JAX
     python benchmarks/exports.py MODELS                             Keras 3, keras-hub, onnx2tf
@@ -207,7 +207,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "families.csv")
+    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "research" / "families.csv")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="files' names, without .tflite")
     arguments = parser.parse_args()
     specials = {family: row["special"] for (family, _), row in _known(arguments.out).items()} | _specials()

@@ -1,79 +1,47 @@
-"""What the pages tell readers to run, works as written there; names and messages that they mention exist."""
+"""The pages: commands and Python run as written; the site is complete and loads nothing from the network."""
 
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from browser import Browser, find_browser
 from cli_runs import DEMO, run
-from doc_pages import (
-    PAGES,
-    PROGRAMS,
-    ROOT,
-    Block,
-    Command,
-    blocks,
-    inline_commands,
-    own_text,
-    supplies,
-    supply,
-)
+from doc_pages import PAGES, ROOT, Block, Command, blocks, own_text, supplies, supply
 
-import edge_opt
 from edge_opt.cli.app import app
 from edge_opt.ir import load, save
 
 Captured = pytest.CaptureFixture[str]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-    "optional-dependencies"
-]
-TESTING = ROOT / "docs" / "testing.md"
+DOCS = ROOT / "docs"
+TASKS = (
+    *("index", "concepts", "build", "android", "speed", "quality", "other", "ci", "verification"),
+    *("troubleshooting", "write-a-pass", "why-not"),
+)
+QUICK = ("README.md", "write-a-pass.md")
+# What a browser fetches by itself when it opens a page.
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed|object)[^>]*\s(?:src|data)=["']?(?:https?:)?//"""
+    r"""|<link[^>]*\shref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import\s+["']?(?:https?:)?//"""
+)
+AVOIDED = re.compile(
+    r"\b(told|ruined?|ruins|undone|anew|likes of|is no|are no|riddles?|derived? again|thereof|whatever it says)\b"
+)
 
 
-def named(pages: list[Path]) -> list[object]:
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
-
-
-def runnable(command: Command) -> bool:
-    """A command of ours that every machine can run; completion and the demo have tests of their own."""
-    apart = {"--install-completion", "demo"} & set(command.words)
-    return command.program == "edge-opt" and not command.needs and not apart
-
-
-def with_commands() -> list[object]:
-    """Pages with commands of ours; all but the first page that people see cost too much for the quick run."""
-    quick = (ROOT / "README.md",)
-    pages = [page for page in PAGES if any(runnable(c) for block in blocks(page) for c in block.commands)]
+def of_pages(found: list[Path]) -> list[object]:
+    """Each page as a case; all but what people see first cost too much for the quick run."""
     return [
-        pytest.param(page, id=str(page.relative_to(ROOT)), marks=() if page in quick else pytest.mark.slow)
-        for page in pages
+        pytest.param(
+            page, id=str(page.relative_to(ROOT)), marks=() if page.name in QUICK else pytest.mark.slow
+        )
+        for page in found
     ]
-
-
-def python_blocks() -> list[object]:
-    """Each page's Python, as one; blocks that need a package, each on its own."""
-    together: dict[Path, list[Block]] = {}
-    apart = []
-    for page in PAGES:
-        for block in blocks(page):
-            if block.needs:
-                apart.append(pytest.param([block], id=f"{page.name}:{block.line}", marks=pytest.mark.slow))
-            elif block.text.startswith("import edge_opt") or block.language == "python":
-                together.setdefault(page, []).append(block)
-    shown = {page: [b for b in found if "def test_" not in b.text] for page, found in together.items()}
-    quick = ("README.md", "adding-a-pass.md", "notebook.md")
-    return [
-        pytest.param(found, id=page.name, marks=() if page.name in quick else pytest.mark.slow)
-        for page, found in shown.items()
-        if found
-    ] + apart
 
 
 def parse_only(command: Command) -> None:
@@ -89,41 +57,32 @@ def parse_only(command: Command) -> None:
         group.make_context("edge-opt", [*arguments])
 
 
-@pytest.mark.parametrize("page", named(PAGES))
-def test_every_command_is_one_that_exists(page: Path, capsys: Captured) -> None:
-    for command in (command for block in blocks(page) for command in block.commands):
-        assert command.program in PROGRAMS, f"{command.where}: what is {command.program}?"
-        if command.program == "edge-opt" and "--install-completion" not in command.words:
-            parse_only(command)
-        for extra in (
-            re.findall(r"(?:\.|edge-opt)\[([\w,-]+)\]", " ".join(command.words))
-            if command.program == "pip"
-            else ()
-        ):
-            assert set(extra.split(",")) <= set(EXTRAS), command.where
-        for script in (word for word in command.words if word.endswith((".py", ".ci/run"))):
-            assert (ROOT / script).exists(), command.where
+def test_every_command_and_option_on_a_page_exists(capsys: Captured) -> None:
+    import typer
+
+    commands = set(typer.main.get_command(app).commands) - {"golden"}  # type: ignore[attr-defined]
+    paths = [("golden", "record"), ("golden", "check"), *((name,) for name in sorted(commands))]
+    known = "".join(run(capsys, *path, "--help").out for path in [(), *paths])
+    for page in PAGES:
+        for command in (command for block in blocks(page) for command in block.commands):
+            if command.program == "edge-opt" and "--install-completion" not in command.words:
+                parse_only(command)
+            for script in (word for word in command.words if word.endswith((".py", ".ci/run"))):
+                assert (ROOT / script).exists(), command.where
+        for name, option in re.findall(r"`edge-opt ([a-z]+)?[^`]*?(--[a-z-]+)?`", own_text(page)):
+            assert not name or name in {*commands, "golden"}, f"{page.name}: edge-opt {name}"
+            assert not option or re.search(rf"{option}\b", known), f"{page.name}: {option}"
 
 
-@pytest.mark.parametrize("page", named(PAGES))
-def test_commands_in_sentences_name_commands_and_options_that_exist(page: Path, capsys: Captured) -> None:
-    for command in inline_commands(page):
-        words = command.arguments
-        path = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)] if words[0][0] != "-" else []
-        group = path if path[:1] == ["golden"] else path[:1]
-        known = run(capsys, *group, "--help")
-        assert known.code == 0, command.where
-        for option in (word for word in words if word.startswith("-")):
-            assert re.search(rf"(^|\s|,){re.escape(option.partition('=')[0])}\b", known.out), command.where
-
-
-@pytest.mark.parametrize("page", with_commands())
+@pytest.mark.parametrize(
+    "page", of_pages([page for page in PAGES if any(c.runnable for b in blocks(page) for c in b.commands)])
+)
 def test_the_commands_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    for block in blocks(page):
-        commands = [command for command in block.commands if runnable(command)]
-        folder = tmp_path / str(block.line)
+    for place, block in enumerate(blocks(page)):
+        commands = [command for command in block.commands if command.runnable]
+        folder = tmp_path / str(place)
         folder.mkdir()
         supply(folder, page, commands)
         monkeypatch.chdir(folder)
@@ -132,121 +91,123 @@ def test_the_commands_of_a_page_run(
             assert done.code == 0, f"{command.where}\n{done.err}"
 
 
-@pytest.mark.parametrize("found", python_blocks())
-def test_the_python_of_a_page_runs(
-    found: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed = found[0].needs
-    if needed and importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed")
+def python_of(page: Path) -> list[list[Block]]:
+    """A page's Python as one; blocks that need a package, each on its own."""
+    found = [block for block in blocks(page) if "import edge_opt" in block.text or block.language == "python"]
+    together = [block for block in found if not block.needs and "def test_" not in block.text]
+    return [[block] for block in found if block.needs] + ([together] if together else [])
+
+
+@pytest.mark.parametrize("page", of_pages([page for page in PAGES if python_of(page)]))
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(supplies(), tmp_path, dirs_exist_ok=True)
     (tmp_path / "gemma.opt.tflite").unlink()
-    if "gemma-checkpoint" in found[0].text:
-        _checkpoint(tmp_path / "gemma-checkpoint", monkeypatch)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "page"}
-    for block in found:
-        exec(compile(block.text, f"{block.page.name}:{block.line}", "exec"), names)
+    for found in python_of(page):
+        if found[0].needs and importlib.util.find_spec(found[0].needs.partition(" ")[0]) is None:
+            continue
+        if "gemma-checkpoint" in found[0].text:
+            monkeypatch.syspath_prepend(str(ROOT / "testdata"))
+            monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+            checkpoints = importlib.import_module("checkpoints")
+            sizes = checkpoints.Sizes(kv_heads=1, prefill=16, cache=64)
+            checkpoints.save_checkpoint("gemma3", sizes, tmp_path / "gemma-checkpoint")
+        names: dict[str, object] = {"__name__": "page"}
+        for block in found:
+            exec(compile(block.text, page.name, "exec"), names)
 
 
-@pytest.mark.slow
-def test_a_type_checker_takes_the_python_of_pages_and_notebooks(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed (extra dev)")
-    if Path(edge_opt.__file__).is_relative_to(ROOT):
-        pytest.skip("a type checker does not find an editable installation")
-    code = {page.name: [b.text for b in blocks(page) if b.language == "python"] for page in PAGES}
-    for notebook in (ROOT / "examples").glob("*.ipynb"):
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-        code[notebook.name] = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    files = [tmp_path / f"{re.sub('[^a-z]', '_', name)}.py" for name, texts in code.items() if texts]
-    for file, texts in zip(files, filter(None, code.values()), strict=True):
-        file.write_text("\n".join(texts), encoding="utf-8")
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", *files],
-        cwd=ROOT,
-        env={**os.environ, "MYPYPATH": str(ROOT / "tests")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert len(files) > 5
-    assert checked.returncode == 0, checked.stdout
-
-
-def _checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "testdata"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    import checkpoints
-
-    checkpoints.save_checkpoint("gemma3", checkpoints.Sizes(kv_heads=1, prefill=16, cache=64), folder)
-
-
-def test_the_two_commands_of_the_readme_do_all_the_set_up() -> None:
-    first, second = (
-        [command.where.partition(": ")[2] for command in block.commands]
-        for block in blocks(ROOT / "README.md")[:2]
-    )
+def test_the_two_commands_of_the_readme_do_all_the_set_up_and_ci_runs_the_second() -> None:
+    first, second = ([" ".join(c.words) for c in block.commands] for block in blocks(ROOT / "README.md")[:2])
     assert first == ["python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/edge-opt demo"]
-    quick = ".venv/bin/pytest -m 'not slow' --numprocesses auto --dist loadfile"
-    assert second == [".venv/bin/pip install '.[test]'", quick]
-
-
-def test_ci_runs_the_readme_s_command_and_contributing_names_all_of_ci() -> None:
+    assert second == [
+        ".venv/bin/pip install .[test]",
+        ".venv/bin/pytest -m not slow --numprocesses auto --dist loadfile",
+    ]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "pip install --quiet '.[test]'" in ci
     assert "pytest -m 'not slow' --numprocesses auto --dist loadfile" in ci
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-    assert "\n    bash .ci/run\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert "bash .ci/run" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_every_option_that_is_mentioned_exists(capsys: Captured) -> None:
-    commands = [("golden", "record"), ("golden", "check"), *((name,) for name in sorted(_names()))]
-    known = "".join(run(capsys, *command, "--help").out for command in [(), *commands])
-    for page in PAGES:
-        mentioned = re.findall(r"`(--[a-z][a-z_-]+)", own_text(page))
-        for option in (option for option in mentioned if "_" not in option):  # those are a compiler's
-            assert re.search(rf"{option}\b", known), f"{page.name}: {option}"
+def test_pages_keep_to_their_length_and_their_words() -> None:
+    words = {page: len(own_text(DOCS / f"{page}.md").split()) for page in TASKS}
+    assert sum(words.values()) <= 12_300, words
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
+    for page in (*(DOCS / f"{name}.md" for name in TASKS), ROOT / "README.md"):
+        assert AVOIDED.findall(own_text(page)) == [], page.name
 
 
-def _names() -> set[str]:
-    import typer
-
-    return set(typer.main.get_command(app).commands) - {"golden"}  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The pytest example of docs/testing.md, with a model and what was recorded of it."""
-    (example,) = (block.text for block in blocks(TESTING) if "def test_" in block.text)
+@pytest.mark.parametrize("broken", [False, True], ids=["the model", "another model"])
+def test_the_pytest_example_tells_the_model_from_another(tmp_path: Path, broken: bool) -> None:
+    (example,) = (block.text for block in blocks(DOCS / "ci.md") if "def test_" in block.text)
     (tmp_path / "test_model.py").write_text(example)
     for name in ("gemma.tflite", "gemma.npz"):
         shutil.copy(supplies() / name, tmp_path / name)
-    assert (tmp_path / "gemma.npz").stat().st_size < 1_000_000
-    return tmp_path
-
-
-def run_example(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "."]
+    if broken:
+        model = load(DEMO)
+        graph = dict(model.entry_points())["decode"]
+        (merge, *_) = (operator for operator in graph.operators if operator.name == "ADD")
+        graph.set_input(merge, 0, merge.input(1))
+        save(model, tmp_path / "gemma.tflite", overwrite=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        ".",
+    ]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        command, cwd=folder, env=alone, capture_output=True, text=True, check=False, timeout=120
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False, timeout=120
     )
+    assert ("1 failed, 2 passed" if broken else "3 passed") in ran.stdout, ran.stdout
 
 
-def test_the_pytest_example_passes(project: Path) -> None:
-    ran = run_example(project)
-    assert ran.returncode == 0, ran.stdout
-    assert "3 passed" in ran.stdout
+def test_what_the_pages_say_of_the_code_is_what_the_code_says() -> None:
+    pytest.importorskip("griffe", reason="pip install '.[docs]'")
+    import write
+
+    assert sorted(page.name for page in write.stale(write=False)) == [], write.STALE
 
 
-def test_the_pytest_example_fails_where_the_model_is_another_one(project: Path) -> None:
-    model = load(DEMO)
-    graph = dict(model.entry_points())["decode"]
-    (merge, *_) = (operator for operator in graph.operators if operator.name == "ADD")
-    graph.set_input(merge, 0, merge.input(1))
-    save(model, project / "gemma.tflite", overwrite=True)
-    ran = run_example(project)
-    assert ran.returncode == 1
-    assert "FAILED test_model.py::test_shipped_model_computes_what_was_recorded" in ran.stdout
-    assert "1 failed, 2 passed" in ran.stdout
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed (extra docs)")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_no_page_names_anything_of_the_network_to_load(site: Path) -> None:
+    for path in (path for path in site.rglob("*") if path.suffix in (".html", ".css")):
+        found = FETCHED.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path.relative_to(site)}: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1300, False)], ids=["phone, dark", "desk, light"])
+def test_a_browser_loads_files_of_the_site_only_and_every_page_fits(
+    site: Path, width: int, dark: bool
+) -> None:
+    with Browser() as browser:
+        for path in sorted(site.rglob("*.html")):
+            if path.name == "404.html":
+                continue  # its addresses are those of a server
+            page = browser.look_at(path, width=width, dark=dark, picture=False)
+            name = path.relative_to(site)
+            beside = [url for url in page.requests if not url.startswith((site.as_uri(), "data:", "blob:"))]
+            assert beside == [], name
+            assert page.complaints == [], name
+            assert max(page.width, page.scroll_width) <= width, name
+            assert (sum(map(int, re.findall(r"\d+", page.ground)[:3])) < 200) is dark, name

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,19 +34,3 @@ def test_a_model_can_be_quantized_before_and_after_it_is_split(tmp_path: Path) -
     assert last["softmax_scales"] == 5, "all heads of a block have one"
     for order in (first, last):
         assert order["logits"]["decode/logits"]["snr_db"] > 5
-
-
-def test_the_notebook_runs_and_its_page_shows_cells_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = json.loads((EXAMPLES / "look_and_write_a_pass.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    page = (EXAMPLES.parent / "docs" / "notebook.md").read_text(encoding="utf-8")
-    shown = [block.rstrip() for block in re.findall("```python\n(.*?)```", page, re.DOTALL)]
-    assert len(shown) > 4
-    assert [cell for cell in code if cell in shown] == shown
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "notebook"}
-    for cell in code:
-        exec(cell, names)
-    assert (tmp_path / "gemma.split.tflite").exists()

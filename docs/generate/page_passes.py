@@ -1,9 +1,7 @@
-"""The pages of the passes: identity and demand from the code, the picture from a run of the pass."""
+"""The page of the passes: identity and demand, from the code."""
 
 import inspect
 import re
-
-from pictures import picture
 
 from edge_opt.passes import PASSES
 from edge_opt.passes.contract import Demand
@@ -12,16 +10,21 @@ from edge_opt.passes.contract import Demand
 def table() -> str:
     """All passes in the order in which they run."""
     rows = [
-        f"| {place} | [`{name}`]({name}.md) | {chosen.summary} | {demand_words(chosen.demand)} |"
+        f"| {place} | [`{name}`](#{name}) | {chosen.summary} | {demand_words(chosen.demand)} |"
         for place, (name, chosen) in enumerate(PASSES.items(), 1)
     ]
-    return "\n".join(["| | pass | what it does | proved to be |", "|---|---|---|---|", *rows])
+    return "\n".join(["| | pass | what it does | results |", "|---|---|---|---|", *rows])
+
+
+def sections() -> str:
+    """One section for each pass: its identity, its demand, and where it applies."""
+    return "\n\n".join(_section(name) for name in PASSES)
 
 
 def demand_words(demand: Demand) -> str:
     """What a pass is held to, in a few words."""
     if demand.kind == "bitwise":
-        return "equal bit for bit"
+        return "bit-identical"
     if demand.kind == "steps":
         return f"at most {demand.tolerance:g} quantization step apart"
     if demand.kind == "absolute":
@@ -29,31 +32,14 @@ def demand_words(demand: Demand) -> str:
     return f"equal to {demand.tolerance:g} relative"
 
 
-def page(name: str) -> str:
-    """The generated part of a pass's page: what it is held to, its identity, where it looks, and the picture."""
+def _section(name: str) -> str:
     chosen = PASSES[name]
-    drawn = picture(name)
-    return "\n\n".join(
-        [
-            f"`{name}` {chosen.summary}.",
-            _quoted(docstring(type(chosen))),
-            f"**Proved to be** {demand_words(chosen.demand)}, on XNNPACK and on the reference kernels, at every site.",
-            f"**Sites:** {_lowered(docstring(type(chosen).sites))}",
-            "## Before and after",
-            drawn.to_markdown(name, "../assets"),
-            f"<details markdown><summary>The same as text</summary>\n\n{drawn.to_text()}\n\n</details>",
-        ]
-    )
+    identity = _docstring(type(chosen)).splitlines()
+    quoted = "\n".join(f"> {line}" if line else ">" for line in identity)
+    words = f"**Results:** {demand_words(chosen.demand)}. **Where:** {_docstring(type(chosen).sites)}"
+    return f"## {name}\n\n{quoted}\n\n{words}"
 
 
-def docstring(documented: object) -> str:
+def _docstring(documented: object) -> str:
     """A docstring's own text, with plain signs where Markdown would take them for its own."""
     return re.sub(r"(?<![`\w])<(?=\w)", "&lt;", inspect.getdoc(documented) or "")
-
-
-def _quoted(text: str) -> str:
-    return "\n".join(f"> {line}" if line else ">" for line in text.splitlines())
-
-
-def _lowered(text: str) -> str:
-    return text[:1].lower() + text[1:]

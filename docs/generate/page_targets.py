@@ -95,4 +95,4 @@ def _linked(text: str) -> str:
     """Addresses and pages of this documentation as links."""
     escaped = html.escape(text, quote=False).replace("|", "\\|")
     escaped = re.sub(r"https?://[^\s,;:]+(?::\d+)?[^\s,;:.]*", _link, escaped)
-    return re.sub(r"\bdocs/([a-z_-]+)\.md", r"[docs/\1.md](\1.md)", escaped)
+    return re.sub(r"\bdocs/([a-z_/-]+)\.md", r"[docs/\1.md](\1.md)", escaped)

@@ -1,7 +1,7 @@
 """Writes the parts of the pages that come from the code: `python docs/generate/write.py`; `--check` lists stale pages.
 
 A page holds such a part between `<!-- edge-opt: NAME -->` and `<!-- edge-opt: end -->`. Pages are committed as they are
-written, so a reader of the repository sees what a reader of the site sees. Needs the extras `docs` and `report`.
+written, so a reader of the repository sees what a reader of the site sees. Needs the extra `docs`.
 """
 
 import re
@@ -11,33 +11,22 @@ from pathlib import Path
 
 import page_api
 import page_commands
-import page_families
-import page_messages
 import page_passes
 import page_shapes
 import page_targets
 from outputs import Outputs
-from pictures import picture
-
-import edge_opt
-from edge_opt.passes import PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PARTS: dict[str, Callable[[], str]] = {
-    "families": page_families.table,
     "passes": page_passes.table,
+    "pass-sections": page_passes.sections,
     "targets": page_targets.table,
     "target-sections": page_targets.sections,
     "target-facts": page_targets.meanings,
     "shapes": page_shapes.table,
     "commands": page_commands.table,
     "command-sections": page_commands.sections,
-    "messages": page_messages.listed,
-    "refusals": page_messages.refusals,
-    "errors": page_messages.table,
-    "version": lambda: edge_opt.__version__,
-    "block": lambda: picture("mha_to_sha").to_markdown("An attention block", "assets"),
 }
 _PLACE = re.compile(
     r"^<!-- edge-opt: (?!end)(.+?) -->\n(.*?)^<!-- edge-opt: end -->$", re.MULTILINE | re.DOTALL
@@ -53,7 +42,7 @@ def written(page: str) -> str:
 
     def part(place: re.Match[str]) -> str:
         kind, _, rest = place[1].partition(" ")
-        made = {"output": shown.of, "example": _example, "pass": page_passes.page, "api": page_api.section}
+        made = {"output": shown.of, "example": _example, "api": page_api.section}
         text = made[kind](rest) if kind in made else PARTS[place[1]]()
         new = f"<!-- edge-opt: {place[1]} -->\n{text}\n<!-- edge-opt: end -->"
         return place[0] if _TIME.sub("", new) == _TIME.sub("", place[0]) else new
@@ -64,12 +53,6 @@ def written(page: str) -> str:
 def stale(*, write: bool) -> list[Path]:
     """Pages whose generated parts are not what the code has; `write` brings them up to date."""
     changed = []
-    for name in PASSES:
-        page = DOCS / "passes" / f"{name}.md"
-        if write and not page.exists():
-            page.write_text(
-                f"# {name}\n\n<!-- edge-opt: pass {name} -->\n<!-- edge-opt: end -->\n", encoding="utf-8"
-            )
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         new = written(text)
@@ -89,11 +72,8 @@ def _example(name: str) -> str:
 
 
 def main() -> int:
-    """Write the pages, and pictures; with `--check` say which are stale and exit 1 if any is."""
+    """Write the pages; with `--check` list the stale ones and exit 1 if any is."""
     checking = sys.argv[1:] == ["--check"]
-    if not checking:
-        for name in PASSES:
-            picture(name).write(DOCS / "assets")
     pages = stale(write=not checking)
     for page in pages:
         sys.stdout.write(f"{page.relative_to(ROOT)}: {STALE if checking else 'written'}" + "\n")
