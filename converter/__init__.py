@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
     from edge_opt.inspection import explain, inspect
-    from edge_opt.ir import Model, load
+    from edge_opt.ir import Model, load, save
     from edge_opt.shapes import infer_shapes
 
     __version__: str
@@ -37,6 +37,7 @@ __all__ = [
     "load",
     "npu",
     "passes",
+    "save",
     "shapes",
     "testing",
 ]
@@ -48,8 +49,8 @@ _HOMES = {
     "comparison.findings": ["ComparisonReport"],
     "conversion": ["ConversionResult", "convert"],
     "inspection": ["explain", "inspect"],
-    "ir": ["Model", "load"],
-    "output.errors": ["EdgeOptError", "UsageError"],
+    "ir": ["Model", "load", "save"],
+    "base.errors": ["EdgeOptError", "UsageError"],
     "shapes": ["infer_shapes"],
 }
 

@@ -58,6 +58,15 @@ def undefined(model: Model) -> None:
     graph.set_input(graph.operators[0], 0, Tensor("nobody's", (2, 2), DType.FLOAT32))
 
 
+def undefined_output(model: Model) -> None:
+    tensor = model.subgraphs[0].add_tensor(Tensor("z", (1,), DType.FLOAT32))
+    model.signatures[0].outputs["late"] = tensor
+
+
+def undefined_result(model: Model) -> None:
+    model.subgraphs[0].outputs.append(Tensor("z", (1,), DType.FLOAT32))
+
+
 def body_missing(model: Model) -> None:
     graph = model.subgraphs[0]
     graph.append(Operator(OperatorCode(32), [graph.inputs[0]], [Tensor("z", (1,), DType.FLOAT32)]))
@@ -74,6 +83,8 @@ REFUSED = [
     (foreign_subgraph, "signature 'other': its subgraph is not one of the model's"),
     (foreign_tensor, "signature 'run': its subgraph does not hold 'z'"),
     (undefined, r"operator 0 \(ADD\): reads 'nobody's' before it is defined"),
+    (undefined_output, "signature 'run': nothing defines its output 'late'"),
+    (undefined_result, "subgraph 'main': nothing defines its output 'z'"),
     (body_missing, "subgraph 7 does not exist, there are 1"),
 ]
 

@@ -358,11 +358,11 @@ def test_weights_and_codes_are_written_where_the_target_reads_them(tmp_path: Pat
     assert told == ["external-weights", "operator-codes"]
     convert(source, output, target="intel-npu")
     made = load(output)
-    assert (external_weights(made), new_codes(made)) == (0, [])
+    assert (external_weights(made), new_codes(made)) == ([], [])
     assert to_text(made) == to_text(load(source))
     assert lint(made, load_target("intel-npu")) == []
     convert(source, output, target="generic", overwrite=True)
-    assert external_weights(load(output)) == 2
+    assert len(external_weights(load(output))) == 2
 
 
 def test_weights_from_a_file_are_taken_inside_with_their_lengths(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from edge_opt.ir.graph import (
 from edge_opt.ir.model import Constants, Metadata, Model, Signatures, save, to_bytes, to_tables
 from edge_opt.ir.opening import load
 from edge_opt.ir.read import from_tables
+from edge_opt.ir.text import to_text
 from edge_opt.ir.walk import topological
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "save",
     "to_bytes",
     "to_tables",
+    "to_text",
     "topological",
 ]

@@ -6,34 +6,62 @@ What is read is counted first, before it is built: shared vectors can make graph
 import math
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Final, NoReturn
+from typing import Final
 
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
+from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS, SUBGRAPH_FIELDS, subgraph_indices
 from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
 from edge_opt.schema.table import Table
 
-_MAX_SIZE = (1 << 31) - 1  # of the format, which stores a size as int32
-_MAX_ELEMENTS = 1 << 48
-_MAX_RANK = 32  # of a numpy array, in its older versions
+_MAX_SIZE: Final = (1 << 31) - 1  # of the format, which stores a size as int32
+_MAX_ELEMENTS: Final = 1 << 48
+_MAX_RANK: Final = 32  # of a numpy array, in its older versions
+
+# Tensors, operators and their indices and sizes; Gemma3-1B with prefill and decode has 50,000. The bound keeps what
+# the reader lets through within a second.
+MAX_EXTENT: Final = 1 << 18
 
 # The runtime prepares nested subgraphs on its stack; exporters nest two or three deep.
 DEEPEST: Final = 48
 
 
-def check_subgraphs(subgraphs: Sequence[Subgraph]) -> None:
-    """Check every tensor and operator of a model's subgraphs.
+def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) -> None:
+    """Check every tensor and operator of a model's subgraphs, and its signatures.
 
     Raises:
-        ModelFormatError: names subgraph, operator and tensor.
+        ModelFormatError: names subgraph, operator and tensor, or signature.
     """
     sound_scales: set[int] = set()
     for index, graph in enumerate(subgraphs):
         check_subgraph(graph, graph.operators, index, sound_scales)
     check_references(subgraphs)
+    check_signatures(signatures, subgraphs)
+
+
+def check_signatures(signatures: Sequence[Signature], subgraphs: Sequence[Subgraph]) -> None:
+    """Check that no two signatures have the same key, and that their tensors are in their subgraphs and defined.
+
+    Raises:
+        ModelFormatError: names signature and tensor.
+    """
+    inputs = {graph: set(graph.inputs) for graph in subgraphs}
+    keys: set[str] = set()
+    for signature in signatures:
+        where, graph = f"signature '{signature.key}'", signature.subgraph
+        if signature.key in keys:
+            raise ModelFormatError(f"{where} is there twice", table="Model", field="signature_defs")
+        keys.add(signature.key)
+        if graph not in inputs:
+            raise ModelFormatError(f"{where}: its subgraph is not one of the model's")
+        for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
+            if not graph.lists(tensor) and tensor not in used_tensors(graph, graph.operators):
+                raise ModelFormatError(f"{where}: its subgraph does not hold '{name}'")
+        for name, tensor in signature.outputs.items():
+            if tensor.producer is None and tensor not in inputs[graph] and not _stands_alone(tensor):
+                raise ModelFormatError(f"{where}: nothing defines its output '{name}'")
 
 
 def check_subgraph(
@@ -48,17 +76,16 @@ def check_subgraph(
     """
     place = f"subgraph '{graph.name or f'#{index}'}'"
     operators = list(operators)
-    for position, tensor in enumerate(tensors_of(graph, operators)):
+    for position, tensor in enumerate(dict.fromkeys([*graph.tensors, *used_tensors(graph, operators)])):
         _check_tensor(tensor, f"{place}, tensor {position} '{tensor.name}'", sound_scales)
     defined = set(graph.inputs)
     scratch: list[tuple[str, Tensor]] = []
     for position, operator in enumerate(operators):
-        name = operator.code.name  # also where the recorded shapes are wrong
-        where = f"{place}, operator {position} ({name})"
-        for operand in operator.inputs:
-            if operand is None or operand in defined or _stands_alone(operand):
+        where = f"{place}, operator {position} ({operator.code.name})"
+        for operand in (t for t in operator.inputs if t is not None and t not in defined):
+            if _stands_alone(operand):
                 continue
-            if name != "CUSTOM":
+            if operator.code.name != "CUSTOM":
                 raise _too_early(where, operand)
             # What nobody defines later on either is scratch memory that a custom operator asks for.
             scratch.append((where, operand))
@@ -66,10 +93,12 @@ def check_subgraph(
             if output in defined or output.is_constant:
                 raise ModelFormatError(f"{where}: defines '{output.name}', which is already defined")
             defined.add(output)
-        _check_operator(operator, name, where)
-    for where, tensor in scratch:
-        if tensor in defined:
-            raise _too_early(where, tensor)
+        _check_operator(operator, where)
+    if late := next((entry for entry in scratch if entry[1] in defined), None):
+        raise _too_early(*late)
+    undefined = [tensor for tensor in graph.outputs if tensor not in defined and not _stands_alone(tensor)]
+    if undefined:
+        raise ModelFormatError(f"{place}: nothing defines its output '{undefined[0].name}'")
 
 
 def _too_early(where: str, tensor: Tensor) -> ModelFormatError:
@@ -77,12 +106,14 @@ def _too_early(where: str, tensor: Tensor) -> ModelFormatError:
     return ModelFormatError(f"{where}: reads '{tensor.name}' before it is defined ({why})")
 
 
-def _check_operator(operator: Operator, name: str, where: str) -> None:
-    kind = KINDS.get(name)
-    reason = kind.misfit(operator.inputs, operator.outputs) if kind and kind.is_followed else None
+def _check_operator(operator: Operator, where: str) -> None:
+    kind = KINDS.get(operator.code.name)
+    if kind is None:
+        return
+    reason = kind.misfit(operator.inputs, operator.outputs) if kind.is_followed else None
     if reason is not None:
         raise ModelFormatError(f"{where}: {reason}")
-    options, expected = operator.options, kind.options if kind else None
+    options, expected = operator.options, kind.options
     # The runtime would not look at options of another operator, or take them for its own.
     if options is not None and expected is not None and options.name != expected:
         raise ModelFormatError(f"{where}: has {options.name}, expected {expected}")
@@ -111,11 +142,11 @@ def check_references(subgraphs: Sequence[Subgraph]) -> None:
         raise ModelFormatError(f"{called[caller][callee]}: {what}") from None
     depths: dict[int, int] = {}
     for index in order:
-        depth = depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
-        if depth > DEEPEST:
-            name = subgraphs[index].name
+        depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
+        if depths[index] > DEEPEST:
+            place = f"subgraph {index} '{subgraphs[index].name}'"
             raise ModelFormatError(
-                f"subgraph {index} '{name}': calls go {depth} subgraphs deep, expected at most {DEEPEST}"
+                f"{place}: calls go {depths[index]} subgraphs deep, expected at most {DEEPEST}"
             )
 
 
@@ -128,11 +159,6 @@ def _calls(graph: Subgraph, count: int) -> dict[int, str]:
             if not 0 <= index < count:
                 raise ModelFormatError(f"{place}: subgraph {index} does not exist, there are {count}")
     return calls
-
-
-def tensors_of(graph: Subgraph, operators: Iterable[Operator]) -> list[Tensor]:
-    """The tensors that a subgraph lists, then those that it and its operators use besides."""
-    return list(dict.fromkeys([*graph.tensors, *used_tensors(graph, operators)]))
 
 
 def _check_tensor(tensor: Tensor, where: str, sound_scales: set[int]) -> None:
@@ -178,60 +204,32 @@ def _stands_alone(tensor: Tensor) -> bool:
     return tensor.is_constant or external or tensor.is_variable or not tensor.elements
 
 
-# Tensors, operators and their indices and sizes; Gemma3-1B with prefill and decode has 50,000. The bound keeps what
-# the reader lets through within a second.
-MAX_EXTENT: Final = 1 << 18
-
-_LITTLE: Final = 20_000
-_MOST_SHARED: Final = 4
-
-_GRAPH_VECTORS: Final = ("inputs", "outputs")
-_TENSOR_VECTORS: Final = ("shape", "shape_signature")
-_OPERATOR_VECTORS: Final = ("inputs", "outputs", "intermediates")
-
-
 def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
     """Refuse a model whose graphs hold more than `MAX_EXTENT` things, each counted as often as it is referred to.
 
     The bound grows with `max_objects`. A thousand subgraphs that share one vector of a hundred thousand tensors take
-    little room in a file and very much in memory: a model that shares far more than exporters do is refused earlier.
+    little room in a file and very much in memory.
 
     Raises:
         ModelFormatError: there are too many.
     """
-    total = len(root.fields.get("metadata_buffer", ()))
     sizes: dict[int, int] = {}
-    graphs = root.get("subgraphs") or ()
-    for graph in graphs:
-        total += _lengths(graph, _GRAPH_VECTORS)
-        total += _listed(graph.get("tensors"), _TENSOR_VECTORS, sizes)
-        total += _listed(graph.get("operators"), _OPERATOR_VECTORS, sizes)
-    for signature in root.get("signature_defs") or ():
-        total += _lengths(signature, _GRAPH_VECTORS)
-    shared = _LITTLE + _MOST_SHARED * (len(graphs) + sum(sizes.values()))
+
+    def lengths(table: Table, *names: str) -> int:
+        return sum(len(table.fields[name]) for name in names if name in table.fields)
+
+    def listed(tables: list[Table] | None, *names: str) -> int:
+        if id(tables) not in sizes:
+            sizes[id(tables)] = sum(1 + lengths(table, *names) for table in tables or ())
+        return sizes[id(tables)]
+
+    total = lengths(root, "metadata_buffer")
+    for table in (*(root.get("subgraphs") or ()), *(root.get("signature_defs") or ())):
+        total += lengths(table, "inputs", "outputs")
+    for graph in root.get("subgraphs") or ():
+        total += listed(graph.get("tensors"), "shape", "shape_signature")
+        total += listed(graph.get("operators"), "inputs", "outputs", "intermediates")
     allowed = MAX_EXTENT * max_objects // MAX_OBJECTS
-    if total > shared:
-        _refuse(total, shared, "the file is damaged, export or download it again")
     if total > allowed:
-        _refuse(total, allowed, raise_the_bound(max_objects))
-
-
-def _refuse(total: int, most: int, remedy: str) -> NoReturn:
-    raise ModelFormatError(
-        f"the graphs hold {total} tensors, operators and indices, expected at most {most}: {remedy}",
-        table="Model",
-        field="subgraphs",
-    )
-
-
-def _listed(tables: list[Table] | None, fields: Iterable[str], sizes: dict[int, int]) -> int:
-    if tables is None:
-        return 0
-    if id(tables) not in sizes:
-        sizes[id(tables)] = len(tables) + sum(_lengths(table, fields) for table in tables)
-    return sizes[id(tables)]
-
-
-def _lengths(table: Table, fields: Iterable[str]) -> int:
-    present = table.fields
-    return sum(len(present[field]) for field in fields if field in present)
+        what = f"the graphs hold {total} tensors, operators and indices, expected at most {allowed}"
+        raise ModelFormatError(f"{what}: {raise_the_bound(max_objects)}", table="Model", field="subgraphs")

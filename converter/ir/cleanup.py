@@ -31,9 +31,9 @@ def parts_in_use(model: Model) -> set[Part]:
         parts.update(used_tensors(graph, graph.operators))
     for signature in model.signatures:
         parts.update((*signature.inputs.values(), *signature.outputs.values()))
-    listed = [tensor for graph in model.subgraphs for tensor in graph.tensors if tensor in parts]
-    parts.update(tensor.buffer for tensor in listed if tensor.buffer is not None)
-    return parts.union(model.metadata_buffers, (entry.buffer for entry in model.metadata))
+    tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor in parts)
+    buffers = {*(tensor.buffer for tensor in tensors if tensor.buffer), *model.metadata_buffers}
+    return parts.union(buffers, (entry.buffer for entry in model.metadata))
 
 
 def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
@@ -61,11 +61,32 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
-    """Drop subgraphs behind the first `listed` that nothing calls: those of rewrites that were undone."""
-    if len(model.subgraphs) == listed:
-        return
-    needed = called(model, model.subgraphs[:listed])
-    _renumber(model, [graph for graph in model.subgraphs if graph in needed])
+    """Drop subgraphs behind the first `listed` that nothing calls: those of rewrites that were reverted."""
+    if len(model.subgraphs) > listed:
+        needed = called(model, model.subgraphs[:listed])
+        _renumber(model, [graph for graph in model.subgraphs if graph in needed])
+
+
+def keep_signature(model: Model, key: str) -> None:
+    """Leave one entry point, as subgraph 0, and what it calls; for readers that look at nothing else."""
+    chosen = model.signatures[key]
+    before = parts_in_use(model)
+    _renumber(model, [chosen.subgraph, *(g for g in model.subgraphs if g is not chosen.subgraph)])
+    model.signatures[:] = [chosen]
+    remove_unused(model, before)
+
+
+def _renumber(model: Model, kept: list[Subgraph]) -> None:
+    """Keep these subgraphs alone, in this order; operators that call them get their new places."""
+    if kept != model.subgraphs and any(entry.name == CONTROL_EDGES for entry in model.metadata):
+        raise UsageError(
+            f"the model orders operators by their place (metadata {CONTROL_EDGES}), so its subgraphs cannot be moved"
+        )
+    index = {graph: place for place, graph in enumerate(model.subgraphs)}
+    places = {index[graph]: place for place, graph in enumerate(kept)}
+    model.subgraphs[:] = kept
+    for operator in (operator for graph in kept for operator in graph.operators):
+        operator.options = renumbered(operator.options, places)
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:
@@ -83,61 +104,30 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
         taken.add(tensor.name)
 
 
-def keep_signature(model: Model, key: str) -> None:
-    """Leave one entry point, as subgraph 0, and what it calls; for readers that look at nothing else.
-
-    Raises:
-        KeyError: there is no such signature.
-        UsageError: the model orders operators of its subgraphs by their places.
-    """
-    chosen = model.signatures[key]
-    before = parts_in_use(model)
-    _renumber(model, [chosen.subgraph, *(g for g in model.subgraphs if g is not chosen.subgraph)])
-    model.signatures[:] = [chosen]
-    remove_unused(model, before)
-
-
-def _renumber(model: Model, kept: list[Subgraph]) -> None:
-    """Keep these subgraphs alone, in this order; operators that call them get their new places."""
-    if kept != model.subgraphs and any(entry.name == CONTROL_EDGES for entry in model.metadata):
-        raise UsageError(
-            f"the model orders operators by their place (metadata {CONTROL_EDGES}), so its subgraphs cannot be moved: "
-            "leave extract_signature=... out"
-        )
-    index = {graph: place for place, graph in enumerate(model.subgraphs)}
-    places = {index[graph]: place for place, graph in enumerate(kept)}
-    model.subgraphs[:] = kept
-    for graph in kept:
-        for operator in graph.operators:
-            operator.options = renumbered(operator.options, places)
-
-
 def raise_runtime_version(model: Model) -> None:
     """Raise `min_runtime_version` to what the operators that rewrites added need; an empty one stays empty.
 
     The bytes get a buffer of their own, as long as the old one (16 bytes in what TFLite's converters write).
     """
-    used = {op.code for graph in model.subgraphs for op in graph.operators}.intersection(
-        model.new_codes.values()
-    )
-    needed = max((_numbers(KINDS[code.name].runtime(code.version)) for code in used), default=())
+    used = {operator.code for graph in model.subgraphs for operator in graph.operators}
+    added = used.intersection(model.new_codes.values())
+    needed = max((_numbers(KINDS[code.name].runtime(code.version)) for code in added), default=())
     for entry in model.metadata:
-        if entry.name != _RUNTIME or entry.buffer.data is None:
-            continue
-        raw = bytes(entry.buffer.data.view())
-        recorded = _numbers(raw.rstrip(b"\0").decode("ascii", "replace"))
-        if recorded and recorded < needed:
-            text = ".".join(map(str, needed)).encode()
-            entry.buffer = Buffer(Data(text.ljust(len(raw), b"\0")))
+        if entry.name == _RUNTIME and entry.buffer.data is not None:
+            raw = bytes(entry.buffer.data.view())
+            recorded = _numbers(raw.rstrip(b"\0").decode("ascii", "replace"))
+            if recorded and recorded < needed:
+                text = ".".join(map(str, needed)).encode()
+                entry.buffer = Buffer(Data(text.ljust(len(raw), b"\0")))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d{1,9}(\.\d{1,9})*", version) else ()
 
 
-def external_weights(model: Model) -> int:
-    """How many weights are stored after the flatbuffer, where `Buffer.offset` says."""
-    return sum(buffer.data is not None and buffer.data.external for buffer in model.buffers)
+def external_weights(model: Model) -> list[Buffer]:
+    """Weights that are stored after the flatbuffer, where `Buffer.offset` says."""
+    return [buffer for buffer in model.buffers if buffer.data is not None and buffer.data.external]
 
 
 def new_codes(model: Model) -> list[OperatorCode]:
@@ -152,9 +142,8 @@ def new_codes(model: Model) -> list[OperatorCode]:
 def take_weights_inside(model: Model) -> bool:
     """Have all weights written inside the flatbuffer, as long as it stays under 2 GB; whether any was not."""
     changed = False
-    for buffer in model.buffers:
-        data = buffer.data
-        if data is not None and data.external and data.source is not None:
+    for buffer in external_weights(model):
+        if (data := buffer.data) is not None and data.source is not None:
             buffer.data = Data.region(data.source, data.offset, data.length, external=False)
             buffer.table = None
             changed = True

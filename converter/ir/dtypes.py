@@ -37,6 +37,12 @@ class DType(IntEnum):
     FLOAT8_E4M3FN = 21
     FLOAT8_E5M2 = 22
 
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __format__(self, form: str) -> str:
+        return format(str(self), form)
+
     @property
     def is_float(self) -> bool:
         """True for the IEEE-like types that kernels compute in."""

@@ -119,6 +119,10 @@ class Tensor:
         assert self.buffer.data is not None
         return self.buffer.data.view().view(dtype).reshape(self.shape)
 
+    def numpy(self) -> NDArray[np.generic]:
+        """As `array`, under the name that other libraries give it."""
+        return self.array()
+
     @property
     def is_blockwise(self) -> bool:
         """True for weights quantized by blocks, which are right in their own subgraph only."""
@@ -166,17 +170,7 @@ class OperatorCode:
         return f"OperatorCode({self.name}, version {self.version}{custom})"
 
 
-class _Link:
-    """A place in a subgraph's circular list of operators, in which the subgraph itself is between last and first.
-
-    An operator in no subgraph has no links.
-    """
-
-    previous_link: _Link
-    next_link: _Link
-
-
-class Operator(_Link):
+class Operator:
     """One step of a subgraph. Inputs may be None where an optional one is left out.
 
     `outputs` are not to be changed, `inputs` by `Subgraph.set_input` only.
@@ -262,31 +256,29 @@ class Operator(_Link):
         return f"Operator({self.title}({inputs}) -> {outputs})"
 
 
-class Subgraph(_Link):
-    """A graph in execution order: a doubly linked list of operators, so edits cost the same anywhere in it."""
+class Subgraph:
+    """A graph, its operators in execution order; edits go through its methods, which keep the use-def chains right."""
 
     def __init__(self, name: str = "", table: Table | None = None) -> None:
-        self.previous_link = self.next_link = self
         self.name = name
         self.table = table
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        self._count = 0
-        self._operators: tuple[Operator, ...] | None = ()
-        self._listed: tuple[list[Tensor], set[Tensor]] = (self.tensors, set())
         self.signatures: list[Signature] = []
         self.is_checked = False
         """Operators whose recorded shapes do not fit have a `shape_error`."""
+        self._operators: dict[Operator, None] = {}
+        self._order: tuple[Operator, ...] | None = None
+        self._listed: set[Tensor] = set()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._operators)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subgraph:
         """A graph of its own; constants keep their bytes where they are."""
         copy = memo[id(self)] = Subgraph(self.name, self.table)
-        for tensor in self.tensors:
-            copy.add_tensor(deepcopy(tensor, memo))
+        copy.tensors = deepcopy(self.tensors, memo)
         for operator in self.operators:
             copy.append(deepcopy(operator, memo))
         copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
@@ -294,19 +286,14 @@ class Subgraph(_Link):
         return copy
 
     def __repr__(self) -> str:
-        return f"Subgraph({self.name!r}, {self._count} operators)"
+        return f"Subgraph({self.name!r}, {len(self)} operators)"
 
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators that are there now, in execution order."""
-        if self._operators is None:
-            operators: list[Operator] = []
-            link = self.next_link
-            while isinstance(link, Operator):
-                operators.append(link)
-                link = link.next_link
-            self._operators = tuple(operators)
-        return self._operators
+        if self._order is None:
+            self._order = tuple(self._operators)
+        return self._order
 
     def __iter__(self) -> Iterator[Operator]:
         return iter(self.operators)
@@ -321,32 +308,21 @@ class Subgraph(_Link):
         is_listed = self.lists(tensor)
         assert not is_listed, f"{tensor} is listed already"
         self.tensors.append(tensor)
-        self._listed[1].add(tensor)
+        self._listed.add(tensor)
         return tensor
 
     def lists(self, tensor: Tensor) -> bool:
         """True where the tensor is listed; looks the list through only where it was changed by others."""
-        tensors, listed = self._listed
-        if tensors is not self.tensors or len(listed) != len(self.tensors):
-            listed = set(self.tensors)
-            self._listed = (self.tensors, listed)
-        return tensor in listed
+        if len(self._listed) != len(self.tensors):
+            self._listed = set(self.tensors)
+        return tensor in self._listed
 
     def append(self, operator: Operator) -> Operator:
-        """Add an operator at the end."""
-        return self.insert_before(None, operator)
-
-    def insert_before(self, anchor: Operator | None, operator: Operator) -> Operator:
-        """Add an operator in front of `anchor` (at the end for None); its tensors learn of it."""
+        """Add an operator at the end; its tensors learn of it."""
         assert operator.subgraph is None
-        assert anchor is None or anchor.subgraph is self
-        following = self if anchor is None else anchor
-        previous = following.previous_link
-        operator.previous_link, operator.next_link = previous, following
-        previous.next_link = following.previous_link = operator
         operator.subgraph = self
-        self._operators = None
-        self._count += 1
+        self._operators[operator] = None
+        self._order = None
         for tensor in operator.inputs:
             _count_use(tensor, operator, 1)
         for output in operator.outputs:
@@ -354,47 +330,44 @@ class Subgraph(_Link):
             output.producer = operator
         return operator
 
+    def remove(self, operator: Operator) -> None:
+        """Take an operator out; nothing defines its outputs then."""
+        assert operator.subgraph is self
+        operator.subgraph = None
+        del self._operators[operator]
+        self._order = None
+        for tensor in operator.inputs:
+            _count_use(tensor, operator, -1)
+        for output in operator.outputs:
+            output.producer = None
+
     def arrange(self, operators: Iterable[Operator]) -> None:
         """Hold just these operators, in this order: new ones join the graph, and those that are missing leave it."""
         order = dict.fromkeys(operators)
         for operator in self.operators:
             if operator not in order:
                 self.remove(operator)
-        previous: _Link = self
         for operator in order:
             if operator.subgraph is not self:
                 self.append(operator)
-            previous.next_link, operator.previous_link = operator, previous
-            previous = operator
-        previous.next_link, self.previous_link = self, previous
-        self._operators = tuple(order)
+        self._operators, self._order = order, None
+
+    def insert_before(self, anchor: Operator | None, operator: Operator) -> Operator:
+        """Add an operator in front of `anchor` (at the end for None)."""
+        order = list(self.operators)
+        order.insert(len(order) if anchor is None else order.index(anchor), operator)
+        self.arrange(order)
+        return operator
 
     def after(self, operator: Operator) -> Operator | None:
         """The operator that runs next; None after the last."""
-        assert operator.subgraph is self
-        return operator.next_link if isinstance(operator.next_link, Operator) else None
+        place = self.operators.index(operator) + 1
+        return self.operators[place] if place < len(self) else None
 
     def before(self, operator: Operator) -> Operator | None:
         """The operator that runs right before; None before the first."""
-        assert operator.subgraph is self
-        return operator.previous_link if isinstance(operator.previous_link, Operator) else None
-
-    def remove(self, operator: Operator) -> None:
-        """Take an operator out; nothing defines its outputs then."""
-        assert operator.subgraph is self
-        previous, following = operator.previous_link, operator.next_link
-        previous.next_link, following.previous_link = following, previous
-        del (
-            operator.previous_link,
-            operator.next_link,
-        )  # a link to itself would keep it from being freed at once
-        operator.subgraph = None
-        self._operators = None
-        self._count -= 1
-        for tensor in operator.inputs:
-            _count_use(tensor, operator, -1)
-        for output in operator.outputs:
-            output.producer = None
+        place = self.operators.index(operator)
+        return self.operators[place - 1] if place else None
 
     def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
         """Let an operator of this subgraph read another tensor."""

@@ -4,7 +4,7 @@ What nobody changed keeps its table as it was read; indices are given out anew.
 """
 
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -14,9 +14,8 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import as_html
-from edge_opt.ir.checks import check_subgraphs, tensors_of
+from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
@@ -203,28 +202,8 @@ def checked_tables(model: Model) -> Table:
     Raises:
         ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
     """
-    check_subgraphs(model.subgraphs)
-    keys: list[str] = []
-    for signature in model.signatures:
-        check_new_key(signature.key, keys)
-        keys.append(signature.key)
-        if signature.subgraph not in model.subgraphs:
-            raise ModelFormatError(f"signature '{signature.key}': its subgraph is not one of the model's")
-        held = set(tensors_of(signature.subgraph, signature.subgraph.operators))
-        for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
-            if tensor not in held:
-                raise ModelFormatError(f"signature '{signature.key}': its subgraph does not hold '{name}'")
+    check_model(model.subgraphs, model.signatures)
     return to_tables(model)
-
-
-def check_new_key(key: str, keys: Collection[str]) -> None:
-    """Check that no signature before has the key.
-
-    Raises:
-        ModelFormatError: one has.
-    """
-    if key in keys:
-        raise ModelFormatError(f"signature '{key}' is there twice", table="Model", field="signature_defs")
 
 
 def to_tables(model: Model) -> Table:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.ir.checks import check_extent, check_references, check_subgraph
+from edge_opt.ir.checks import check_extent, check_references, check_signatures, check_subgraph
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
-from edge_opt.ir.model import Metadata, Model, check_new_key
+from edge_opt.ir.model import Metadata, Model
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import Table
 
@@ -32,7 +32,8 @@ def from_tables(file: ModelFile) -> Model:
         model.subgraphs.append(_read_subgraph(model, table, index, sound_scales))
     check_references(model.subgraphs)
     for table in root.get("signature_defs") or []:
-        _add_signature(model, table)
+        model.signatures.append(_read_signature(model, table))
+    check_signatures(model.signatures, model.subgraphs)
     for table in root.get("metadata") or []:
         name = table.get("name") or ""
         buffer = _at(model.buffers, table.get("buffer"), f"metadata '{name}'", "buffer")
@@ -108,9 +109,8 @@ def _listed(tensors: list[Tensor], table: Table, field: str, where: str, what: s
     return [_at(tensors, index, where, what) for index in _integers(table.get(field))]
 
 
-def _add_signature(model: Model, table: Table) -> None:
+def _read_signature(model: Model, table: Table) -> Signature:
     key = table.get("signature_key") or ""
-    check_new_key(key, [signature.key for signature in model.signatures])
     where = f"signature '{key}'"
     subgraph: Subgraph = _at(model.subgraphs, table.get("subgraph_index"), where, "subgraph")
 
@@ -123,7 +123,7 @@ def _add_signature(model: Model, table: Table) -> None:
             named[name] = _at(subgraph.tensors, entry.get("tensor_index"), where, f"{field}: tensor")
         return named
 
-    model.signatures.append(Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table))
+    return Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table)
 
 
 def _integers(values: Sequence[int] | None) -> tuple[int, ...]:

@@ -14,12 +14,12 @@ as `float32[640,640]{...}`. Quantization follows a type:
 double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator without results stands alone:
 `ASSIGN_VARIABLE(%handle, %x)`. A tensor that no operator defines has a line of its own, in front of the operators:
 `variable %state: float32[4]`, or `unset` for one that is no state. Attributes of composites are decoded:
-`composite_attributes: {epsilon: 1e-06}`.
+`composite_attributes: {epsilon: 1e-06}`. `print(graph)` prints a subgraph this way.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,8 @@ from edge_opt.ir.model import Model
 from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import Table
 
-__all__ = ["attributes", "operator_text", "option_text", "subgraph_text", "to_text"]
-
 _MOST_PRINTED = 64
+_MOST_LOOKED_AT = 1 << 16
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -41,17 +40,16 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def to_text(model: Model) -> str:
     """The model as text."""
     lines: list[str] = []
-    named: dict[Subgraph, list[Tensor]] = {subgraph: [] for subgraph in model.subgraphs}
-    for signature in model.signatures:
-        named[signature.subgraph] += [*signature.inputs.values(), *signature.outputs.values()]
-    names = {subgraph: _names(subgraph, others) for subgraph, others in named.items()}
+    names = {graph: _names(graph) for graph in model.subgraphs}
     for signature in model.signatures:
         index, of = model.subgraphs.index(signature.subgraph), names[signature.subgraph]
-        inputs = ", ".join(f"{_word(name)}={of[tensor]}" for name, tensor in signature.inputs.items())
-        outputs = ", ".join(f"{_word(name)}={of[tensor]}" for name, tensor in signature.outputs.items())
+        inputs, outputs = (
+            ", ".join(f"{_word(name)}={of[tensor]}" for name, tensor in side.items())
+            for side in (signature.inputs, signature.outputs)
+        )
         lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
-    for subgraph in model.subgraphs:
-        lines.extend(_subgraph_lines(subgraph, names[subgraph]))
+    for graph in model.subgraphs:
+        lines.extend(_subgraph_lines(graph, names[graph]))
     return "\n".join(lines) + "\n"
 
 
@@ -64,11 +62,13 @@ def _word(name: str) -> str:
     return name if _PLAIN_WORD.match(name) else json.dumps(name)
 
 
-def _names(subgraph: Subgraph, others: Sequence[Tensor] = ()) -> dict[Tensor, str]:
+def _names(subgraph: Subgraph) -> dict[Tensor, str]:
     """Printed names of a subgraph's tensors: as they are where that is unambiguous."""
+    sides = (side for one in subgraph.signatures for side in (one.inputs, one.outputs))
+    named = (tensor for side in sides for tensor in side.values())
     names: dict[Tensor, str] = {}
     taken: set[str] = set()
-    for tensor in dict.fromkeys([*used_tensors(subgraph, subgraph.operators), *others]):
+    for tensor in dict.fromkeys([*used_tensors(subgraph, subgraph.operators), *named]):
         name, count = tensor.name, 1
         while name in taken:
             count += 1
@@ -90,16 +90,16 @@ def _subgraph_lines(subgraph: Subgraph, names: Mapping[Tensor, str]) -> Iterator
     yield "}"
 
 
-def operator_text(operator: Operator, name: Any = None) -> str:
+def operator_text(operator: Operator, name: Callable[[Tensor], str] | None = None) -> str:
     """One operator as a line of the text form; `name` gives a tensor's printed name."""
     named = name or (lambda tensor: f"%{tensor.name}")
 
     def argument(tensor: Tensor | None) -> str:
         if tensor is None:
             return "none"
-        return _constant(tensor) if tensor.is_constant else str(named(tensor))
+        return _constant(tensor) if tensor.is_constant else named(tensor)
 
-    arguments = ", ".join(argument(t) for t in operator.inputs)
+    arguments = ", ".join(map(argument, operator.inputs))
     outputs = ", ".join(f"{named(t)}: {_type(t)}" for t in operator.outputs)
     outputs += " = " if outputs else ""
     code = operator.name
@@ -112,7 +112,7 @@ def _type(tensor: Tensor) -> str:
     sizes = list(map(str, tensor.shape))
     if tensor.shape_signature is not None and len(tensor.shape_signature) == len(sizes):
         sizes = ["?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)]
-    return f"{tensor.dtype.name.lower()}[{','.join(sizes)}]{_quantization(tensor.quantization)}"
+    return f"{tensor.dtype}[{','.join(sizes)}]{_quantization(tensor.quantization)}"
 
 
 def _quantization(parameters: Quantization | None) -> str:
@@ -135,21 +135,15 @@ def _number(value: Any) -> str:
 
 
 def _constant(tensor: Tensor) -> str:
-    dtype, suffix = tensor.dtype.name.lower(), _quantization(tensor.quantization)
     shape = f"[{','.join(map(str, tensor.shape))}]"
-    if not tensor.has_numbers or tensor.elements > _MOST_PRINTED:
-        return f"{dtype}{shape}{_splat(tensor)}{suffix}"
-    values = [_number(value) for value in tensor.array().ravel()]
-    if not tensor.shape:
-        return f"{dtype}({values[0]}){suffix}"
-    return f"{dtype}{shape if len(tensor.shape) > 1 else ''}{{{', '.join(values)}}}{suffix}"
-
-
-def _splat(tensor: Tensor) -> str:
-    if not tensor.has_numbers or tensor.elements > 1 << 16:
-        return "{...}"
-    values = tensor.array().ravel()
-    return f"{{splat {_number(values[0])}}}" if (values == values[0]).all() else "{...}"
+    values = tensor.array().ravel() if tensor.has_numbers and tensor.elements <= _MOST_LOOKED_AT else None
+    text = f"{shape}{{...}}"
+    if values is not None and len(values) <= _MOST_PRINTED:
+        numbers = ", ".join(map(_number, values))
+        text = f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}" if tensor.shape else f"({numbers})"
+    elif values is not None and (values == values[0]).all():
+        text = f"{shape}{{splat {_number(values[0])}}}"
+    return f"{tensor.dtype}{text}{_quantization(tensor.quantization)}"
 
 
 def _options(table: Table | None) -> str:
@@ -189,3 +183,7 @@ def option_text(value: Any) -> str:
 def _string(value: str) -> str:
     """In single quotes, unless it holds what would end it."""
     return json.dumps(value) if {"'", "\n"} & set(value) else f"'{value}'"
+
+
+# `print(graph)`: the graph is below this module, and cannot name it.
+Subgraph.__str__ = subgraph_text  # type: ignore[method-assign, assignment]

@@ -56,7 +56,7 @@ def lint(model: Model, target: Target) -> list[Finding]:
         names = ", ".join(signature.key for signature in model.signatures)
         message = f"only subgraph 0 is read, of the signatures {names}: write one with --extract-signature"
         findings.append(Finding("warning", "signatures", message))
-    after = external_weights(model) if target.external_weights is False else 0
+    after = len(external_weights(model)) if target.external_weights is False else 0
     if after:
         message = f"{many(after, 'weight')} after the flatbuffer are not read: convert writes them inside"
         findings.append(Finding("error", "external-weights", message))
