@@ -1,4 +1,4 @@
-"""What becomes of every family of attention that exporters write: docs/research/families.csv, from freshly exported models.
+"""What becomes of every family of attention that exporters write: docs/research/families.csv, from fresh exports.
 
     python testdata/make_families.py MODELS [--only NAME ...]       litert-torch, TensorFlow, Keras, JAX
     python benchmarks/exports.py MODELS                             Keras 3, keras-hub, onnx2tf
