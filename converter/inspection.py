@@ -37,8 +37,7 @@ from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Ten
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, is_compiled, made_from, readable
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes import PASSES, Context, SiteReport, Status
-from edge_opt.passes.contract import Site, run_pass
+from edge_opt.passes import PASSES, Context, SiteReport, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import with_callees
 from edge_opt.report import Example, Report
@@ -348,7 +347,7 @@ def example_rewrite(
 
     with doubted(model.subgraphs):
         for site in PASSES[chosen].sites(context):
-            if isinstance(site, Site):
+            if site.build is not None:
                 with suppress(RefusedError):  # it stays as it was: the next one is shown
                     rewrite = site.build()
                     new = hoisted(_changed(rewrite.old, rewrite.new))

@@ -6,9 +6,7 @@ from text_parser import parse
 
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, SiteReport, run_pass
-from edge_opt.passes.contract import Site
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, SiteReport, run_pass
 from edge_opt.targets import Target, load_target
 
 
@@ -55,7 +53,7 @@ def rewrites_of(name: str, model: Model, target: Target | None = None) -> list[R
     graph = model.subgraphs[0]
     chosen = target or load_target("generic")
     context = Context(model, graph, model.signature_name(graph), chosen, Constants(model))
-    return [site.build() for site in PASSES[name].sites(context) if isinstance(site, Site)]
+    return [site.build() for site in PASSES[name].sites(context) if site.build is not None]
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> str | None:

@@ -17,8 +17,7 @@ from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
-from edge_opt.passes import SiteReport, Status, mha_to_sha
-from edge_opt.passes.contract import Demand, Proof
+from edge_opt.passes import Demand, Proof, SiteReport, Status, mha_to_sha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.report.writing import render
 from edge_opt.runtime.metrics import Difference

@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -389,7 +389,7 @@ def swapped_heads(build: Callable[..., Any]) -> Callable[..., Any]:
         at = max(i for i, op in enumerate(new) if op.name == "CONCATENATION" and len(op.inputs) == 4)
         join = new[at]
         new[at] = Operator(join.code, join.inputs[::-1], join.outputs, join.options)
-        return Rewrite(rewrite.subgraph, rewrite.old, tuple(new), rewrite.anchor)
+        return replace(rewrite, new=tuple(new))
 
     return made
 

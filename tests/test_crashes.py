@@ -13,9 +13,7 @@ from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.inspection import explain, inspect
 from edge_opt.ir import Operator, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes import Context, Pass, Status
-from edge_opt.passes.contract import Site
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes import Context, Pass, Rewrite, Site, Status
 from edge_opt.proof.row_rules import step_of
 from edge_opt.schema import new_table
 from edge_opt.shapes import infer_shapes

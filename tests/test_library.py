@@ -17,9 +17,7 @@ import edge_opt
 from edge_opt.conversion import ConvertOptions
 from edge_opt.ir import Operator, to_bytes
 from edge_opt.ir.text import to_text
-from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Status
-from edge_opt.passes.contract import Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Rewrite, Site, Status
 
 SQUARES = """
 subgraph main (%x: float32[2,4]) {
@@ -37,7 +35,7 @@ class MulToSquare(Pass):
     summary: ClassVar[str] = "computes squares by SQUARE"
     demand: ClassVar[Demand] = Demand("bitwise")
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         for operator in context.subgraph.operators:
             if operator.name == "MUL" and operator.inputs[0] is operator.inputs[1]:
                 yield Site(operator, partial(self.build, context, operator))
@@ -45,7 +43,7 @@ class MulToSquare(Pass):
     @staticmethod
     def build(context: Context, old: Operator) -> Rewrite:
         new = Operator(context.model.operator_code("SQUARE"), [old.input(0)], old.outputs)
-        return Rewrite(context.subgraph, (old,), (new,), old)
+        return Rewrite(context.model, context.subgraph, (old,), (new,))
 
 
 class Imposter(MulToSquare):

@@ -11,7 +11,7 @@ from text_parser import parse
 from edge_opt.ir import Model, Operator, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Demand, SiteReport, matmul_convert
-from edge_opt.passes.rewrite import Rewrite, Saturation
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
 
 # The page's graph: two products, one of them converted, joined.
@@ -277,7 +277,7 @@ def test_what_was_clipped_is_told_in_the_codes_of_the_result() -> None:
       return %y
     }""")
     (convert,) = model.subgraphs[0].operators
-    assert matmul_convert.saturation(convert) == Saturation(-124, 127)
+    assert matmul_convert.clipped_codes(convert) == (-124, 127)
 
 
 @pytest.mark.parametrize("text", [clipping(), clipping(0.001, left="int8")], ids=["int16", "int8"])
@@ -335,10 +335,8 @@ subgraph main (%x: int16[1,512] q(0.001, 0)) {{
     graph.remove(back)
     graph.remove(least)
     choose = Operator(least.code, least.inputs, old[-1].outputs, least.options)
-    limits, new = Saturation(-328, 328), (back, choose)
-    rewrite = Rewrite(
-        graph, tuple(old), new, old[-1], saturation=limits, spreads=({graph.inputs[0]: 0.01}, {})
-    )
+    spreads = ({graph.inputs[0]: 0.01}, {})
+    rewrite = Rewrite(model, graph, tuple(old), (back, choose), clipped=(-328, 328), spreads=spreads)
     proof = prover.prove(rewrite, Demand("steps", 1))
     assert not proof.holds
     assert "steps short of where the old one was clipped" in proof.reason
@@ -349,8 +347,7 @@ def test_where_everything_is_clipped_nothing_is_claimed(prover: RegionProver) ->
     graph = model.subgraphs[0]
     product, convert = graph.operators
     fused_product = Operator(product.code, product.inputs, convert.outputs, product.options)
-    everything = Saturation(0, 0)
-    rewrite = Rewrite(graph, (product, convert), (fused_product,), convert, saturation=everything)
+    rewrite = Rewrite(model, graph, (product, convert), (fused_product,), clipped=(0, 0))
     proof = prover.prove(rewrite, Demand("steps", 1))
     assert (proof.holds, proof.reason) == (
         False,

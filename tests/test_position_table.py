@@ -16,10 +16,7 @@ from edge_opt.attention.positions import Rotary, find_rotary
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.container import Sections
 from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
-from edge_opt.passes import PASSES, Context, Proof, SiteReport, Status
-from edge_opt.passes.contract import Site
-from edge_opt.passes.position_table import PositionTable
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes import PASSES, Context, Demand, Proof, SiteReport, Status
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.litertlm import SECTION_TYPE, read_bundle
 from edge_opt.targets import load_target
@@ -125,8 +122,7 @@ subgraph rope_4 (%input_pos: int32[4]) {
 def cosines_off(exported: str, frequencies: list[float]) -> float:
     """How far the cosines of the last four positions are from those of frequencies, given the model in float."""
     model = parse(TEXT)
-    table = PositionTable(dict(parse(exported).entry_points()))
-    result = convert(model, passes=[table])
+    result = convert(model, exported=dict(parse(exported).entry_points()))
     assert [site.status for site in result.sites] == [Status.CONVERTED] * 2
     is_told = "; has the exact frequencies of the export" in result.sites[0].note
     assert is_told == (exported == EXPORTED)
@@ -164,17 +160,16 @@ def proved(spoil: str = "") -> Proof:
     graph = model.subgraphs[0]
     context = Context(model, graph, "rope_4", load_target("generic"), Constants(model), positions=24)
     site = next(iter(PASSES["position_table"].sites(context)))
-    assert isinstance(site, Site)
-    assert site.demand is not None
+    assert site.build is not None
     rewrite = site.build()
-    assert isinstance(rewrite, Rewrite)
+    assert rewrite
     for operator in rewrite.new:
         if operator.name == "GATHER" and spoil == "entry":
             _off_by_one(operator.input(0), (0, 23, 0, 1))
         if operator.name == "MINIMUM" and spoil == "clamp":
             _off_by_one(operator.input(1), ())
     with RegionProver() as prover:
-        return prover.prove(rewrite, site.demand)
+        return prover.prove(rewrite, rewrite.demand or Demand())
 
 
 def _off_by_one(tensor: Tensor, place: tuple[int, ...]) -> None:

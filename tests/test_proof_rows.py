@@ -12,7 +12,8 @@ from text_parser import parse
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.walk import cut_out
-from edge_opt.passes.rewrite import Rewrite, check_shapes
+from edge_opt.passes.checks import check_operators
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.runtime import noise
@@ -33,7 +34,7 @@ def versions(dtype: str, how: str) -> tuple[Model, Model]:
 
 def both(rewrite: Rewrite) -> tuple[Model, Model]:
     """The two versions of a region as models."""
-    called, inputs, outputs = rewrite.calls or Model(), rewrite.inputs(), rewrite.outputs()
+    called, inputs, outputs = rewrite.model, rewrite.inputs(), rewrite.outputs()
     return cut_out(called, rewrite.old, inputs, outputs), cut_out(called, rewrite.new, inputs, outputs)
 
 
@@ -59,7 +60,7 @@ def results(worker: Worker, model: Model, inputs: list[NDArray[Any]], kernels: A
 
 def check(worker: Worker, whole: Model, part: Model, boxes: Any, rows: list[int], axis: int) -> None:
     if len(part.subgraphs) == 1:  # what a composite gives is derived from its body only in a whole model
-        assert refusal(check_shapes, part.subgraphs[0].operators) is None
+        assert refusal(check_operators, part.subgraphs[0].operators) is None
     inputs = numbers(whole)
     for kernels in KERNELS:
         (expected,) = results(worker, whole, inputs, kernels)

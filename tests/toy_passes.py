@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from text_parser import parse
 
 from edge_opt.ir import DType, Model, Operator, Tensor
-from edge_opt.passes import Context, Demand, Pass
-from edge_opt.passes.contract import Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes import Context, Demand, Pass, Rewrite, Site
 
 CHAIN = """\
 subgraph main (%x: float32[4], %o: float32[4]) {
@@ -47,24 +45,60 @@ class Double(Pass):
     demand = Demand("relative", 0.5)
 
     def __init__(self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None) -> None:
-        self._make = make or self._replace
+        self._make = make or self.replaced
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         for last in context.subgraph.operators:
             first = None if last.inputs[0] is None else last.input(0).producer
             if last.name == "NEG" and first is not None and first.name == "ABS":
                 yield Site(last, lambda first=first, last=last: self._make(context, first, last))  # type: ignore[misc]
             elif last.name == "EXP":
-                yield SkippedSite(last, "not a NEG")
+                yield Site(last, reason="not a NEG")
 
     @staticmethod
-    def _replace(context: Context, first: Operator, last: Operator) -> Rewrite:
+    def replaced(context: Context, first: Operator, last: Operator) -> Rewrite:
         middle = fresh(f"{last.output.name}/square")
         new = (
             op(context.model, "SQUARE", [first.input(0)], middle),
             op(context.model, "SQRT", [middle], last.output),
         )
-        return Rewrite(context.subgraph, (first, last), new, last)
+        return Rewrite(context.model, context.subgraph, (first, last), new)
+
+
+SHARED = """\
+subgraph main (%x: float32[4]) {
+  %a: float32[4] = ABS(%x)
+  %b: float32[4] = NEG(%a)
+  %c: float32[4] = ADD(%a, %x)
+  return %b, %c
+}
+"""
+
+
+class Dropping(Pass):
+    """Test pass: NEG keeps the ABS that ADD still reads; ADD, if asked for, then reads it no more."""
+
+    name = "dropping"
+    summary = "for tests"
+
+    def __init__(self, *wanted: str) -> None:
+        self._wanted = wanted
+
+    def sites(self, context: Context) -> Iterable[Site]:
+        for last in context.subgraph.operators:
+            if last.name in self._wanted:
+                yield Site(last, lambda last=last: self._build(context, last))  # type: ignore[misc]
+
+    @staticmethod
+    def _build(context: Context, last: Operator) -> Rewrite:
+        made = op(context.model, "EXP", context.subgraph.inputs, last.output)
+        first = last.input(0).producer
+        assert first is not None
+        return (
+            replacing(context.model, [first, last], first, made)
+            if last.name == "NEG"
+            else replacing(context.model, [last], made)
+        )
 
 
 TWO_RESULTS = """\
@@ -81,9 +115,7 @@ def replacing(
     model: Model,
     old: Iterable[Operator],
     *new: Operator,
-    anchor: Operator | None = None,
     spreads: tuple[Mapping[Tensor, float], ...] = ({},),
 ) -> Rewrite:
-    """A rewrite of these operators, at the last of them unless told otherwise."""
-    chosen = tuple(old)
-    return Rewrite(model.subgraphs[0], chosen, new, anchor or chosen[-1], spreads=spreads)
+    """A rewrite of these operators."""
+    return Rewrite(model, model.subgraphs[0], tuple(old), new, spreads=spreads)

@@ -15,7 +15,7 @@ from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.words import Progress
 from edge_opt.conversion.container import Container, Sections
 from edge_opt.conversion.result import ConversionResult
-from edge_opt.ir import Model
+from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.opening import Readable
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
@@ -49,6 +49,7 @@ class ConvertOptions(TypedDict, total=False):
     inline_composites: bool
     extract_signature: str | None
     shapes: Mapping[str, Sequence[int]] | None
+    exported: Mapping[str, Subgraph] | None
     progress: Progress | None
     on_result: Callable[[ConversionResult], None] | None
 
@@ -57,7 +58,7 @@ DEFAULTS: Final[ConvertOptions] = {
     "target": None, "passes": None, "skip": None, "signatures": None, "verify": "regions", "proof_seconds": None,
     "overwrite": False, "dry_run": False, "require_match": False, "require_all": False, "require_sound": False,
     "sections": "prefill-decode", "form": None, "rows_per_tile": None, "inline_composites": False,
-    "extract_signature": None, "shapes": None, "progress": None, "on_result": None,
+    "extract_signature": None, "shapes": None, "exported": None, "progress": None, "on_result": None,
 }  # fmt: skip
 
 

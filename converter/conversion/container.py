@@ -15,8 +15,8 @@ from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
 from edge_opt.ir.model import checked_tables
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, ModelLike, Opened, Readable
 from edge_opt.passes.contract import shape_options
+from edge_opt.passes.merging import remove_dead
 from edge_opt.passes.position_table import PositionTable
-from edge_opt.passes.rewrite import remove_dead
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import read_executor_metadata

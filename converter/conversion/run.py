@@ -86,6 +86,7 @@ def convert(
         inline_composites: open every composite (each proved against its body), for compilers that cannot.
         extract_signature: write this entry point only, as subgraph 0, for readers that look at no other.
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
+        exported: the entry points before they were quantized; tables of rope then have their exact frequencies.
         sections: of a bundle, "prefill-decode" rewrites that model only, the default, and "all" each of its models.
         progress: called with (stage, done, total) on long work.
         on_result: called with the result when all is done: what was converted, and why the rest was not.
@@ -241,6 +242,7 @@ class _Conversion:
                         self.prover,
                         partial(self._add_site, total),
                         positions,
+                        self.options["exported"] or {},
                     )
                     self._run_passes(passes, context)
             for site in uncalled:

@@ -28,8 +28,6 @@ from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import CHIPS, CompilerFailedError, CompilerMissingError, estimate_note, find_sdk
-from edge_opt.passes import PASSES
-from edge_opt.passes.position_table import PositionTable
 from edge_opt.targets import Target, TargetLike, load_target
 
 Version = Literal["converted", "exported"]
@@ -148,7 +146,6 @@ def npu_optimize(
     before = _measured(compiler, input_litertlm, parts=False)
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.entry_points())
-    table = PositionTable(graphs)
     run = partial(
         convert,
         input_litertlm,
@@ -157,7 +154,7 @@ def npu_optimize(
         sections=sections,
         verify=verify,
         progress=progress,
-        passes=[*(name for name in PASSES if name != table.name), table],
+        exported=graphs,
     )
     result = run(overwrite=replacing)
     tell("compiling as converted", 0, 1)

@@ -1,15 +1,14 @@
-"""The rewrites, in the order in which they run."""
+"""The rewrites, in the order in which they run. A pass of your own runs last once it is in `PASSES`."""
 
 from edge_opt.passes.contract import (
     Context,
-    Demand,
     MaskedRows,
     Pass,
     Proof,
     Prover,
+    Site,
     SiteReport,
     Status,
-    run_pass,
 )
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mask_before_join import MaskBeforeJoin
@@ -18,6 +17,8 @@ from edge_opt.passes.matmul_convert import MatMulConvert
 from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.quantized_mask import QuantizedMaskToSelect
+from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.passes.run import run_pass
 
 PASSES: dict[str, Pass] = {
     chosen.name: chosen
@@ -41,6 +42,8 @@ __all__ = [
     "Pass",
     "Proof",
     "Prover",
+    "Rewrite",
+    "Site",
     "SiteReport",
     "Status",
     "run_pass",

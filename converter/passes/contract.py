@@ -1,33 +1,20 @@
-"""What a pass is, what happens to each place where it could apply, and what is told of it afterwards."""
+"""What a pass is, the places where it applies, and what is reported of each."""
 
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
-from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
-from edge_opt.ir.cleanup import CONTROL_EDGES, remove_uncalled
-from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.frame import Frame, check_frame
-from edge_opt.passes.rewrite import (
-    Rewrite,
-    check_parameters,
-    check_shapes,
-    check_versions,
-    commit,
-    remove_dead,
-    share_equal,
-)
+from edge_opt.ir.cleanup import CONTROL_EDGES
+from edge_opt.passes.ledger import Ledger
+from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.targets import Target
 
 
@@ -37,26 +24,6 @@ class Status(StrEnum):
     CONVERTED = "converted"
     SKIPPED = "skipped"
     ROLLED_BACK = "rolled-back"
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """How equal the new region must be to the old one, on random inputs and both kernel sets.
-
-    `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere,
-    with the maximum of the whole tensor: a channel that is a million times smaller than another one is not held to it.
-    `steps`: integers at most `tolerance` quantization steps apart. The same holds on every kind of extreme inputs
-    (`edge_opt.runtime.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
-    of any, because a softmax makes a large difference of a small one between large logits.
-    `absolute`: `|a - b| <= tolerance`, where the new region is held to the rewrite's `reference` in float.
-    """
-
-    kind: str = "bitwise"
-    tolerance: float = 0.0
-    spared: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.kind if self.kind == "bitwise" else f"{self.kind} {self.tolerance:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,25 +143,15 @@ class MaskedRows(Record):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place that matched; `build` makes the rewrite aside, or raises RefusedError where it cannot.
+    """A place where a pass could apply: `build` makes the rewrite aside, or raises RefusedError where it cannot.
 
-    `demand`: other than the pass's. `note`: what to tell of it once it is converted.
+    Without `build` the place is left for a `reason`; `settled` where there is nothing to do, `is_bug` where the reason
+    is a mistake of edge-opt.
     """
 
     operator: Operator
-    build: Callable[[], Rewrite]
-    heads: int | None = None
-    kv_heads: int | None = None
-    demand: Demand | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedSite:
-    """A place that did not match, or (`settled`) needs nothing done."""
-
-    operator: Operator
-    reason: str
+    build: Callable[[], Rewrite] | None = None
+    reason: str = ""
     settled: bool = False
     heads: int | None = None
     kv_heads: int | None = None
@@ -206,6 +163,8 @@ class Context:
     """What a pass works on: one entry point of a model, for a target.
 
     `positions`: how many the caches of the model, or of its bundle, have room for; None where nothing tells.
+    `exported`: the entry points as they were before they were quantized, where the caller has them. `ledger`: what the
+    subgraph computes, once a pass found something to rewrite.
     """
 
     model: Model
@@ -216,6 +175,8 @@ class Context:
     prover: Prover | None = None
     on_site: Callable[[SiteReport], None] | None = None
     positions: int | None = None
+    exported: Mapping[str, Subgraph] = field(default_factory=dict)
+    ledger: Ledger | None = None
 
     def left_open(self, operators: Iterable[Operator]) -> str:
         """Why operators whose tensors have open lengths stay, and what closes these; empty where there are none."""
@@ -244,147 +205,16 @@ def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
     ]
 
 
-def site_or_reason(operator: Operator, make: Callable[[], Site]) -> Site | SkippedSite:
-    """The site at an operator, or why there is none: what `make` raises as RefusedError."""
-    try:
-        return make()
-    except RefusedError as refused:
-        return SkippedSite(operator, str(refused))
-
-
 class Pass(ABC):
     """A rewrite that applies at sites, each on its own: matched, built aside, checked, proved, committed or dropped."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     demand: ClassVar[Demand] = Demand()
+    """What its rewrites are held to where they demand nothing else."""
     repeats: ClassVar[bool] = False
     """Its rewrites may bring further sites, which are then looked for again."""
 
     @abstractmethod
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """Every place where the pass could apply, in execution order."""
-
-
-class BrokenFrameError(EdgeOptError):
-    """A pass changed what it must leave alone; the model in memory is worth nothing any more."""
-
-    exit_code = 1
-
-
-def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
-    """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was.
-
-    Raises:
-        BrokenFrameError: the pass changed the graph outside its rewrites. That is a mistake of ours, not of the model.
-    """
-    reports: list[SiteReport] = []
-    subgraphs = len(context.model.subgraphs)
-    sites = deque(_sites(chosen, context))
-    frame = Frame(context.model, context.subgraph) if any(isinstance(site, Site) for site in sites) else None
-    staying: list[Operator] = []
-    added: list[Operator] = []
-    visited: set[Operator] = set()
-    if context.prover is not None:
-        context.prover.expect(_likely_rewrites(chosen, context, list(sites), visited))
-    while sites:
-        site = sites.popleft()
-        visited.add(site.operator)
-        report = _report_on(site, chosen, context, len(reports))
-        rewrite = _checked_rewrite(site, chosen, context, report) if isinstance(site, Site) else None
-        if rewrite is not None:
-            assert frame is not None
-            frame.allow(rewrite)
-            staying += commit(rewrite)
-            added += rewrite.added()
-        reports.append(report)
-        if context.on_site is not None:
-            context.on_site(report)
-        if not sites and chosen.repeats:
-            sites.extend(further for further in _sites(chosen, context) if further.operator not in visited)
-    try:
-        if frame is not None:
-            frame.check()
-    except RefusedError as refused:
-        raise BrokenFrameError(
-            f"pass '{chosen.name}' changed signature '{context.signature}' outside its rewrites: {refused}; nothing "
-            f"was written, convert with skip='{chosen.name}' and report this mistake of edge-opt"
-        ) from refused
-    remove_dead(context.subgraph, staying, context.model.subgraphs)
-    share_equal(context.subgraph, added)
-    remove_uncalled(context.model, subgraphs)
-    return reports
-
-
-def _sites(chosen: Pass, context: Context) -> Iterator[Site | SkippedSite]:
-    """The sites of a pass; where looking for them fails, those until then, and what failed."""
-    try:
-        yield from chosen.sites(context)
-    except Exception as error:
-        last = deque(context.subgraph.operators, 1)
-        yield SkippedSite(last[0], f"looking for further sites failed: {_bug(error)}", is_bug=True)
-
-
-def _likely_rewrites(
-    chosen: Pass, context: Context, sites: Iterable[Site | SkippedSite], visited: Collection[Operator]
-) -> Iterator[tuple[Rewrite, Demand]]:
-    """The rewrites of sites that were not visited, were the graph to stay as it is; for the prover to begin with."""
-    for site in sites:
-        if isinstance(site, Site) and site.operator not in visited:
-            with suppress(Exception):  # it is reported when it is the site's turn
-                yield site.build(), site.demand or chosen.demand
-
-
-def _report_on(site: Site | SkippedSite, chosen: Pass, context: Context, index: int) -> SiteReport:
-    """The report of a site, with the reason where it stays whatever a rewrite would be."""
-    name, heads = site.operator.outputs[0].name, (site.heads, site.kv_heads)
-    report = SiteReport(chosen.name, context.signature, index, Status.SKIPPED, "", *heads, operator=name)
-    if isinstance(site, SkippedSite):
-        report.reason, report.settled, report.is_bug = site.reason, site.settled, site.is_bug
-    if not report.is_bug and (left_open := context.left_open([site.operator])):
-        report.reason, report.settled = left_open, False
-    report.reason = report.reason or context.frozen
-    return report
-
-
-def _checked_rewrite(site: Site, chosen: Pass, context: Context, report: SiteReport) -> Rewrite | None:
-    """The rewrite of a site, if it passes every check and the proof; else the report says why it stays.
-
-    An error that nobody foresaw is this site's reason, and the others go on.
-    """
-    if report.reason:
-        return None
-    try:
-        rewrite = site.build()
-        report.reason = context.left_open((*rewrite.old, *rewrite.added()))
-        if report.reason:
-            return None
-        report.status = Status.ROLLED_BACK  # unless all that follows holds
-        check_frame(rewrite)
-        check_shapes(rewrite.derivable(), rewrite.calls)
-        check_versions(rewrite)
-        context.target.check(rewrite.added(), rewrite.old)
-        if context.prover is not None:
-            report.proof = context.prover.prove(rewrite, site.demand or chosen.demand)
-            if not report.proof.holds:
-                report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
-                raise RefusedError(report.proof.reason)
-        # After the proof, which says by how much results differ where they do.
-        check_parameters(rewrite)
-    except RefusedError as refused:
-        report.reason = str(refused)
-        return None
-    except Exception as error:
-        report.status, report.reason, report.is_bug = Status.ROLLED_BACK, _bug(error), True
-        return None
-    report.status, report.note = Status.CONVERTED, site.note
-    report.replaced, report.added = rewrite.removed(), len(rewrite.added())
-    return rewrite
-
-
-def _bug(error: Exception) -> str:
-    """The words for an error that is a mistake of ours; others are raised, and all where a traceback is wanted."""
-    if isinstance(error, EdgeOptError) or os.environ.get(TRACEBACK):
-        raise error
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"

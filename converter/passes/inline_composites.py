@@ -9,8 +9,8 @@ from edge_opt.ir.checks import MAX_EXTENT
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import repeated
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.contract import Context, Pass, Site
+from edge_opt.passes.rewrite import Demand, Rewrite
 
 
 class InlineComposites(Pass):
@@ -26,7 +26,7 @@ class InlineComposites(Pass):
     demand = Demand("relative", 1e-6)
     repeats = True
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each composite that is to be opened."""
         sizes: dict[int, int] = {}
         total = 0
@@ -38,7 +38,7 @@ class InlineComposites(Pass):
                 continue
             total += _opened(context.model, body, sizes)
             if total > MAX_EXTENT:
-                yield SkippedSite(operator, f"opened, the composites up to here are {total:,} operators")
+                yield Site(operator, reason=f"opened, the composites up to here are {total:,} operators")
             else:
                 yield Site(operator, partial(_build, context, operator))
 
@@ -59,5 +59,5 @@ def _build(context: Context, composite: Operator) -> Rewrite:
             raise RefusedError("a result of the body is an argument, or another result", composite, tensor)
         known[result] = tensor
     prefix = composite.outputs[0].name
-    moved = {repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}"): op for op in body.operators}
-    return Rewrite(context.subgraph, (composite,), tuple(moved), composite, calls=context.model, moved=moved)
+    moved = [repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}") for op in body.operators]
+    return Rewrite(context.model, context.subgraph, (composite,), tuple(moved))

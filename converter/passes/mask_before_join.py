@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Tensor
-from edge_opt.passes.contract import Context, Pass, Site, SkippedSite
+from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 
 
@@ -24,7 +24,7 @@ class MaskBeforeJoin(Pass):
     name = "mask_before_join"
     summary = "adds the mask to the logits of the cache and of the new keys before they are joined"
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each such mask, if the target asks for it."""
         if not context.target.mask_before_join:
             return
@@ -84,4 +84,4 @@ def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
         additions.append(Operator(addition.code, operands, [masked], addition.options, addition.table))
     masked_parts = [operator.outputs[0] for operator in additions]
     last = Operator(join.code, masked_parts, [result], join.options, join.table)
-    return Rewrite(context.subgraph, (join, addition), (*cuts, *additions, last), addition)
+    return Rewrite(context.model, context.subgraph, (join, addition), (*cuts, *additions, last))

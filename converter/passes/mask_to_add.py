@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,9 +14,9 @@ from edge_opt.base.words import name_below, shortened
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import moved_from, still_needed
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
+from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.quantized_mask import two_values
-from edge_opt.passes.rewrite import MaskInput, Rewrite
+from edge_opt.passes.rewrite import Demand, MaskInput, Rewrite
 from edge_opt.passes.spreads import code_limits, is_integer, real_range
 
 UNDERFLOW = 104.0
@@ -43,27 +43,8 @@ _LOWEST_FLOAT16 = -32752.0
 """Half of the lowest float16, whose sum with logits does not overflow; at that size float16 has steps of 16."""
 
 _SMALL_LOGIT = 1.5
-_SELECTS = frozenset({"SELECT", "SELECT_V2"})
 _QUANTIZED = frozenset({DType.INT8, DType.INT16})
 _COMPLEMENT = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
-
-
-@dataclass(frozen=True, slots=True)
-class MaskedSoftmax:
-    """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
-
-    `masked_when` is the value of `condition` at which an entry is masked; `path` are the rearrangements between the
-    two. `other` names another mask that may have closed some of the logits: its lowest number, or the input that it is.
-    """
-
-    select: Operator
-    softmax: Operator
-    path: tuple[Operator, ...]
-    condition: Tensor
-    logits: Tensor
-    constant: float
-    masked_when: bool
-    other: str = ""
 
 
 class MaskToAdd(Pass):
@@ -88,38 +69,68 @@ class MaskToAdd(Pass):
     name = "mask_to_add"
     summary = "turns attention masks by SELECT into one additive mask that all heads share"
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each SELECT whose result is normalized by a SOFTMAX."""
         for softmax in context.subgraph.operators:
             if softmax.name != "SOFTMAX":
                 continue
             masked, path = moved_from(softmax.input(0), MOVEMENT)
-            if masked.producer is not None and masked.producer.name in _SELECTS:
-                make = partial(_site, context, masked.producer, softmax, tuple(reversed(path)))
-                yield site_or_reason(softmax, make)
+            if masked.producer is not None and masked.producer.name in ("SELECT", "SELECT_V2"):
+                yield Site(softmax, partial(_build, context, masked.producer, softmax, path[::-1]))
 
 
-def _site(context: Context, select: Operator, softmax: Operator, path: tuple[Operator, ...]) -> Site:
+def _build(context: Context, select: Operator, softmax: Operator, path: list[Operator]) -> Rewrite:
     """Raises RefusedError where the SELECT cannot be an ADD."""
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
             raise RefusedError("the masked logits are read elsewhere too", select, select.outputs[0])
-    masked = _match_operands(select, softmax, path)
-    build = _build_quantized if masked.logits.dtype in _QUANTIZED else _build
-    demand, note = _demand(context, masked), _note(context, masked)
-    return Site(select, partial(build, context, masked), demand=demand, note=note)
+    masked = _match(select, softmax, path)
+    make = Assembly(context.model, context.constants)
+    if masked.logits.dtype in _QUANTIZED:
+        return _in_codes(context, masked, make)
+    return _in_floats(context, masked, make)
 
 
-def _match_operands(select: Operator, softmax: Operator, path: tuple[Operator, ...]) -> MaskedSoftmax:
-    _check_types(select)
-    condition, when_true, when_false = (select.input(i) for i in range(3))
+@dataclass(frozen=True, slots=True)
+class MaskedSoftmax:
+    """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
+
+    `masked_when` is the value of `condition` at which an entry is masked; `path` are the rearrangements between the
+    two. `other` names another mask that may have closed some of the logits: its lowest number, or the input that it is.
+    """
+
+    select: Operator
+    softmax: Operator
+    path: list[Operator]
+    condition: Tensor
+    logits: Tensor
+    constant: float
+    masked_when: bool
+    other: str = ""
+
+
+def _match(select: Operator, softmax: Operator, path: list[Operator]) -> MaskedSoftmax:
+    condition, *operands = (select.input(i) for i in range(3))
     result = select.outputs[0]
-    constants = [_uniform(tensor, result) for tensor in (when_true, when_false)]
+    for fits, text, tensor in (
+        (_addable(result), "logits are neither float nor quantized", result),
+        (operands[0].dtype is result.dtype, "SELECT's operands and result differ in type", operands[0]),
+        (operands[1].dtype is result.dtype, "SELECT's operands and result differ in type", operands[1]),
+        (condition.dtype is DType.BOOL, "the condition of a SELECT must be bool", condition),
+        (
+            select.name != "SELECT" or condition.shape in ((), result.shape),
+            "SELECT's condition chooses whole rows",
+            condition,
+        ),
+    ):
+        if not fits:
+            raise RefusedError(text, select, tensor)
+    constants = [_uniform(tensor, result) for tensor in operands]
     masked_when = constants[0] is not None
-    constant = constants[0] if masked_when else constants[1]
+    masked, logits = operands if masked_when else operands[::-1]
+    constant = constants[0 if masked_when else 1]
     if constant is None:
-        raise RefusedError("no operand of the SELECT is one constant", select, when_false)
-    masked, logits = (when_true, when_false) if masked_when else (when_false, when_true)
+        raise RefusedError("no operand of the SELECT is one constant", select, masked)
     if logits.shape != result.shape:
         raise RefusedError("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
     if not constant <= _HIDDEN:
@@ -133,25 +144,6 @@ def _match_operands(select: Operator, softmax: Operator, path: tuple[Operator, .
     if closed < LOWEST_ROW_MAXIMUM:
         other = f"{closed:g}"
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, other)
-
-
-def _check_types(select: Operator) -> None:
-    condition, when_true, when_false = (select.input(i) for i in range(3))
-    result = select.outputs[0]
-    dtype = result.dtype.name.lower()
-    if not _addable(result):
-        text = "logits are neither float nor quantized"
-        raise RefusedError(text, select, result, "float32, int16 or int8", dtype)
-    for tensor in (when_true, when_false):
-        if tensor.dtype is not result.dtype:
-            text = "SELECT's operands and result differ in type"
-            raise RefusedError(text, select, tensor, dtype, tensor.dtype.name.lower())
-    if condition.dtype is not DType.BOOL:
-        text = "the condition of a SELECT must be bool"
-        raise RefusedError(text, select, condition, "bool", condition.dtype.name.lower())
-    if select.name == "SELECT" and condition.shape not in ((), result.shape):
-        text = "SELECT's condition chooses whole rows"
-        raise RefusedError(text, select, condition, result.shape, condition.shape)
 
 
 def _added_before(logits: Tensor) -> tuple[float, Tensor | None]:
@@ -199,6 +191,40 @@ def _uniform(tensor: Tensor, result: Tensor) -> float | None:
     return result.quantization.real(first)
 
 
+def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
+    """The mask is CAST(masked) * number: the number is added where masked, 0 where open."""
+    added = _added(context, site)
+    if added > _HIDDEN:
+        text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
+        raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
+    source, chain, comparison = _followed(site.condition)
+    name, dtype, shape = site.condition.name, site.logits.dtype, source.shape
+    masked, values = _masked(make, site, source, comparison)
+    number = Tensor(name_below(name, "number"), shape, dtype)
+    make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
+    constant = make.constants.make("mask/constant", np.array(added, dtype.numpy), dtype)
+    mask = make.emit("MUL", [number, constant], Tensor(name_below(name, "additive"), shape, dtype))
+    if shape != (wanted := site.condition.shape):
+        reshaped = Tensor(name_below(name, "additive/reshaped"), wanted, dtype)
+        mask = make.emit(
+            "RESHAPE", [mask, make.integers("mask/shape", wanted)], reshaped, new_shape=list(wanted)
+        )
+    new = _softmax_of(make, site, mask)
+    old = (*chain, site.select, *site.path, site.softmax)
+    kept = still_needed(context.subgraph, old, site.softmax)
+    # Rows that are masked everywhere stay as they are, where every logit vanishes in what is added.
+    exact = added == ABSORBING and site.constant != -np.inf and not site.other
+    return Rewrite(
+        context.model,
+        context.subgraph,
+        old,
+        (*kept, *new),
+        demand=Demand(spared=("masks", "nan added")) if exact else Demand("relative", 1e-6),
+        note="; ".join(_notes(site, added)),
+        mask=MaskInput(source, *values, exact=exact),
+    )
+
+
 def _added(context: Context, site: MaskedSoftmax) -> float:
     """What is added to float logits where masked: lower than any logit, and no lower than the target takes."""
     lowest = context.target.mask_constant
@@ -209,71 +235,30 @@ def _added(context: Context, site: MaskedSoftmax) -> float:
     return max(site.constant, lowest)
 
 
-def _is_exact(context: Context, site: MaskedSoftmax) -> bool:
-    """Whether rows that are masked everywhere stay as they are, too."""
-    if site.logits.dtype in _QUANTIZED:
-        return True
-    return _added(context, site) == ABSORBING and site.constant != -np.inf and not site.other
-
-
-def _lower_logits(site: MaskedSoftmax) -> bool:
-    """Whether logits may lie below the mask constant, so that SELECT lifts masked entries above them."""
-    if site.logits.dtype in _QUANTIZED:
-        return site.constant > real_range(site.logits)[0]
-    return site.constant > ABSORBING
-
-
-def _demand(context: Context, site: MaskedSoftmax) -> Demand:
-    """Which extreme logits it holds for: infinite ones never, large negative ones if none lies below the constant."""
-    if not _is_exact(context, site):
-        return Demand("relative", 1e-6)
-    if site.logits.dtype in _QUANTIZED:
-        return Demand(spared=("masks", "high", "low") if _lower_logits(site) else ())
-    return Demand(spared=("masks", "nan added"))
-
-
-def _note(context: Context, site: MaskedSoftmax) -> str:
-    condition = ""
-    if _lower_logits(site):
-        condition = f"equal where the largest open logit of a row is above {site.constant + UNDERFLOW:g}"
-    if site.logits.dtype in _QUANTIZED:
-        return condition
-    notes = []
-    added = _added(context, site)
+def _notes(site: MaskedSoftmax, added: float) -> Iterator[str]:
+    """On what it depends that probabilities stay what they were."""
     if site.other:
-        notes.append(f"rows that only this mask and another one ({site.other}) close together change")
+        yield f"rows that only this mask and another one ({site.other}) close together change"
     if added != site.constant:
-        notes.append(f"the mask constant {site.constant:g} becomes {added:g}")
+        yield f"the mask constant {site.constant:g} becomes {added:g}"
         if added == ABSORBING:
-            notes.append(
-                "for a compiler that computes in float16 choose its target, or one with a mask_constant"
-            )
-        notes.append(
-            "in a model that is yet to be quantized, a constant that low takes most of the range of the masked logits"
-        )
+            yield "for a compiler that computes in float16 choose its target, or one with a mask_constant"
+        yield "in a model that is yet to be quantized, a constant that low takes most of the range of the masked logits"
     if added != ABSORBING:
         least = f"{-added - UNDERFLOW:g}"
-        notes.append(f"equal where no masked logit is {least} or more above the largest open one of its row")
-    return "; ".join(filter(None, [*notes, condition]))
+        yield f"equal where no masked logit is {least} or more above the largest open one of its row"
+    if site.constant > ABSORBING:
+        yield _equal_above(site)
 
 
-def _build(context: Context, site: MaskedSoftmax) -> Rewrite:
-    added = _added(context, site)
-    if added > _HIDDEN:
-        text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
-        raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
-    condition, make = Condition.of(site.condition), Assembly(context.model, context.constants)
-    new = _softmax_of(make, site, _additive(make, site, condition, added))
-    old = (*condition.chain, site.select, *site.path, site.softmax)
-    kept = still_needed(context.subgraph, old, site.softmax)
-    values = condition.values(masked_when=site.masked_when)
-    mask_input = MaskInput(condition.source, *values, exact=_is_exact(context, site))
-    return Rewrite(context.subgraph, old, (*kept, *new), site.softmax, mask_input)
+def _equal_above(site: MaskedSoftmax) -> str:
+    """The condition where SELECT lifts masked entries above logits that lie below its constant."""
+    return f"equal where the largest open logit of a row is above {site.constant + UNDERFLOW:g}"
 
 
-def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite:
+def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     """The mask is one SELECT_V2 between 0 and a number as far below it as the lowest code is below the highest."""
-    make, like = Assembly(context.model, context.constants), site.select.outputs[0]
+    like = site.select.outputs[0]
     assert like.quantization is not None
     step, (least, most) = float(like.quantization.scale[0]), code_limits(like)
     # Masked: 2 * -least steps of the logits, one more than there are between two codes.
@@ -281,15 +266,21 @@ def _build_quantized(context: Context, site: MaskedSoftmax) -> Rewrite:
     mask = make.tensor(name_below(site.condition.name, "additive"), site.condition.shape, like, parameters)
     codes = (least, 0) if site.masked_when else (0, least)
     make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
-    new = _softmax_of(make, site, mask)
-    old = (site.select, *site.path, site.softmax)
-    masked = MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True)
     deviation = step * (most - least) / 6
     # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
     wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
-    spreads = tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted)
-    chosen = frozenset({mask})
-    return Rewrite(context.subgraph, old, tuple(new), site.softmax, masked, spreads=spreads, chosen=chosen)
+    is_above = site.constant > real_range(site.logits)[0]
+    return Rewrite(
+        context.model,
+        context.subgraph,
+        (site.select, *site.path, site.softmax),
+        tuple(_softmax_of(make, site, mask)),
+        demand=Demand(spared=("masks", "high", "low") if is_above else ()),
+        note=_equal_above(site) if is_above else "",
+        mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True),
+        spreads=tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted),
+        chosen=frozenset({mask}),
+    )
 
 
 def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Operator]:
@@ -307,69 +298,40 @@ def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Opera
     return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """What a condition is made of: `source`, through a `chain`: one `comparison` or NOT, and reshapes around it."""
+def _followed(condition: Tensor) -> tuple[Tensor, list[Operator], Operator | None]:
+    """What a condition is computed from, through which operators, and which of these compares or negates.
 
-    source: Tensor
-    chain: tuple[Operator, ...] = ()
-    comparison: Operator | None = None
-
-    @classmethod
-    def of(cls, condition: Tensor) -> Condition:
-        """Follow it up; where it is made in another way, it is its own source."""
-        tensor, below = moved_from(condition, ("RESHAPE",))
-        comparison = tensor.producer
-        if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
-            return cls(condition)
-        read = [tensor for tensor in comparison.inputs if tensor is not None]
-        data = [tensor for tensor in read if not tensor.is_constant or comparison.name == "LOGICAL_NOT"]
-        numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
-        if len(data) != 1 or (comparison.name in _COMPLEMENT and len(numbers) != 1):
-            return cls(condition)
-        source, above = moved_from(data[0], ("RESHAPE",))
-        return cls(source, (*reversed(above), comparison, *reversed(below)), comparison)
-
-    def values(self, *, masked_when: bool) -> tuple[float, float]:
-        """(value of a masked entry, value of an open one) in the source."""
-        comparison = self.comparison
-        if comparison is None or comparison.name == "LOGICAL_NOT":
-            masked = masked_when is (comparison is None)
-            return float(masked), float(not masked)
-        value = next(t for t in comparison.inputs if t is not None and t.is_constant).real()
-        other = 1.0 if value == 0 else 0.0
-        equal_is_masked = masked_when is (comparison.name == "EQUAL")
-        return (value, other) if equal_is_masked else (other, value)
+    They are one comparison with a number, or one NOT, and RESHAPEs around it; else the condition is its own source.
+    """
+    tensor, below = moved_from(condition, ("RESHAPE",))
+    comparison = tensor.producer
+    if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
+        return condition, [], None
+    read = [tensor for tensor in comparison.inputs if tensor is not None]
+    data = [tensor for tensor in read if not tensor.is_constant or comparison.name == "LOGICAL_NOT"]
+    numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
+    if len(data) != 1 or (comparison.name in _COMPLEMENT and len(numbers) != 1):
+        return condition, [], None
+    source, above = moved_from(data[0], ("RESHAPE",))
+    return source, [*reversed(above), comparison, *reversed(below)], comparison
 
 
-def _additive(make: Assembly, site: MaskedSoftmax, condition: Condition, added: float) -> Tensor:
-    """`added` where masked, 0 where open; shaped like the source until the end, then like the condition."""
-    masked = _masked(make, site, condition)
-    name, target, shape, dtype = site.condition.name, site.condition.shape, masked.shape, site.logits.dtype
-    number = Tensor(name_below(name, "number"), shape, dtype)
-    make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
-    constant = make.constants.make("mask/constant", np.array(added, dtype.numpy), dtype)
-    mask = make.emit("MUL", [number, constant], Tensor(name_below(name, "additive"), shape, dtype))
-    if shape == target:
-        return mask
-    steering = make.integers("mask/shape", target)
-    reshaped = Tensor(name_below(name, "additive/reshaped"), target, dtype)
-    return make.emit("RESHAPE", [mask, steering], reshaped, new_shape=list(target))
-
-
-def _masked(make: Assembly, site: MaskedSoftmax, condition: Condition) -> Tensor:
-    """True where masked: the complement of the condition where that one says what is open."""
-    source, comparison = condition.source, condition.comparison
+def _masked(
+    make: Assembly, site: MaskedSoftmax, source: Tensor, comparison: Operator | None
+) -> tuple[Tensor, tuple[float, float]]:
+    """A tensor shaped like the source, true where masked; and what the source holds where masked, and where open."""
     masked = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
     if comparison is None or comparison.name == "LOGICAL_NOT":
-        is_masked = site.masked_when is (comparison is None)
-        return source if is_masked else make.emit("LOGICAL_NOT", [source], masked)
+        if site.masked_when is (comparison is None):
+            return source, (1.0, 0.0)
+        return make.emit("LOGICAL_NOT", [source], masked), (0.0, 1.0)
     kind = comparison.name if site.masked_when else _COMPLEMENT[comparison.name]
+    number = next(t for t in comparison.inputs if t is not None and t.is_constant)
+    value = number.real()
+    other = 1.0 if value == 0 else 0.0
     # With more axes than the source, the number compared with would add axes to the mask.
-    read = [
-        make.constants.make("mask/compared", t.array().reshape(()), t.dtype, t.quantization)
-        if t is not None and t.is_constant
-        else source
-        for t in comparison.inputs
-    ]
-    return make.emit(kind, read, masked)
+    scalar = make.constants.make(
+        "mask/compared", number.array().reshape(()), number.dtype, number.quantization
+    )
+    make.emit(kind, [scalar if tensor is number else source for tensor in comparison.inputs], masked)
+    return masked, ((value, other) if kind == "EQUAL" else (other, value))

@@ -7,11 +7,9 @@ from functools import partial
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
-from edge_opt.passes.rewrite import Rewrite, Saturation
+from edge_opt.passes.contract import Context, Pass, Site
+from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.passes.spreads import code_limits, nearest_code, product_spreads, real_range
-
-_INTEGERS = frozenset({DType.INT8, DType.INT16})
 
 
 class MatMulConvert(Pass):
@@ -25,34 +23,49 @@ class MatMulConvert(Pass):
     summary = "lets a BATCH_MATMUL write the quantization of the QUANTIZE behind it"
     demand = Demand("steps", 1)
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each QUANTIZE of integers behind a BATCH_MATMUL."""
         for operator in context.subgraph.operators:
-            if operator.name != "QUANTIZE":
-                continue
-            product = operator.input(0).producer
-            if product is None or product.name != "BATCH_MATMUL" or not operator.input(0).is_quantized:
-                continue
-            yield site_or_reason(operator, partial(_site, context, product, operator))
+            if operator.name == "QUANTIZE" and operator.input(0).is_quantized:
+                product = operator.input(0).producer
+                if product is not None and product.name == "BATCH_MATMUL":
+                    yield Site(operator, partial(_build, context, product, operator))
 
 
-def _site(context: Context, product: Operator, convert: Operator) -> Site:
+def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     """Raises RefusedError where the product may not write the result."""
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
         raise RefusedError("the product is read elsewhere too, in its own quantization", product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
-    if {*operands} != {result.dtype} or result.dtype not in _INTEGERS:
+    if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
         expected, actual = ", ".join(dtype.name.lower() for dtype in operands), result.dtype.name.lower()
         raise RefusedError("the product must write its operands' type", convert, result, expected, actual)
     before, after = (_one_scale(operator) for operator in (product, convert))
-    # At most one step of the larger scale. Scales are float32: a ratio of 3 may come out as 2.9999998.
-    steps = max(1, math.floor(before / after * (1 + 1e-6)))
+    version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
+    code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
+    fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     low, high = real_range(between)
+    clipped = clipped_codes(convert)
     kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
-    note = "" if saturation(convert) is None else kept
-    build = partial(_build, context, product, convert)
-    return Site(convert, build, demand=Demand("steps", steps), note=note)
+    return Rewrite(
+        context.model,
+        context.subgraph,
+        (product, convert),
+        (fused,),
+        # At most one step of the larger scale. Scales are float32: a ratio of 3 may come out as 2.9999998.
+        demand=Demand("steps", max(1, math.floor(before / after * (1 + 1e-6)))),
+        note=kept if clipped else "",
+        clipped=clipped,
+        spreads=(product_spreads(product, max(abs(low), abs(high))), {}) if clipped else ({},),
+    )
+
+
+def clipped_codes(convert: Operator) -> tuple[int, int] | None:
+    """Where the product was clipped, in codes of the result; None where the result could not have held more."""
+    result = convert.outputs[0]
+    low, high = (nearest_code(value, result) for value in real_range(convert.input(0)))
+    return None if (low, high) == code_limits(result) else (low, high)
 
 
 def _one_scale(operator: Operator) -> float:
@@ -65,24 +78,3 @@ def _one_scale(operator: Operator) -> float:
     if tensor.dtype is DType.INT16 and zero_point:
         raise RefusedError("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
     return float(parameters.scale[0])
-
-
-def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
-    version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
-    code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
-    fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
-    clipped = saturation(convert)
-    room = max(map(abs, real_range(product.outputs[0])))
-    spreads = ({},) if clipped is None else (product_spreads(product, room), {})
-    old = (product, convert)
-    return Rewrite(context.subgraph, old, (fused,), convert, saturation=clipped, spreads=spreads)
-
-
-def saturation(convert: Operator) -> Saturation | None:
-    """Where the product was clipped, in codes of the result; None where the result could not have held more.
-
-    Values beyond were saturated before and are not any more.
-    """
-    between, result = convert.input(0), convert.outputs[0]
-    low, high = (nearest_code(value, result) for value in real_range(between))
-    return None if (low, high) == code_limits(result) else Saturation(low, high)

@@ -15,9 +15,9 @@ from edge_opt.ir.cleanup import called
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SiteReport, SkippedSite, Status
+from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.passes.spreads import attention_spreads
 from edge_opt.targets import Target
 
@@ -35,7 +35,7 @@ class TileRows(Pass):
     name = "tile_rows"
     summary = "cuts attention further, into blocks of query rows"
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each single-head attention that is to be cut."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, Block) and match.heads == 1:
@@ -43,7 +43,7 @@ class TileRows(Pass):
                 try:
                     tiled = tiled_block(target, match)
                 except RefusedError as refused:
-                    yield SkippedSite(match.softmax, str(refused))
+                    yield Site(match.softmax, reason=str(refused))
                     continue
                 if tiled is not match:
                     yield Site(match.softmax, partial(in_pieces, context, tiled, _TILED), heads=1, kv_heads=1)
@@ -67,12 +67,10 @@ def tiled_block(target: Target, block: Block) -> Block:
 
 def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:
     """The block with each of its pieces computed alone."""
-    anchor = block.output.producer
-    assert anchor is not None
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    regions, spreads = (tuple(old), tuple(new)), (attention_spreads(old, block.softmax),)
+    spreads = (attention_spreads(old, block.softmax),)
     return Rewrite(
-        context.subgraph, *regions, anchor, calls=context.model, spreads=spreads, parts=block.pieces
+        context.model, context.subgraph, tuple(old), tuple(new), spreads=spreads, parts=block.pieces
     )
 
 
@@ -89,11 +87,11 @@ class MhaToSha(Pass):
     name = "mha_to_sha"
     summary = "splits multi-head attention into one single-head attention per head"
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each SOFTMAX."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
-                yield SkippedSite(match.softmax, str(match.reason), settled=not match.is_attention)
+                yield Site(match.softmax, None, str(match.reason), settled=not match.is_attention)
                 continue
             kept = context.target.no_gain(context.signature, match)
             if match.heads > 1 and not kept:
@@ -102,7 +100,7 @@ class MhaToSha(Pass):
                 reason = "already single-head"
                 if match.heads > 1:
                     reason = f"target '{context.target.name}' gains nothing from splitting {kept}"
-                yield SkippedSite(match.softmax, reason, True, match.heads, match.kv_heads)
+                yield Site(match.softmax, None, reason, True, match.heads, match.kv_heads)
 
 
 def _site(context: Context, block: Block) -> Site:
@@ -116,7 +114,6 @@ def _site(context: Context, block: Block) -> Site:
         block = tiled_block(target, block)
     except RefusedError as refused:
         notes.append(f"rows are not cut: {refused}")
-    build = partial(_build, context, block, form)
     beside = products_beside(block.core)
     if beside:
         where = ", ".join(sorted(f"'{shortened(product.outputs[0].name)}'" for product in beside))
@@ -125,11 +122,12 @@ def _site(context: Context, block: Block) -> Site:
     if any(operator.name == "FULLY_CONNECTED" for operator in block.core):
         demand = ROUNDED
         notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
-    return Site(block.softmax, build, block.heads, block.kv_heads, demand, "; ".join(notes))
+    build = partial(_build, context, block, form, demand, "; ".join(notes))
+    return Site(block.softmax, build, heads=block.heads, kv_heads=block.kv_heads)
 
 
-def _build(context: Context, block: Block, form: Form) -> Rewrite:
-    rewrite = in_pieces(context, block, form)
+def _build(context: Context, block: Block, form: Form, demand: Demand | None, note: str) -> Rewrite:
+    rewrite = replace(in_pieces(context, block, form), demand=demand, note=note)
     staying = next((op for op in rewrite.new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
     if staying is not None:
         raise RefusedError("somebody else reads what several heads make together", staying)

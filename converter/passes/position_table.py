@@ -1,6 +1,6 @@
 """Cosines and sines of positions that are computed in integers -> a table by position, read with GATHER."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
-from edge_opt.ir import DType, Subgraph, Tensor
+from edge_opt.ir import DType, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import still_needed
-from edge_opt.passes.contract import Context, Demand, Pass, Site, SkippedSite, site_or_reason
-from edge_opt.passes.rewrite import Reference, Rewrite
+from edge_opt.passes.contract import Context, Pass, Site
+from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 from edge_opt.passes.spreads import code_limits
 
 _ROUNDING = 2.0**-21
@@ -27,27 +27,25 @@ class PositionTable(Pass):
     computes `p * f` in integers whose range ends at the last position of the calibration: all later positions get the
     cosines of that one. So the old region is no reference. The new one is held to the old one in float (no QUANTIZE,
     constants in real numbers), at every position from 0 to S - 1 and at some beyond both ends, to half a step of the
-    result. Given `exported`, the entry points before they were quantized, f and the region in float are the export's.
+    result. Given the entry points before they
+    were quantized, f and the region in float are the export's.
     """
 
     name = "position_table"
     summary = "reads cosines and sines of positions from a table where integers computed them"
     demand = Demand("absolute", 2.0**-16)
 
-    def __init__(self, exported: Mapping[str, Subgraph] | None = None) -> None:
-        self.exported = exported or {}
-
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each COS or SIN of an integer input with integers that stand for angles on the way."""
-        exported = self.exported.get(context.model.signature_name(context.subgraph))
+        exported = context.exported.get(context.model.signature_name(context.subgraph))
         exact = {} if exported is None else exact_constants(context.subgraph, exported)
         for rotary in find_rotary(context.subgraph, exact):
-            yield site_or_reason(rotary.operators[-1], partial(_site, context, rotary))
+            yield Site(rotary.operators[-1], partial(_build, context, rotary))
 
 
-def _site(context: Context, rotary: Rotary) -> Site:
+def _build(context: Context, rotary: Rotary) -> Rewrite:
     """Raises RefusedError where a table cannot stand for the operators."""
-    result, _, count, notes = rotary.result, rotary.axis, context.positions, []
+    position, result, axis, count = rotary.position, rotary.result, rotary.axis, context.positions
     tolerance = _ROUNDING
     if result.dtype is not DType.FLOAT32:
         if result.quantization is None or len(result.quantization.scale) != 1 or result.dtype.numpy is None:
@@ -57,21 +55,11 @@ def _site(context: Context, rotary: Rotary) -> Site:
         raise RefusedError(
             "the number of positions is not known: no cache of the model or its bundle tells it"
         )
-    stopped = rotary.last_position(count)
-    if stopped is not None:
-        notes.append(f"stopped counting at position {stopped} of {count}, and counts on now")
-    if rotary.is_exact:
-        notes.append("has the exact frequencies of the export")
-    build = partial(_build, context, rotary, count)
-    return Site(rotary.operators[-1], build, demand=Demand("absolute", tolerance), note="; ".join(notes))
 
-
-def _build(context: Context, rotary: Rotary, count: int) -> Rewrite:
     def constant(value: object, dtype: DType) -> Tensor:
         return context.constants.make("positions/constant", np.asarray(value, dtype.numpy), dtype)
 
     make = Assembly(context.model, context.constants)
-    position, result, axis = rotary.position, rotary.result, rotary.axis
     index = position
     for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
         clamped = Tensor(f"positions/{name.lower()}", position.shape, position.dtype)
@@ -91,11 +79,22 @@ def _build(context: Context, rotary: Rotary, count: int) -> Rewrite:
         make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
     else:
         make.emit("GATHER", [table, index], result, axis=axis)
-    last = rotary.operators[-1]
-    kept = still_needed(context.subgraph, rotary.operators, last)
-    reference = Reference(tuple(rotary.form.operators), rotary.form.result, count)
-    new = (*kept, *make.finished(result))
-    return Rewrite(context.subgraph, rotary.operators, new, last, reference=reference)
+    stopped = rotary.last_position(count)
+    notes = (
+        [] if stopped is None else [f"stopped counting at position {stopped} of {count}, and counts on now"]
+    )
+    if rotary.is_exact:
+        notes.append("has the exact frequencies of the export")
+    kept = still_needed(context.subgraph, rotary.operators, rotary.operators[-1])
+    return Rewrite(
+        context.model,
+        context.subgraph,
+        rotary.operators,
+        (*kept, *make.finished(result)),
+        demand=Demand("absolute", tolerance),
+        note="; ".join(notes),
+        reference=Reference(tuple(rotary.form.operators), rotary.form.result, count),
+    )
 
 
 def _stored(values: NDArray[np.float32], result: Tensor) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """A mask computed in integers from a boolean -> one SELECT_V2 between the only two values that it can have."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import still_needed
-from edge_opt.passes.contract import Context, Pass, Site, SkippedSite, site_or_reason
+from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.passes.spreads import nearest_code
 
@@ -26,18 +26,33 @@ class QuantizedMaskToSelect(Pass):
     name = "quantized_mask"
     summary = "turns a mask computed in integers into one SELECT between its two values"
 
-    def sites(self, context: Context) -> Iterable[Site | SkippedSite]:
+    def sites(self, context: Context) -> Iterable[Site]:
         """One for each chain that ends in an integer mask."""
         for operator in context.subgraph.operators:
-            chain = mask_chain(operator)
-            if chain:
-                yield site_or_reason(operator, partial(_site, context, chain))
+            if chain := mask_chain(operator):
+                yield Site(operator, partial(_build, context, chain))
 
 
-def _site(context: Context, chain: tuple[Operator, ...]) -> Site:
+def _build(context: Context, chain: tuple[Operator, ...]) -> Rewrite:
     """Raises RefusedError where the two values cannot be told."""
-    values = [_evaluate(chain, flag) for flag in (False, True)]
-    return Site(chain[-1], partial(_build, context, chain, values))
+    when_false, when_true = two_values(
+        context, chain[-1].outputs[0], [_evaluate(chain, flag) for flag in (False, True)]
+    )
+    condition, last = _carried(chain[0]), chain[-1]
+    assert condition is not None
+    select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), last.outputs)
+    kept = still_needed(context.subgraph, chain, last)
+    return Rewrite(context.model, context.subgraph, chain, (*kept, select))
+
+
+def two_values(context: Context, like: Tensor, stored: Iterable[float]) -> list[Tensor]:
+    """Constants that a mask is selected from, by the integers that stand for them."""
+    assert like.dtype.numpy is not None
+    kind = like.dtype.numpy.type
+    return [
+        context.constants.make("mask/value", np.array(kind(value)), like.dtype, like.quantization)
+        for value in stored
+    ]
 
 
 def mask_chain(last: Operator) -> tuple[Operator, ...]:
@@ -92,23 +107,3 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float:
             stored = nearest_code(real, output)
             real = output.quantization.real(stored)
     return stored
-
-
-def _build(context: Context, chain: tuple[Operator, ...], values: Sequence[float]) -> Rewrite:
-    condition, last = _carried(chain[0]), chain[-1]
-    assert condition is not None
-    result = last.outputs[0]
-    when_false, when_true = two_values(context, result, values)
-    select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), [result])
-    kept = still_needed(context.subgraph, chain, last)
-    return Rewrite(context.subgraph, chain, (*kept, select), last)
-
-
-def two_values(context: Context, like: Tensor, stored: Iterable[float]) -> list[Tensor]:
-    """Constants that a mask is selected from, by the integers that stand for them."""
-    assert like.dtype.numpy is not None
-    kind = like.dtype.numpy.type
-    return [
-        context.constants.make("mask/value", np.array(kind(value)), like.dtype, like.quantization)
-        for value in stored
-    ]

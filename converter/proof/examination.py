@@ -16,7 +16,8 @@ from typing import cast
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir import Model, to_tables
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.contract import Demand, Proof, Ran
+from edge_opt.passes.contract import Proof, Ran
+from edge_opt.passes.rewrite import Demand
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.proof.sums import sums_differ, sums_of_one_shape, sums_that_broadcast

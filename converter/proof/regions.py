@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
 from edge_opt.ir.walk import cut_out, is_pure, needed_for
-from edge_opt.passes.contract import Demand, Proof
-from edge_opt.passes.rewrite import Reference, Rewrite
+from edge_opt.passes.contract import Proof
+from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 from edge_opt.passes.spreads import code_limits, constant_factor, is_integer, real_range
 from edge_opt.proof.examination import Examiner, Question, Region, Settings, all_of
 from edge_opt.proof.rows import peak_bytes
@@ -113,14 +113,12 @@ class RegionProver:
             yield self._against(rewrite, rewrite.reference, demand)
             return
         old, new, outputs = _changed(rewrite)
-        model, inputs = rewrite.calls or Model(), rewrite.inputs()
-        clipped = rewrite.saturation
-        limits = None if clipped is None else (clipped.low, clipped.high)
+        model, inputs = rewrite.model, rewrite.inputs()
         before, after = (cut_out(model, operators, inputs, outputs) for operators in (old, new))
         at_once = peak_bytes(before) + peak_bytes(after) <= _AT_ONCE_BYTES
         region = Region(before, after, self._name(rewrite))
         for place, (hints, axes) in enumerate(_runs(rewrite, inputs)):
-            request = ProofRequest(hints, axes, limits, at_once, rewrite.parts)
+            request = ProofRequest(hints, axes, rewrite.clipped, at_once, rewrite.parts)
             if not place:
                 request = _with_extremes(request, before.subgraphs[0], demand)
             yield Question(region, demand, request, must_compare=not place)
@@ -268,7 +266,7 @@ def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Te
 
     An operator of both lists stays what it is; if it depends on such operators alone, so do its results.
     """
-    called = () if rewrite.calls is None else rewrite.calls.subgraphs
+    called = rewrite.model.subgraphs
     everything = list(rewrite.old), list(rewrite.new), rewrite.outputs()
     if rewrite.mask is not None or not all(is_pure(op, called) for op in (*rewrite.old, *rewrite.new)):
         return everything

@@ -3,8 +3,7 @@
 import inspect
 import re
 
-from edge_opt.passes import PASSES
-from edge_opt.passes.contract import Demand
+from edge_opt.passes import PASSES, Demand
 
 
 def table() -> str:

@@ -1,0 +1,170 @@
+"""What a rewrite must keep to, checked without running it: its frame, shapes, versions and parameters."""
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+
+from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import reads, with_called
+from edge_opt.passes.rewrite import Rewrite
+from edge_opt.shapes import ShapeError, infer_operator
+from edge_opt.shapes.rules import Enter, Fact, constants_of, recorded_shape
+
+
+def check_frame(rewrite: Rewrite) -> None:
+    """Whether the new region leaves alone what is outside itself.
+
+    It reads only tensors that the old region read (or new constants), and defines exactly those that the old one
+    defined for others. Only operators without effects move past others.
+
+    Raises:
+        RefusedError: it may touch something else.
+    """
+    old = set(rewrite.old)
+    for operator in (*rewrite.old, *rewrite.added()):
+        if (operator.subgraph is rewrite.subgraph) != (operator in old):
+            where = "is not in the graph any more" if operator in old else "belongs to the graph already"
+            raise RefusedError(
+                f"the operator {operator.name} that defines '{operator.outputs[0].name}' {where}"
+            )
+    _check_reading(rewrite)
+    _check_definitions(rewrite)
+    rewrite.order()
+
+
+def _check_reading(rewrite: Rewrite) -> None:
+    allowed = set(reads(rewrite.old))
+    for tensor in reads(rewrite.new):
+        if tensor not in allowed and not tensor.is_constant:
+            raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
+    for tensor in reads((*rewrite.old, *rewrite.new)):
+        if tensor.is_blockwise:
+            raise RefusedError(
+                f"'{tensor.name}' is quantized by blocks: its scales are named by a place in its own subgraph"
+            )
+
+
+def _check_definitions(rewrite: Rewrite) -> None:
+    old = {tensor for operator in rewrite.old for tensor in operator.outputs}
+    undefined = {tensor for operator in rewrite.new for tensor in operator.outputs}
+    defined: set[Tensor] = set()
+    for operator in rewrite.new:
+        for tensor in operator.inputs:
+            if tensor in undefined:
+                raise RefusedError(f"the new region reads '{tensor.name}' before defining it")
+        for tensor in operator.outputs:
+            fault = _fault(tensor, defined, ours=tensor in old or not rewrite.subgraph.lists(tensor))
+            if fault:
+                raise RefusedError(f"the new region defines {fault}")
+            defined.add(tensor)
+        undefined.difference_update(operator.outputs)
+    outputs = rewrite.outputs()
+    if not outputs:
+        raise RefusedError("nothing reads what the region gives, so nothing can be verified")
+    for tensor in outputs:
+        if tensor not in defined:
+            raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
+
+
+def _fault(tensor: Tensor, defined: Collection[Tensor], *, ours: bool) -> str:
+    """Why the new region may not define a tensor; empty where it may."""
+    if tensor in defined:
+        return f"'{tensor.name}' twice"
+    if tensor.is_constant:
+        return f"the constant '{tensor.name}'"
+    return "" if ours else f"'{tensor.name}', which is not the old one's"
+
+
+def check_shapes(rewrite: Rewrite) -> None:
+    """Whether the recorded shapes of new operators, and of those that they call, are what their inputs give.
+
+    A copy of an old operator (on tensors of the same types) is as right as that one.
+
+    Raises:
+        RefusedError: a derived shape is not the recorded one.
+    """
+    subgraphs = rewrite.model.subgraphs
+    known = {_typed(operator) for operator in with_called(rewrite.old, subgraphs)}
+    made = with_called(rewrite.added(), subgraphs)
+    check_operators((operator for operator in made if _typed(operator) not in known), subgraphs)
+
+
+def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
+    """Whether the shapes recorded of operators' results are derived from their inputs; `subgraphs`: the model's.
+
+    Raises:
+        RefusedError: a derived shape is not the recorded one.
+    """
+
+    def enter(index: int, inputs: Sequence[Fact]) -> list[Fact]:
+        body = subgraphs[index]
+        given, expected = [fact.shape for fact in inputs], [recorded_shape(t) for t in body.inputs]
+        if given != expected:
+            raise ShapeError(f"subgraph '{body.name}' takes {expected}, and is called with {given}")
+        return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
+
+    for operator in operators:
+        _check_operator(operator, enter)
+
+
+def _typed(operator: Operator) -> Hashable:
+    """The operator with the types of what it reads and defines; constants are told apart by their bytes."""
+    tensors = [
+        tensor and (tensor.dtype, recorded_shape(tensor), id(tensor.buffer))
+        for tensor in (*operator.inputs, *operator.outputs)
+    ]
+    return operator.code.key(), None if operator.options is None else operator.options.key(), *tensors
+
+
+def _check_operator(operator: Operator, enter: Enter) -> None:
+    shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
+    try:
+        derived = infer_operator(operator, shapes, constants_of(operator), enter)
+    except ShapeError as error:
+        raise RefusedError(str(error)) from error
+    for shape, tensor in zip(derived, operator.outputs, strict=True):
+        recorded = recorded_shape(tensor)
+        if shape is None or shape != recorded:
+            texts = ["unknown" if sizes is None else str(list(sizes)) for sizes in (shape, recorded)]
+            where = f"{operator.name} '{tensor.name}'"
+            raise RefusedError(f"{where}: derived shape {texts[0]}, recorded {texts[1]}")
+
+
+def check_versions(rewrite: Rewrite) -> None:
+    """Whether the versions of new operators are high enough for their types.
+
+    The runtime does not look at them, other readers do. Copies of operators that were there keep what the file says.
+
+    Raises:
+        RefusedError: a version is too low.
+    """
+    known = {operator.code for operator in with_called(rewrite.old, rewrite.model.subgraphs)}
+    for operator in rewrite.added():
+        needed = operator.least_version
+        if operator.code.version < needed and operator.code not in known:
+            text = f"its types need version {needed}, it has {operator.code.version}"
+            raise RefusedError(f"{operator.name} '{operator.outputs[0].name}': {text}")
+
+
+def check_parameters(rewrite: Rewrite) -> None:
+    """Whether new operators give quantized tensors only parameters that the old region has.
+
+    A scale that is off by one unit in the last place changes one code in millions, which no run may show.
+
+    Raises:
+        RefusedError: a tensor has parameters of its own.
+    """
+    old = with_called(rewrite.old, rewrite.model.subgraphs)
+    known = {_parameters(tensor) for operator in old for tensor in _tensors(operator)}
+    for operator in rewrite.added():
+        for tensor in operator.outputs:
+            if tensor.is_quantized and tensor not in rewrite.chosen and _parameters(tensor) not in known:
+                where = f"{operator.name} '{tensor.name}'"
+                raise RefusedError(f"{where} has parameters that no tensor of the old region has")
+
+
+def _parameters(tensor: Tensor) -> Hashable:
+    return None if tensor.quantization is None else (tensor.dtype, tensor.quantization.key())
+
+
+def _tensors(operator: Operator) -> Iterable[Tensor]:
+    return (tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None)

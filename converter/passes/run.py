@@ -1,0 +1,143 @@
+"""Applies a pass at each of its sites, one after the other: checked, verified and committed, or left as it was."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+
+from edge_opt.base.errors import TRACEBACK, EdgeOptError
+from edge_opt.ir import Operator
+from edge_opt.ir.cleanup import remove_uncalled
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
+from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
+from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
+from edge_opt.passes.merging import remove_dead, share_equal
+from edge_opt.passes.rewrite import Demand, Rewrite, commit
+
+
+def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
+    """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was.
+
+    Raises:
+        UnverifiedChangeError: the pass changed the graph outside its rewrites, or merging changed what they give. That
+            is a mistake of ours, not of the model.
+    """
+    reports: list[SiteReport] = []
+    listed = len(context.model.subgraphs)
+    sites = deque(_sites(chosen, context))
+    staying: list[Operator] = []
+    added: list[Operator] = []
+    visited: set[Operator] = set()
+    if context.ledger is None and any(site.build for site in sites):
+        context.ledger = Ledger(context.model, context.subgraph)
+    if context.prover is not None:
+        context.prover.expect(_likely_rewrites(chosen, list(sites), visited))
+    try:
+        while sites:
+            site = sites.popleft()
+            visited.add(site.operator)
+            report = _report_on(site, chosen, context, len(reports))
+            rewrite = None if report.reason else _verified_rewrite(site, chosen, context, report)
+            if rewrite is not None:
+                assert context.ledger is not None
+                context.ledger.allow(rewrite)
+                staying += commit(rewrite)
+                added += rewrite.added()
+            reports.append(report)
+            if context.on_site is not None:
+                context.on_site(report)
+            if not sites and chosen.repeats:
+                sites.extend(
+                    further for further in _sites(chosen, context) if further.operator not in visited
+                )
+        remove_dead(context.subgraph, staying, context.model.subgraphs)
+        share_equal(context.subgraph, added)
+        remove_uncalled(context.model, listed)
+        if context.ledger is not None:
+            context.ledger.check()
+    except UnverifiedChangeError as changed:
+        where = f"pass '{chosen.name}', signature '{context.signature}'"
+        remedy = f"nothing was written, convert with skip='{chosen.name}' and report this mistake of edge-opt"
+        raise UnverifiedChangeError(f"{where}: {changed}; {remedy}") from changed
+    return reports
+
+
+def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
+    """The sites of a pass; where looking for them fails, those until then, and what failed."""
+    try:
+        yield from chosen.sites(context)
+    except Exception as error:
+        last = context.subgraph.operators[-1]
+        yield Site(last, reason=f"looking for further sites failed: {_bug(error)}", is_bug=True)
+
+
+def _likely_rewrites(
+    chosen: Pass, sites: Iterable[Site], visited: Collection[Operator]
+) -> Iterator[tuple[Rewrite, Demand]]:
+    """The rewrites of sites that were not visited, were the graph to stay as it is; for the prover to begin with."""
+    for site in sites:
+        if site.build is not None and site.operator not in visited:
+            with suppress(Exception):  # it is reported when it is the site's turn
+                rewrite = site.build()
+                yield rewrite, rewrite.demand or chosen.demand
+
+
+def _report_on(site: Site, chosen: Pass, context: Context, index: int) -> SiteReport:
+    """The report of a site, with the reason where it stays whatever a rewrite would be."""
+    left_open = "" if site.is_bug else context.left_open([site.operator])
+    return SiteReport(
+        chosen.name,
+        context.signature,
+        index,
+        Status.SKIPPED,
+        left_open or site.reason or context.frozen,
+        site.heads,
+        site.kv_heads,
+        operator=site.operator.outputs[0].name,
+        settled=site.settled and not left_open,
+        is_bug=site.is_bug,
+    )
+
+
+def _verified_rewrite(site: Site, chosen: Pass, context: Context, report: SiteReport) -> Rewrite | None:
+    """The rewrite of a site, if it passes every check and the proof; else the report says why it stays.
+
+    An error that nobody foresaw is this site's reason, and the others go on.
+    """
+    assert site.build is not None
+    try:
+        rewrite = site.build()
+        if left_open := context.left_open((*rewrite.old, *rewrite.added())):
+            raise RefusedError(left_open)
+        report.status = Status.ROLLED_BACK  # unless all that follows holds
+        check_frame(rewrite)
+        check_shapes(rewrite)
+        check_versions(rewrite)
+        context.target.check(rewrite.added(), rewrite.old)
+        if context.prover is not None:
+            report.proof = context.prover.prove(rewrite, rewrite.demand or chosen.demand)
+            if not report.proof.holds:
+                report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
+                raise RefusedError(report.proof.reason)
+        # After the proof, which says by how much results differ where they do.
+        check_parameters(rewrite)
+    except RefusedError as refused:
+        report.reason = str(refused)
+        return None
+    except Exception as error:
+        report.status, report.reason, report.is_bug = Status.ROLLED_BACK, _bug(error), True
+        return None
+    report.status, report.note = Status.CONVERTED, rewrite.note
+    report.replaced, report.added = rewrite.removed(), len(rewrite.added())
+    return rewrite
+
+
+def _bug(error: Exception) -> str:
+    """The words for an error that is a mistake of ours; others are raised, and all where a traceback is wanted."""
+    if isinstance(error, EdgeOptError) or os.environ.get(TRACEBACK):
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"

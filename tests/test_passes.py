@@ -1,0 +1,516 @@
+"""A pass is a transaction per site: what fails a check leaves the graph bit for bit as it was, the others go on."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from pass_runs import Says, convert_text, refusal, run, statuses
+from text_parser import parse
+from toy_passes import CHAIN, SHARED, TWO_RESULTS, Double, Dropping, fresh, graph_of, op, replacing
+
+from edge_opt.ir import (
+    Constants,
+    DType,
+    Metadata,
+    Model,
+    Operator,
+    OperatorCode,
+    Quantization,
+    Tensor,
+    to_bytes,
+)
+from edge_opt.ir.graph import Buffer
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.text import to_text
+from edge_opt.passes import PASSES, Context, Demand, Pass, Rewrite, Site, Status, run_pass
+from edge_opt.passes.checks import check_frame, check_operators, check_versions
+from edge_opt.passes.ledger import UnverifiedChangeError
+from edge_opt.passes.merging import remove_dead, share_equal
+from edge_opt.passes.rewrite import commit
+from edge_opt.schema.data import Data
+from edge_opt.schema.table import new_table
+from edge_opt.targets import Target, load_target
+
+# The transaction
+
+
+def test_every_site_gets_a_verdict_in_execution_order() -> None:
+    told = []
+    model = parse(CHAIN)
+    graph = model.subgraphs[0]
+    context = Context(model, graph, "main", load_target("generic"), Constants(model), None, told.append)
+    reports = run_pass(Double(), context)
+    assert told == reports
+    assert [(r.index, r.operator, str(r.status)) for r in reports] == [
+        (0, "b", "converted"),
+        (1, "other", "skipped"),
+        (2, "y", "converted"),
+    ]
+    assert {(r.pass_name, r.signature) for r in reports} == {("double", "main")}
+    assert [operator.output.name for operator in graph.operators] == [
+        "b/square",
+        "b",
+        "other",
+        "y/square",
+        "y",
+    ]
+
+
+def test_a_failed_proof_rolls_back_that_site_alone() -> None:
+    prover = Says(False, True)
+    model, reports = convert_text(CHAIN, Double(), prover=prover)
+    assert statuses(reports) == ["rolled-back", "skipped", "converted"]
+    assert reports[0].reason == "it differs"
+    assert [demand for _, demand in prover.asked] == [Demand("relative", 0.5)] * 2
+    assert to_text(model) == CHAIN.replace(
+        "  %c: float32[4] = ABS(%b)\n  %y: float32[4] = NEG(%c)\n",
+        "  %y/square: float32[4] = SQUARE(%b)\n  %y: float32[4] = SQRT(%y/square)\n",
+    )
+
+
+def refuse(*_: object) -> Rewrite:
+    raise RefusedError("no", None, None, "yes", "no")
+
+
+def of_another_shape(context: Context, first: Operator, last: Operator) -> Rewrite:
+    rewrite = Double.replaced(context, first, last)
+    rewrite.new[0].output.shape = (5,)
+    return rewrite
+
+
+def crash(*_: object) -> Rewrite:
+    raise ZeroDivisionError("by zero")
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "status", "reason"),
+    [
+        (refuse, {}, "skipped", "no (expected yes, found no)"),
+        (crash, {}, "rolled-back", "a bug in edge-opt, please report it"),
+        (of_another_shape, {}, "rolled-back", "SQUARE 'b/square': derived shape [4], recorded [5]"),
+        (None, {"refused_operators": ("SQUARE",)}, "rolled-back", "target 't' does not take SQUARE"),
+        (None, {"largest_rank": 0}, "rolled-back", "target 't' takes rank 0 at most, 'b/square' has 1"),
+    ],
+)
+def test_what_cannot_be_rewritten_stays_byte_for_byte_and_is_not_run(
+    make: Any, target: dict[str, Any], status: str, reason: str
+) -> None:
+    """Not even an operator code or a constant stays behind."""
+    prover = Says(True)
+    model, reports = convert_text(CHAIN, Double(make), target=Target("t", "", **target), prover=prover)
+    assert statuses(reports) == [status, "skipped", status]
+    assert reports[0].reason.startswith(reason)
+    assert reports[0].is_bug is (make is crash)
+    assert prover.asked == []
+    assert to_bytes(model) == to_bytes(parse(CHAIN))
+
+
+def test_a_model_that_orders_operators_by_index_is_frozen() -> None:
+    model = parse(CHAIN)
+    model.metadata.append(Metadata("model_control_dependencies", Buffer()))
+    reports = run(model, Double())
+    assert statuses(reports) == ["skipped"] * 3
+    assert "model_control_dependencies" in reports[0].reason
+    assert reports[1].reason == "not a NEG"
+    assert to_text(model) == CHAIN
+
+
+def test_reports_say_everything_as_plain_data() -> None:
+    _, reports = convert_text(CHAIN, Double(), prover=Says(True))
+    told = reports[0].to_dict()
+    proof = told.pop("proof")
+    assert told == {
+        "pass": "double",
+        "signature": "main",
+        "index": 0,
+        "status": "converted",
+        "reason": None,
+        "note": None,
+        "heads": None,
+        "kv_heads": None,
+        "operator": "b",
+    }
+    assert (proof["demand"], proof["bitwise"], proof["max_abs"], proof["note"]) == (
+        "relative 0.5",
+        True,
+        0.0,
+        None,
+    )
+
+
+def test_the_passes_are_named_as_their_table_says() -> None:
+    assert list(PASSES) == [chosen.name for chosen in PASSES.values()]
+    assert all(chosen.summary and not chosen.summary.endswith(".") for chosen in PASSES.values())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "left"), [(("NEG", "ADD"), ["EXP", "EXP"]), (("NEG",), ["ABS", "EXP", "ADD"])]
+)
+def test_what_stays_for_another_site_goes_when_that_one_is_done(
+    wanted: tuple[str, ...], left: list[str]
+) -> None:
+    model, reports = convert_text(SHARED, Dropping(*wanted))
+    assert set(statuses(reports)) == {"converted"}
+    assert [each.name for each in model.subgraphs[0].operators] == left
+
+
+# The frame: what a rewrite reads and defines
+
+
+def two(model: Model) -> Tensor:
+    return Constants(model).make("two", np.array(2, np.float32), DType.FLOAT32)
+
+
+def blockwise(model: Model) -> Tensor:
+    weights = two(model)
+    table = new_table("QuantizationParameters")
+    table.set("details", new_table("BlockwiseQuantization", scales=3, block_size=32))
+    weights.quantization = Quantization(table)
+    return weights
+
+
+Change = Callable[[Model, dict[str, Tensor], dict[str, Operator]], Rewrite]
+
+
+def of_ab(make: Callable[[Model, dict[str, Tensor]], Iterable[Operator]]) -> Change:
+    """A rewrite of the first two operators of the chain by what `make` makes."""
+    return lambda m, t, o: replacing(m, [o["a"], o["b"]], *make(m, t))
+
+
+FRAMES: dict[str, tuple[Change, str | None]] = {
+    "reads what was read": (of_ab(lambda m, t: [op(m, "NEG", [t["x"]], t["b"])]), None),
+    "reads a new constant": (of_ab(lambda m, t: [op(m, "MUL", [t["x"], two(m)], t["b"])]), None),
+    "keeps an old operator": (
+        lambda m, t, o: replacing(m, [o["a"], o["b"]], o["a"], op(m, "NEG", [t["a"]], t["b"])), None
+    ),
+    "reads weights whose scales are named by place": (
+        of_ab(lambda m, t: [op(m, "MUL", [t["x"], blockwise(m)], t["b"])]),
+        "'two' is quantized by blocks: its scales are named by a place in its own subgraph",
+    ),
+    "reads another input": (
+        of_ab(lambda m, t: [op(m, "NEG", [t["o"]], t["b"])]), "the new region reads 'o', which the old one did not"
+    ),
+    "reads a later tensor": (
+        of_ab(lambda m, t: [op(m, "NEG", [t["c"]], t["b"])]), "the new region reads 'c', which the old one did not"
+    ),
+    "reads what it removes": (
+        of_ab(lambda m, t: [op(m, "NEG", [t["a"]], t["b"])]), "the new region reads 'a', which the old one did not"
+    ),
+    "defines another tensor of that name": (
+        of_ab(lambda m, t: [op(m, "NEG", [t["x"]], fresh("b"))]), "the new region leaves 'b' undefined"
+    ),
+    "drops a graph output": (
+        lambda m, t, o: replacing(m, [o["c"], o["y"]]), "the new region leaves 'y' undefined"
+    ),
+    "defines twice": (
+        of_ab(lambda m, t: [op(m, name, [t["x"]], t["b"]) for name in ("NEG", "ABS")]),
+        "the new region defines 'b' twice",
+    ),
+    "defines somebody else's": (
+        of_ab(lambda m, t: [op(m, "NEG", [t["x"]], t["b"]), op(m, "ABS", [t["x"]], t["other"])]),
+        "the new region defines 'other', which is not the old one's",
+    ),
+    "defines a graph input": (
+        of_ab(lambda m, t: [op(m, "NEG", [t["x"]], t["b"]), op(m, "ABS", [t["x"]], t["o"])]),
+        "the new region defines 'o', which is not the old one's",
+    ),
+    "defines a constant": (
+        of_ab(lambda m, t: [op(m, "ABS", [t["x"]], c := two(m)), op(m, "MUL", [t["x"], c], t["b"])]),
+        "the new region defines the constant 'two'",
+    ),
+    "cyclic": (
+        of_ab(lambda m, t: [op(m, "ABS", [loop := fresh("loop")], t["b"]), op(m, "NEG", [t["b"]], loop)]),
+        "the new region reads 'loop' before defining it",
+    ),
+    "takes in an operator of others": (
+        lambda m, t, o: replacing(m, [o["b"], o["c"], o["y"]], op(m, "ABS", [t["a"]], t["y"]), o["other"]),
+        "the operator EXP that defines 'other' belongs to the graph already",
+    ),
+    "replaces what is gone": (
+        lambda m, t, o: replacing(m, [op(m, "ABS", [t["x"]], fresh("n")), o["b"]], op(m, "NEG", [t["x"]], t["b"])),
+        "the operator ABS that defines 'n' is not in the graph any more",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "reason"), FRAMES.values(), ids=FRAMES)
+def test_the_frame_of_a_rewrite(change: Change, reason: str | None) -> None:
+    model, tensors, operators = graph_of(CHAIN)
+    before = to_text(model)
+    assert refusal(check_frame, change(model, tensors, operators)) == reason
+    assert to_text(model) == before
+
+
+def test_a_region_whose_results_nobody_reads_cannot_be_verified() -> None:
+    model, t, o = graph_of(CHAIN.replace("return %y, %other", "return %other"))
+    unread = replacing(model, [o["c"], o["y"]], op(model, "ABS", [t["b"]], t["y"]))
+    assert refusal(check_frame, unread) == "nothing reads what the region gives, so nothing can be verified"
+
+
+# Order
+
+
+def test_what_others_read_early_may_be_defined_late_and_they_go_behind_it() -> None:
+    model, t, o = graph_of(TWO_RESULTS)
+    new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "NEG", [t["a"]], t["b"]))
+    moved = replacing(model, [o["a"], o["b"]], *new)
+    assert refusal(check_frame, moved) is None
+    assert commit(moved) == []
+    assert [operator.name for operator in model.subgraphs[0].operators] == ["SQUARE", "NEG", "EXP"]
+
+
+def test_a_region_and_others_that_need_each_other_have_no_order() -> None:
+    model, t, o = graph_of(TWO_RESULTS.replace("NEG(%a)", "ADD(%a, %reader)"))
+    square, last = op(model, "SQUARE", [t["x"]], t["a"]), op(model, "ADD", [t["a"], t["reader"]], t["b"])
+    assert refusal(check_frame, replacing(model, [o["a"], o["b"]], square, last)) is None
+    first, last = op(model, "ADD", [t["x"], t["reader"]], t["a"]), op(model, "NEG", [t["a"]], t["b"])
+    cyclic = replacing(model, [o["a"], o["b"]], first, last)
+    assert refusal(check_frame, cyclic) == "it needs the result of an operator that needs its own, at EXP"
+
+
+@pytest.mark.parametrize("other", ["EXP(", "CUSTOM 'print' ("])
+def test_effects_keep_their_order(other: str) -> None:
+    model, t, o = graph_of(CHAIN.replace("EXP(", other))
+    drawn = op(model, "RANDOM_UNIFORM", [t["x"]], t["c"])
+    reason = refusal(check_frame, replacing(model, [o["a"], o["b"], o["c"]], drawn))
+    assert (reason is None) is (other == "EXP(")
+
+
+def test_committing_puts_the_new_operators_where_the_last_old_one_was() -> None:
+    model, t, o = graph_of(CHAIN)
+    square = op(model, "SQUARE", [t["x"]], fresh("s"))
+    new = [square, op(model, "SQRT", [square.output], t["b"])]
+    assert commit(replacing(model, [o["a"], o["b"]], *new)) == []
+    graph = model.subgraphs[0]
+    assert [operator.output.name for operator in graph.operators] == ["s", "b", "other", "c", "y"]
+    assert graph.tensors[-1] is new[0].output
+    assert o["a"].subgraph is None
+    assert t["b"].producer is new[1]
+
+
+# Shapes, versions
+
+
+def test_derived_shapes_are_compared_with_the_recorded_ones() -> None:
+    model, t, o = graph_of(CHAIN)
+    assert refusal(check_operators, o.values()) is None
+    t["b"].shape = (2, 2)
+    assert refusal(check_operators, [o["b"]]) == "NEG 'b': derived shape [4], recorded [2, 2]"
+    assert refusal(check_operators, [o["a"]]) is None
+    clash = refusal(check_operators, [op(model, "ADD", [t["x"], fresh("five", (5,))], fresh("sum"))])
+    assert clash is not None
+    assert "ADD" in clash
+
+
+def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_old_one() -> None:
+    model = parse("""subgraph main (%x: int16[1,4] q(0.5, 0)) {
+      %y: int16[1,2] q(0.5, 0) = SLICE(%x, int32{0, 1}, int32{1, 2})
+      return %y
+    }""")
+    (old,) = model.subgraphs[0].operators
+    own = OperatorCode(old.code.builtin, 1)
+    for code, reason in (
+        (own, "SLICE 'y': its types need version 4, it has 1"),
+        (OperatorCode(old.code.builtin, 4), None),
+        (old.code, None),
+    ):
+        new = Operator(code, old.inputs, old.outputs, old.options)
+        assert refusal(check_versions, replacing(model, [old], new)) == reason
+
+
+# Dead and equal operators
+
+
+def removed(clean: Any, graph: Any, *given: Any) -> int:
+    """How many operators go."""
+    before = len(graph)
+    clean(graph, *given)
+    return before - len(graph)
+
+
+def test_removing_the_dead_reaches_what_only_they_needed() -> None:
+    model, t, o = graph_of(CHAIN)
+    graph = model.subgraphs[0]
+    graph.outputs = [t["other"]]
+    assert removed(remove_dead, graph, [o["y"], o["y"]]) == 4
+    assert [operator.output.name for operator in graph.operators] == ["other"]
+
+
+def test_equal_operators_that_rewrites_added_are_merged() -> None:
+    model = parse(CHAIN)
+    graph = model.subgraphs[0]
+    numbers = [np.float32(2 if i < 2 else 3).tobytes() for i in range(3)]
+    constants = [Tensor("c", (), DType.FLOAT32, buffer=Buffer(Data(number))) for number in numbers]
+    added = [graph.append(op(model, "MUL", [graph.inputs[0], c], fresh("m"))) for c in constants]
+    readers = [graph.append(op(model, "EXP", [m.output], fresh("r"))) for m in added]
+    assert removed(share_equal, graph, added) == 1
+    assert readers[0].input(0) is readers[1].input(0) is added[0].output
+    assert readers[2].input(0) is added[2].output
+    assert removed(share_equal, graph, [*added[::2], *readers]) == 1, (
+        "what read equal results is equal in turn"
+    )
+
+
+def test_operators_that_differ_in_options_or_result_or_are_not_added_are_not_merged() -> None:
+    model, t, _ = graph_of(CHAIN)
+    graph = model.subgraphs[0]
+    code = model.operator_code("SOFTMAX")
+
+    def softmax(output: Tensor, beta: float = 1.0) -> Operator:
+        return graph.append(Operator(code, [t["x"]], [output], new_table("SoftmaxOptions", beta=beta)))
+
+    codes = [
+        Tensor("i", (4,), DType.INT8, quantization=Quantization.affine(scale, -128)) for scale in (0.25, 0.5)
+    ]
+    made = [softmax(fresh("p")), softmax(fresh("q"), 2.0), *map(softmax, codes)]
+    twin = softmax(fresh("twin"))
+    assert removed(share_equal, graph, made) == 0
+    graph.outputs.append(twin.output)
+    assert removed(share_equal, graph, [*made, twin]) == 0, "a graph output must stay defined"
+    graph.outputs.pop()
+    assert removed(share_equal, graph, [*made, twin]) == 1
+
+
+def test_what_reads_state_draws_numbers_or_calls_a_subgraph_equals_nothing() -> None:
+    """Between two equal reads there may be a write."""
+    model, t, _ = graph_of(CHAIN)
+    graph = model.subgraphs[0]
+    handle = Tensor("handle", (), DType.RESOURCE)
+    state = Tensor("state", (4,), DType.FLOAT32, is_variable=True)
+    for name, inputs, options in (
+        ("READ_VARIABLE", [handle], None),
+        ("RANDOM_UNIFORM", [t["x"]], None),
+        ("CALL", [t["x"]], new_table("CallOptions", subgraph=0)),
+        ("CUSTOM", [t["x"]], None),
+        ("ADD", [t["x"], state], None),
+    ):
+        code = model.operator_code(name)
+        twins = [graph.append(Operator(code, inputs, [fresh(f"{name}{i}")], options)) for i in range(2)]
+        assert removed(share_equal, graph, twins) == 0, name
+
+
+def test_dead_operators_that_change_state_stay() -> None:
+    model, t, _ = graph_of(CHAIN)
+    handle = Tensor("handle", (), DType.RESOURCE)
+    graph, body = model.subgraphs[0], parse(CHAIN).subgraphs[0]
+    model.subgraphs.append(body)
+    options = new_table("CallOptions", subgraph=1)
+    call = graph.append(Operator(model.operator_code("CALL"), [t["x"]], [fresh("called")], options))
+    assign = model.operator_code("ASSIGN_VARIABLE")
+    direct = graph.append(Operator(assign, [handle, t["x"]], []))
+    inside = body.append(Operator(assign, [handle, body.inputs[0]], []))
+    assert removed(remove_dead, graph, [direct, call], model.subgraphs) == 0
+    body.remove(inside)
+    assert removed(remove_dead, graph, [call]) == 0, "nothing is known of what it calls"
+    assert removed(remove_dead, graph, [call], model.subgraphs) == 1, "now its body only computes"
+
+
+# What changes outside the verified rewrites
+
+
+@pytest.mark.parametrize(
+    ("harm", "found"),
+    [
+        (lambda c, f, s: setattr(f.input(0), "quantization", Quantization.affine(1.0)), "that defines 'a' has other"),
+        (lambda c, f, s: setattr(c.subgraph.tensors[1], "shape", (2, 2)), "EXP that defines 'other' has other"),
+        (lambda c, f, s: setattr(c.subgraph.tensors[1], "dtype", DType.INT32), "EXP that defines 'other' has other"),
+        (lambda c, f, s: c.subgraph.outputs.reverse(), "the inputs, outputs or signatures are others"),
+        (lambda c, f, s: c.subgraph.inputs.pop(), "the inputs, outputs or signatures are others"),
+        (lambda c, f, s: c.model.signatures[0].outputs.popitem(), "the inputs, outputs or signatures are others"),
+        (lambda c, f, s: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), "ABS that defines 'a' has other inputs"),
+        (lambda c, f, s: c.subgraph.remove(c.subgraph.operators[2]), "nothing defines the output 'other'"),
+        (lambda c, f, s: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), "that defines 'n' is new"),
+    ],
+    ids=["quantization", "shape", "type", "outputs", "inputs", "signature", "operand", "removed", "added"],
+)  # fmt: skip
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
+    harm: Callable[[Context, Operator, Operator], object], found: str, holds: bool
+) -> None:
+    """The proof cannot see it: it runs both regions as they then are."""
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        if first.output.name != "a":
+            raise RefusedError("only the first")
+        rewrite = Double.replaced(context, first, last)
+        harm(context, first, last)
+        return rewrite
+
+    model = parse("signature run = #0 (x=%x, o=%o) -> (y=%y, other=%other)\n" + CHAIN)
+    with pytest.raises(UnverifiedChangeError, match=found) as caught:
+        run(model, Double(make), prover=Says(holds))
+    assert "skip='double'" in str(caught.value)
+
+
+def test_a_tensors_own_quantization_may_not_be_edited() -> None:
+    """The object stays the same one; what it says does not."""
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        parameters = context.subgraph.inputs[0].quantization
+        assert parameters is not None
+        parameters.scale = np.array([0.25], np.float32)
+        return Double.replaced(context, first, last)
+
+    text = CHAIN.replace("%x: float32[4]", "%x: float32[4] q(0.5, 0)", 1)
+    with pytest.raises(UnverifiedChangeError, match="ABS that defines 'a' has other"):
+        convert_text(text, Double(make), prover=Says(True))
+
+
+def test_options_that_old_and_new_operators_share_may_not_be_edited() -> None:
+    class Sharp(Pass):
+        name = "sharp"
+        summary = "for tests"
+
+        def sites(self, context: Context) -> Iterable[Site]:
+            last = context.subgraph.operators[-1]
+            yield Site(last, lambda: self.build(context, last))
+
+        @staticmethod
+        def build(context: Context, old: Operator) -> Rewrite:
+            assert old.options is not None
+            old.options.set("beta", 2.0)
+            new = Operator(old.code, old.inputs, old.outputs, old.options)
+            return replacing(context.model, [old], new)
+
+    with pytest.raises(
+        UnverifiedChangeError, match="SOFTMAX that defines 'y' has other inputs, outputs or options"
+    ):
+        convert_text(CHAIN.replace("NEG(%c)", "SOFTMAX(%c) {beta: 1.0}"), Sharp())
+
+
+def merge_all_of_a_shape(graph: Any, added: Any) -> None:
+    """What merging must not do: take operators on constants of one shape for equal."""
+    first, second = [operator for operator in added if operator.name == "MUL"]
+    graph.replace_uses(second.output, first.output)
+    graph.remove(second)
+
+
+@pytest.mark.parametrize(("numbers", "stopped"), [((2.0, 3.0), True), ((2.0, 2.0), False)])
+def test_merging_what_is_not_equal_is_stopped(
+    numbers: tuple[float, float], stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        x, middle = context.subgraph.inputs[0], fresh("m")
+        number = np.float32(numbers[last.output.name == "y"])
+        constant = Tensor("c", (), DType.FLOAT32, buffer=Buffer(Data(number.tobytes())))
+        new = [
+            op(context.model, "MUL", [x, constant], middle),
+            op(context.model, "EXP", [middle], last.output),
+        ]
+        return replacing(context.model, [first, last], *new)
+
+    text = CHAIN.replace("ABS(%b)", "ABS(%x)").replace("return %y", "return %b, %y")
+    monkeypatch.setattr("edge_opt.passes.run.share_equal", merge_all_of_a_shape)
+    if stopped:
+        with pytest.raises(UnverifiedChangeError, match="EXP that defines 'y' has other inputs"):
+            convert_text(text, Double(make), prover=Says(True))
+    else:
+        convert_text(text, Double(make), prover=Says(True))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_site_where_something_was_tried_is_not_settled(holds: bool) -> None:
+    _, reports = convert_text(CHAIN, Double(), prover=Says(holds))
+    tried = {report.status for report in reports if not report.settled}
+    assert tried >= {Status.CONVERTED if holds else Status.ROLLED_BACK}
