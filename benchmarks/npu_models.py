@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build.pipeline import HEAD_AT_4, own_recipe
-from edge_opt.conversion.container import open_container
 from edge_opt.ir import save
+from edge_opt.ir.opening import Opened
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 8192, 512
@@ -165,7 +165,7 @@ def make(name: str, folder: Path) -> None:
     bundle, made = str(exported / "model.litertlm"), folder / f"{name}.tflite"
     if name.endswith(FLOAT):
         stage(exported, lambda to: stages.npu_export(config, str(to), quantization_recipe="none"))
-        save(open_container(bundle).parts[0].model, made)
+        save(Opened(bundle).main(compiled=True).model, made)
     else:
         stage(exported, lambda to: stages.npu_export(config, str(to), **own_recipe(config, scratch)))
         prompts(scratch / "prompts", shape)

@@ -21,7 +21,7 @@ from typing import Any
 # Stage -> what does it: (module, object in it).
 STAGES = {
     "read the tables": [("edge_opt.ir.opening", "read_model")],
-    "build the graph": [("edge_opt.ir.opening", "from_tables")],
+    "build the graph": [("edge_opt.ir.read", "from_tables")],
     "match": [("edge_opt.passes.mha_to_sha", "find_blocks")],
     "split, check shapes and frames": [
         ("edge_opt.passes.contract", "run_pass"),

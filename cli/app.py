@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from edge_opt.cli import models, output, phones, streams
+from edge_opt.cli import models, output, phones
 from edge_opt.cli.options import OPTIONS, in_options
 
 GROUPS = {
@@ -127,8 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(code, sentence, error, as_json=as_json)
     except Exception as error:
         return _failed(error, as_json=as_json)
-    finally:
-        streams.clean()
     return code
 
 
@@ -189,7 +187,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
     from edge_opt.base.errors import TRACEBACK, EdgeOptError
 
     if isinstance(error, EdgeOptError):
-        code, sentence = error.exit_code, in_options(streams.named(str(error)))
+        code, sentence = error.exit_code, in_options(str(error))
     elif isinstance(error, _ParseError):
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edge_opt.cli import options, output, streams
+from edge_opt.cli import options, output
 from edge_opt.cli.options import (
     NPU,
     argument,
@@ -146,8 +146,8 @@ def explain(
 
 def compare(
     context: typer.Context,
-    a: Annotated[Path, argument("The reference.", "A", callback=streams.given)],
-    b: Annotated[Path, argument("The model to compare with it.", "B", callback=streams.given)],
+    a: Annotated[Path, argument("The reference.", "A")],
+    b: Annotated[Path, argument("The model to compare with it.", "B")],
     *,
     on: Annotated[
         options.Place,
@@ -250,10 +250,10 @@ def shapes(
 ) -> int:
     """Derive every shape again, in a bundle of its prefill/decode model; exit 1 if one disagrees with the file."""
     from edge_opt.base.words import many
-    from edge_opt.conversion.container import open_container
+    from edge_opt.ir.opening import Opened
     from edge_opt.shapes import derive
 
-    report = derive(open_container(file).parts[0].model)
+    report = derive(Opened(file).main(compiled=True).model)
     count = len(report.disagreements)
 
     def show() -> None:

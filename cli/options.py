@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edge_opt.cli import streams
-
 Verify = Literal["regions", "exhaustive", "full", "none"]
 Sections = Literal["prefill-decode", "all"]
 Form = Literal["as-found", "split", "unpack", "split-above"]
@@ -106,9 +104,8 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
 ModelArgument = Annotated[
     Path,
     argument(
-        "A .tflite model, or a .litertlm or .task bundle; - for standard input.",
+        "A .tflite model, or a .litertlm bundle.",
         "FILE",
-        callback=streams.given,
     ),
 ]
 JsonOption = Annotated[bool, flag("Print one JSON object.", "--json")]

@@ -4,14 +4,13 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 
 from edge_opt.base.atomic import resolve_target, write_whole
 from edge_opt.base.errors import OutputError
 from edge_opt.base.words import many, shortened, size
-from edge_opt.cli import output, streams
+from edge_opt.cli import output
 from edge_opt.cli.options import in_options
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
@@ -64,18 +63,16 @@ def run_conversion(
         hint = f" ({NO_PICTURE})" if result.converted and not can_draw() else ""
         output.say(*(f"Report: {path}{hint if path.suffix == '.html' else ''}" for path in reports))
 
-    written = streams.written(destination, source, as_json=as_json)
-    with nullcontext(None) if options["dry_run"] else written as file:
-        try:
-            with output.bar(wanted=not quiet) as progress:
-                options["progress"] = progress
-                result = convert(source, file, **options)
-        except (RequirementError, DifferenceFoundError) as error:
-            error.result.failure = in_options(str(error))
-            _write_reports(reports, error.result, options)
-            raise
-        _write_reports(reports, result, options)
-        output.answer(result.to_dict(), show, as_json=as_json, quiet=quiet)
+    try:
+        with output.bar(wanted=not quiet) as progress:
+            options["progress"] = progress
+            result = convert(source, None if options["dry_run"] else destination, **options)
+    except (RequirementError, DifferenceFoundError) as error:
+        error.result.failure = in_options(str(error))
+        _write_reports(reports, error.result, options)
+        raise
+    _write_reports(reports, result, options)
+    output.answer(result.to_dict(), show, as_json=as_json, quiet=quiet)
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
@@ -94,13 +91,13 @@ def show_conversion(result: ConversionResult, *, folders: bool = True) -> None:
     def described(path: str | None) -> str:
         if path is None:
             return "nothing written (dry run)"
-        shown = streams.name(path if folders else Path(path).name)
+        shown = path if folders else Path(path).name
         return f"{shown} ({size(Path(path).stat().st_size)})"
 
     names = f"{described(result.input)} -> {described(result.output)}"
     output.say(f"{names}, target {result.target}, {result.seconds:.1f} s", "")
     output.say(*output.table(entry_points(result)), "")
-    verdict, *others = streams.named(result.summary(), "MODEL").splitlines()
+    verdict, *others = result.summary().splitlines()
     left = any(not site.settled for site in result.sites if site not in result.converted)
     output.say(verdict, style=output.BAD if left else output.GOOD)
     output.say(*others)
@@ -203,7 +200,7 @@ def show_sites(sites: Sequence[Explanation]) -> None:
 def show_inspection(found: Inspection) -> None:
     """The model's signatures, operators and attention, its caches, and what is wrong with it."""
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
-    output.say(f"{streams.name(found.file or '')}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
+    output.say(f"{found.file or ''}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(f"constants: {weights or 'none'}", "")
     if found.compiled:
         instead = found.made_from or "the bundle that it was made from"

@@ -23,19 +23,18 @@ from edge_opt.base.words import many
 from edge_opt.comparison.models import signature_info
 from edge_opt.conversion import GENERIC, ConversionResult, convert
 from edge_opt.conversion.container import (
-    Container,
-    Part,
     Sections,
+    choose_parts,
     find_stopped,
     find_unsound,
     fix_inputs,
-    open_container,
+    positions_in,
     positions_of,
 )
 from edge_opt.conversion.result import unsound
 from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor, load
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
-from edge_opt.ir.opening import ModelLike, is_compiled, made_from, readable
+from edge_opt.ir.opening import ModelLike, Opened, Part, is_compiled, made_from, readable
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import PASSES, Context, SiteReport, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
@@ -43,8 +42,7 @@ from edge_opt.passes.mha_to_sha import with_callees
 from edge_opt.report import Example, Report
 from edge_opt.report.document import hoisted
 from edge_opt.runtime.tensors import growing_axes
-from edge_opt.schema.litertlm import ASSUMED_WINDOW, ExecutorMetadata, LiteRTLMBundle, read_executor_metadata
-from edge_opt.schema.sections import Bundle
+from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, read_executor_metadata
 from edge_opt.shapes.inference import doubted
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, Target, TargetLike, lint, load_target
@@ -102,7 +100,7 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     inputs = [name for signature in model.signatures for name in signature.inputs]
     slides = any("mask" in name and "local" in name for name in inputs)
     window = metadata and metadata.window
-    unsaid = slides and bool(caches) and isinstance(bundle, LiteRTLMBundle) and window is None
+    unsaid = slides and bool(caches) and bundle is not None and window is None
     return Caches(caches, window, (_assumed(caches, metadata),) if unsaid else ())
 
 
@@ -225,8 +223,8 @@ def inspect(
         UsageError: there is no such target or input, or a shape does not fit.
     """
     facts = None if target is None else load_target(target)
-    container = _opened(source, shapes)
-    model = container.parts[0].model
+    opened, parts = _opened(source, shapes)
+    model = parts[0].model
     file = model.file
     inspection = Inspection(
         file=None if file is None or file.path is None else str(file.path),
@@ -234,8 +232,8 @@ def inspect(
         flatbuffer_size=None if file is None else file.flatbuffer_size,
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
-        soundness=[*find_unsound(container.opened), *find_stopped(container)],
-        caches=find_caches(model, container.opened.bundle),
+        soundness=[*find_unsound(opened), *find_stopped(parts, positions_in(opened, parts))],
+        caches=find_caches(model, opened.bundle),
     )
     if is_compiled(model):
         whole = made_from(inspection.file)
@@ -247,9 +245,9 @@ def inspect(
             tuple(Argument(label, t.shape_signature or t.shape, DType(t.dtype).name) for label, t in named)
             for named in _arguments(model, name, graph)
         )
-        opened = tuple(composites(graph.operators))
+        called = tuple(composites(graph.operators))
         inspection.signatures.append(
-            SignatureContent(name, operators, inputs, outputs, opened, blocks.count(None))
+            SignatureContent(name, operators, inputs, outputs, called, blocks.count(None))
         )
     if facts is not None:
         inspection.target, inspection.lint = facts.name, lint(model, facts)
@@ -270,7 +268,7 @@ def explain(
         ModelFormatError: the source is not a valid model.
         UsageError: there is no such target or input, or a shape does not fit.
     """
-    model = _opened(source, shapes).parts[0].model
+    model = _opened(source, shapes)[1][0].model
     attention = [block for blocks in _attention(model) for block in blocks if block is not None]
     blocks = {(block.signature, block.softmax): block for block in attention}
     result = convert(readable(source), target=target, shapes=shapes, verify="none", dry_run=True)
@@ -279,11 +277,12 @@ def explain(
 
 def _opened(
     source: ModelLike, shapes: Mapping[str, Sequence[int]] | None, sections: Sections = "prefill-decode"
-) -> Container:
+) -> tuple[Opened, list[Part]]:
     """What a conversion would work on; a model that the caller gave stays as it is."""
-    container = open_container(deepcopy(source) if shapes and isinstance(source, Model) else source, sections)
-    fix_inputs(container, shapes or {})
-    return container
+    opened = Opened(deepcopy(source) if shapes and isinstance(source, Model) else source)
+    parts = choose_parts(opened, sections)
+    fix_inputs(parts, shapes or {})
+    return opened, parts
 
 
 def _attention(model: Model) -> list[list[AttentionBlock | None]]:
@@ -475,7 +474,7 @@ def conversion_report(
     """
     source = result.input if original is None else original
     facts = load_target(target or GENERIC)
-    parts = _opened(source, shapes, sections).parts if source is not None and result.converted else []
+    parts = _opened(source, shapes, sections)[1] if source is not None and result.converted else []
     example = next(filter(None, (_example(result, part, facts) for part in parts)), None)
     findings = [("error", text) for text in unsound(result)]
     for finding in [] if result.model is None else lint(result.model, facts):

@@ -5,12 +5,14 @@ mapped: looking into a mapping whose file somebody else shortens ends the proces
 """
 
 import errno
+import io
 import os
 import stat
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ import numpy.typing as npt
 from edge_opt.base.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
+
+_PAGE: Final = 4096
 
 
 class Source:
@@ -36,14 +40,13 @@ class Source:
         fd: int | None = None,
         base: int = 0,
         size: int = 0,
-        status: tuple[int, ...] | None = None,
     ) -> None:
         """The bytes, or where None a part of an open file, whose descriptor is closed with the source."""
         self.content, self.path, self.fd, self.base = content, path, fd, base
         # All arrays look into this one: four times cheaper than a buffer each.
         self._array: Bytes | None = None if content is None else np.frombuffer(content, np.uint8)
         self.size = size if content is None else len(content)
-        self._stat = status
+        self._stat = None if fd is None else _identity(fd)
         self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
 
     @classmethod
@@ -51,7 +54,7 @@ class Source:
         """Open a regular file; anything else is refused before a byte of it is read.
 
         Raises:
-            ModelFormatError: the file is missing, unreadable, empty, or no regular file.
+            ModelFormatError: the file is missing, unreadable, empty, or not a regular file.
         """
         try:
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
@@ -59,8 +62,8 @@ class Source:
         except (OSError, ValueError) as error:
             raise ModelFormatError(_cannot_open(Path(path), error)) from error
         status = os.fstat(fd)
-        source = cls(None, path=Path(path), fd=fd, size=status.st_size, status=_identity(status))
-        wrong = _no_model(Path(path), status)
+        source = cls(None, path=Path(path), fd=fd, size=status.st_size)
+        wrong = _not_a_model(Path(path), status)
         if wrong is not None:
             source.close()
             raise ModelFormatError(wrong)
@@ -77,25 +80,11 @@ class Source:
             raise self.refusal(f"a section lies outside the file ({where})")
         if self.fd is None:
             return Source(bytes(self.view(begin, size)))
-        fd = os.dup(self.fd)
-        return Source(None, path=self.path, fd=fd, base=self.base + begin, size=size, status=self._stat)
+        return Source(None, path=self.path, fd=os.dup(self.fd), base=self.base + begin, size=size)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The bytes, or how to open the file again: a descriptor's number is another file's in another process."""
-        if self.path is None:
-            return Source, (self.content,)
-        return Source._again, (self.path, self.base, self.size, self._stat, self.fd is not None)
-
-    @classmethod
-    def _again(cls, path: Path, base: int, size: int, status: tuple[int, ...], is_open: bool) -> "Source":
-        """A source as it was pickled; ModelFormatError where its file was changed since."""
-        if not is_open:
-            return cls(None, path=path, base=base, size=size, status=status)
-        source = cls.open(path)
-        if source._stat != status:  # noqa: SLF001  of this class
-            raise source.refusal("it was changed since the model was pickled or copied: read it again")
-        source.base, source.size = base, size
-        return source
+        """A file's source is closed once it was pickled: in another process its descriptor is another file's."""
+        return partial(Source, path=self.path, base=self.base, size=self.size), (self.content,)
 
     @property
     def name(self) -> str:
@@ -110,6 +99,12 @@ class Source:
     def identity(self) -> tuple[int, int] | None:
         """Device and inode of the file; None for bytes."""
         return None if self._stat is None else (self._stat[0], self._stat[1])
+
+    def stream(self) -> BinaryIO:
+        """A buffered reader for many small reads; seek to `base` and further. It must not outlive the source."""
+        if self.fd is None:
+            return io.BytesIO(self.content or b"")
+        return open(self.fd, "rb", buffering=_PAGE, closefd=False)
 
     def view(self, offset: int, length: int) -> Bytes:
         """`length` bytes from `offset` on, uint8[length], read-only; those of a file are read now, into memory.
@@ -131,11 +126,14 @@ class Source:
             except OSError as error:
                 raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
             if count == 0:
-                missing = length - done
-                raise ModelFormatError(f"{self.name} became {missing} bytes too short: read it again")
+                raise self.shortened()
             done += count
         content.flags.writeable = False
         return content
+
+    def shortened(self) -> ModelFormatError:
+        """The error for a file that ends before the byte where it ended when it was opened."""
+        return self.refusal("it was shortened while it was in use: read it again")
 
     def check_unchanged(self) -> None:
         """Compare size and modification time with those at opening.
@@ -143,8 +141,8 @@ class Source:
         Raises:
             ModelFormatError: somebody wrote to the file meanwhile, so what was read of it is worth nothing.
         """
-        if self.fd is not None and _identity(os.fstat(self.fd)) != self._stat:
-            raise ModelFormatError(f"{self.name} was changed while it was in use: read it again")
+        if self.fd is not None and _identity(self.fd) != self._stat:
+            raise self.refusal("it was changed while it was in use: read it again")
 
     def close(self) -> None:
         """Give back the descriptor; bytes that were not read yet can then no longer be read."""
@@ -164,37 +162,31 @@ def beginning(path: str | os.PathLike[str], length: int) -> bytes:
 
 
 class Data:
-    """Bytes in a region of a `Source` or in memory; `external`: stored after the flatbuffer, not inside it.
+    """Bytes in a region of a `Source` or in memory, uint8[length].
 
-    An array is looked into, not copied: leave it alone afterwards. `placement` is what `external` was said to be; None,
-    for bytes in memory, means wherever the other weights of the model are.
+    An array is looked into, not copied: leave it alone afterwards. `placement` says whether the bytes lie behind the
+    flatbuffer instead of inside it; None, for bytes in memory, means wherever the other weights of the model are.
     """
 
     __slots__ = ("_memory", "length", "offset", "placement", "source")
 
-    def __init__(
-        self,
-        content: bytes | npt.NDArray[Any] | None,
-        *,
-        external: bool | None = None,
-        source: Source | None = None,
-        offset: int = 0,
-        length: int = 0,
-    ) -> None:
-        self._memory = None if content is None else _as_bytes(content)
+    def __init__(self, content: bytes | npt.NDArray[Any], *, external: bool | None = None) -> None:
+        self._memory: Bytes | None = _as_bytes(content)
         self.placement = external
-        self.source = source
-        self.offset = offset
-        self.length = length if self._memory is None else self._memory.nbytes
+        self.source: Source | None = None
+        self.offset = 0
+        self.length = self._memory.nbytes
 
     @classmethod
     def region(cls, source: Source, offset: int, length: int, *, external: bool) -> "Data":
         """`length` bytes of `source` from `offset` on; the caller has checked that they lie inside."""
-        return cls(None, external=external, source=source, offset=offset, length=length)
+        data = cls(b"", external=external)
+        data._memory, data.source, data.offset, data.length = None, source, offset, length
+        return data
 
     @property
     def external(self) -> bool:
-        """Whether the bytes lie after the flatbuffer."""
+        """Whether the bytes lie behind the flatbuffer."""
         return bool(self.placement)
 
     def view(self) -> Bytes:
@@ -228,14 +220,15 @@ def _as_bytes(content: bytes | npt.NDArray[Any]) -> Bytes:
     return flat
 
 
-def _identity(status: os.stat_result) -> tuple[int, ...]:
+def _identity(fd: int) -> tuple[int, ...]:
+    status = os.fstat(fd)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _no_model(path: Path, status: os.stat_result) -> str | None:
-    """Why an opened file can be no model, and what to do; None where it can."""
+def _not_a_model(path: Path, status: os.stat_result) -> str | None:
+    """Why an opened file cannot be a model, and what to do; None where it can."""
     if stat.S_ISREG(status.st_mode):
-        return None if status.st_size else f"{path} is empty: it is no model, export or download it again"
+        return None if status.st_size else f"{path} is empty: export or download it again"
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
     if stat.S_ISDIR(status.st_mode) and (path / "config.json").exists():
@@ -251,98 +244,46 @@ def _cannot_open(path: Path, error: OSError | ValueError) -> str:
     return f"{path} cannot be opened: {error.strerror}"
 
 
-_WINDOW_BITS: Final = 14
-_WINDOW_PAGE: Final = 1 << _WINDOW_BITS
-
-# Tables are read nearly in the order in which they lie: of a 270M, with 128 pages at hand instead of 1024, 563 are read
-# instead of 417.
-_MOST_PAGES: Final = 128
-
-
-class Window:
-    """Gives the reader of tables any stretch of a source, a page at a time; remembers up to 2 MiB of pages."""
-
-    __slots__ = ("_content", "_end", "_pages", "_source", "loaded")
-
-    def __init__(self, source: Source, end: int) -> None:
-        """`end`: what lies behind it is never read."""
-        self._source = source
-        self._end = end
-        self._content = source.content
-        self._pages: dict[int, bytes] = {}
-        self.loaded = 0
-
-    def at(self, position: int, length: int) -> tuple[bytes, int]:
-        """A piece of the source that holds the `length` bytes from `position` on, and where in it they start.
-
-        Raises:
-            ModelFormatError: the file was shortened meanwhile, or cannot be read.
-        """
-        if self._content is not None:
-            return self._content, position
-        page = self._pages.get(position >> _WINDOW_BITS)
-        start = position & (_WINDOW_PAGE - 1)
-        if page is not None and start + length <= len(page):
-            return page, start
-        if start + length > _WINDOW_PAGE:
-            self.loaded += 1 + length // _WINDOW_PAGE
-            return self._source.view(position, length).tobytes(), 0
-        return self._load(position >> _WINDOW_BITS), start
-
-    def _load(self, number: int) -> bytes:
-        if len(self._pages) >= _MOST_PAGES:
-            self._pages.clear()
-        begin = number << _WINDOW_BITS
-        page = self._source.view(begin, min(_WINDOW_PAGE, self._end - begin)).tobytes()
-        self._pages[number] = page
-        self.loaded += 1
-        return page
-
-
-# File systems share whole blocks; stretches whose ends lie alike within a page have some.
-PAGE: Final = 4096
-
 _KERNEL_STEP: Final = 64 << 20
 # Fits a processor's cache: steps of 1 MiB took two to three times as long.
 _STEP: Final = 512 << 10
 
+Advance = Callable[[int], object]
+"""Called with the bytes of each step that was written."""
 
-def copy_range(
-    source: int, start: int, target: int, at: int, length: int, *, advance: Callable[[int], None]
-) -> None:
-    """Copy `length` bytes from `start` of one descriptor to `at` of another; `advance` gets the size of each step.
 
-    The kernel copies where it can, and shares blocks where the file system can.
+def copy_range(source: Source, start: int, target: int, at: int, length: int, advance: Advance) -> None:
+    """Copy `length` bytes of an open file, from `start` on, to `at` of a descriptor, in the kernel where it can.
 
     Raises:
         ModelFormatError: the source ended early: somebody shortened it.
         OSError: the target could not be written.
     """
-    in_kernel = hasattr(os, "copy_file_range")
-    head = min(length, -at % PAGE)  # whole blocks begin behind it
-    done = 0
+    if source.fd is None:
+        write_bytes(source.view(start, length).data, target, at, advance)
+        return
+    in_kernel, done = hasattr(os, "copy_file_range"), 0
+    begin = source.base + start
     while done < length:
-        left = (head if done < head else length) - done
         if in_kernel:
             try:
-                count = os.copy_file_range(source, target, min(left, _KERNEL_STEP), start + done, at + done)
+                step = min(length - done, _KERNEL_STEP)
+                count = os.copy_file_range(source.fd, target, step, begin + done, at + done)
             except OSError:
-                in_kernel = False  # not between these files; if nothing can be written, `pwrite` says why
+                count = 0
+            if not count:  # not between these file systems, or not at this place: copied here, it may work
+                in_kernel = False
                 continue
         else:
-            content = os.pread(source, min(left, _STEP), start + done)
+            content = os.pread(source.fd, min(length - done, _STEP), begin + done)
             count = os.pwrite(target, content, at + done)
-        if not count and in_kernel:
-            in_kernel = False  # some file systems answer 0 for a file that is not at its end
-            continue
         if not count:
-            missing = length - done
-            raise ModelFormatError(f"the model file became {missing} bytes too short: read it again")
+            raise source.shortened()
         done += count
         advance(count)
 
 
-def write_bytes(content: memoryview, target: int, at: int, advance: Callable[[int], None]) -> None:
+def write_bytes(content: memoryview, target: int, at: int, advance: Advance) -> None:
     """Write all of `content` at `at`.
 
     Raises:

@@ -4,67 +4,58 @@ Reads where the sections lie, and writes a bundle in which some sections are rep
 for byte: of the header, only the sections' positions change. `stamp_by_content` is for bundles that must come out the
 same whenever they are made.
 
-Of the executor metadata, a protocol buffer in a section of its own, it reads the window of sliding layers and what is
-known of each cache.
+Of the executor metadata, a protocol buffer in a section of its own, it reads the window of sliding layers and known
+facts about each cache.
 
 Source of the formats: the PyPI package litert-lm-builder (litertlm_core, litertlm_header_schema_py_generated,
 runtime/proto/executor_metadata_pb2).
 """
 
-import contextlib
 import hashlib
 import os
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from flatbuffers import number_types
+from flatbuffers.table import Table as HeaderTable
+
+from edge_opt.base.atomic import replacing, resolve_target
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.schema.data import Source, beginning, write_bytes
-from edge_opt.schema.reader import Reader, objects_allowed
-from edge_opt.schema.sections import Bundle, Content, Place, place_content
-from edge_opt.schema.table import Schema, Table, TableSpec
+from edge_opt.schema.data import Source, beginning, copy_range, write_bytes
+from edge_opt.schema.table import Table
+from edge_opt.schema.writer import Placement, Progress, check_suffix, counter, place_model
 
 MAGIC: Final = b"LITERTLM"
+SUFFIX: Final = ".litertlm"
 ALIGNMENT: Final = 16 << 10
 _MAJOR_VERSION: Final = 1
 _HEADER_BEGIN: Final = 32
 _LARGEST_HEADER: Final = 16 << 20
+# Bundles have a dozen sections with a few entries each; many may share one list.
+_MOST_ENTRIES: Final = 4096
+_LONGEST_TEXT: Final = 4096
 
 _TFLITE_MODEL: Final = 3
 
-# Of the values of entries only texts are read.
-_UNIONS: Final = {"VData": {9: "StringValue"}}
-_FIELDS: Final[dict[str, dict[str, str]]] = {
-    "LiteRTLMMetaData": {"system_metadata": "SystemMetadata", "section_metadata": "SectionMetadata"},
-    "SystemMetadata": {"entries": "[KeyValuePair]"},
-    "SectionMetadata": {"objects": "[SectionObject]"},
-    "SectionObject": {
-        "items": "[KeyValuePair]", "begin_offset": "uint64", "end_offset": "uint64", "data_type": "uint8"
-    },
-    "KeyValuePair": {"key": "string", "value_type": "uint8", "value": "VData"},
-    "StringValue": {"value": "string"},
-}  # fmt: skip
-_TABLES: Final = {
-    table: TableSpec(
-        table,
-        len(fields),
-        [(name, slot, kind, None) for slot, (name, kind) in enumerate(fields.items())],
-        _UNIONS,
-    )
-    for table, fields in _FIELDS.items()
-}
-_SCHEMA: Final = Schema(_TABLES, _UNIONS, complete=False)
+# Slots of the header's tables, which are read with `flatbuffers`; of the values of entries, texts only.
+_SYSTEM, _SECTIONS = 0, 1  # LiteRTLMMetaData
+_ITEMS, _BEGIN, _END, _DATA_TYPE = 0, 1, 2, 3  # SectionObject
+_KEY, _VALUE_TYPE, _VALUE = 0, 1, 2  # KeyValuePair
+_STRING_VALUE: Final = 9
 
 # What litert-lm-builder says of a file: a random UUID, and when it was made.
 _UUID, _TIME = "uuid", "creation_timestamp"
 _NO_TIME: Final = "1970-01-01T00:00:00.000000+00:00"
 _CHUNK: Final = 1 << 22
 
+Content = Table | bytes
+"""What a section is replaced with: a model's root table, or the bytes of any other section."""
 
-class LiteRTLMSection(NamedTuple):
+
+class Section(NamedTuple):
     """One part of a bundle: bytes `begin` to `end`; `begin_at` and `end_at` are where the header says so."""
 
     begin: int
@@ -85,55 +76,113 @@ class LiteRTLMSection(NamedTuple):
         return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
 
 
-@dataclass(eq=False, repr=False)
-class LiteRTLMBundle(Bundle):
-    """An open bundle: its header and where its sections lie."""
+class _Place(NamedTuple):
+    """Where `size` bytes go: those from `start` of the old file on, or a new section."""
 
-    suffix: ClassVar = ".litertlm"
-    source: Source
-    header: bytes
-    sections: list[LiteRTLMSection]
+    begin: int
+    size: int
+    start: int
+    placement: Placement | None = None
+
+    @property
+    def stop(self) -> int:
+        """The byte behind the last one."""
+        return self.begin + self.size
+
+
+class Bundle:
+    """An open bundle: its header, where its sections lie, and whether bytes follow that no section names."""
+
+    def __init__(self, source: Source) -> None:
+        """Read the header; ModelFormatError where it is damaged, or of a newer version."""
+        self.source = source
+        self.header = _header(source)
+        self.sections = _sections(source, self.header, source.size)
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as something that `read_model` reads."""
         section = self.sections[index]
         return self.source.section(section.begin, section.end - section.begin)
 
-    def _lay_out(self, contents: Mapping[int, Content]) -> tuple[list[Place], Callable[[int], None]]:
+    def write(
+        self,
+        contents: Mapping[int, Content],
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+        check: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Write the bundle with some sections (by index) replaced; weights go from file to file.
+
+        Raises:
+            UsageError, OutputError, ModelFormatError: as `write_model`.
+        """
+        check_suffix(path, SUFFIX)
+        source, inputs = self.source, (self.source.identity,)
+        resolve_target(path, overwrite=overwrite, inputs=inputs)
+        places = self._lay_out(contents)
+        header = self._moved(places)
+        distinct = {place.begin: place for place in (*places, *self._trailing(places))}.values()
+        total = sum(place.placement.amount if place.placement else place.size for place in distinct)
+        advance = counter(total, progress)
+        with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
+            os.ftruncate(target, max(place.stop for place in distinct))  # what no section fills is zeros
+            for place in distinct:
+                if place.placement is not None:
+                    place.placement.write(target, place.begin, advance)
+                else:
+                    copy_range(source, place.start, target, place.begin, place.size, advance)
+            write_bytes(memoryview(header), target, 0, lambda _: None)
+            source.check_unchanged()
+
+    def _lay_out(self, contents: Mapping[int, Content]) -> list[_Place]:
         """Sections keep the order in which they lie in the file; those that are the same bytes stay the same."""
         end = len(self.header)
-        placed: dict[tuple[int, int], Place] = {}
+        placed: dict[tuple[int, int], _Place] = {}
         for index, section in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
             if section[:2] not in placed:
-                placement = place_content(contents[index]) if index in contents else None
+                placement = _place_content(contents[index]) if index in contents else None
                 size = section.end - section.begin if placement is None else placement.size
                 begin = -(-end // ALIGNMENT) * ALIGNMENT
-                placed[section[:2]] = Place(begin, size, section.begin, placement)
+                placed[section[:2]] = _Place(begin, size, section.begin, placement)
                 end = begin + size
-        places = [placed[section[:2]] for section in self.sections]
-        header = self._moved(places)
-        return places, lambda target: write_bytes(memoryview(header), target, 0, lambda _: None)
+        return [placed[section[:2]] for section in self.sections]
 
-    def _moved(self, places: list[Place]) -> bytes:
+    def _trailing(self, places: list[_Place]) -> list[_Place]:
+        """Bytes behind the last section, no nearer to the file's begin; zeros up to a boundary are not among them."""
+        start = max(section.end for section in self.sections)
+        size = self.source.size - start
+        if size < ALIGNMENT and not self.source.view(start, size).any():
+            return []
+        return [_Place(max(start, *(place.stop for place in places)), size, start)]
+
+    def _moved(self, places: list[_Place]) -> bytes:
         """The header with the new places.
 
         Positions may be stored in bytes that mean something else too; then writing one of them spoils the header.
         """
         header = bytearray(self.header)
+        wanted = []
         for section, place in zip(self.sections, places, strict=True):
             struct.pack_into("<Q", header, section.begin_at, place.begin)
             struct.pack_into("<Q", header, section.end_at, place.stop)
-        again: list[LiteRTLMSection] = []
-        with contextlib.suppress(ModelFormatError):
+            wanted.append(section._replace(begin=place.begin, end=place.stop))
+        try:
             again = _sections(self.source, bytes(header), max(place.stop for place in places))
-        wanted = [
-            section._replace(begin=place.begin, end=place.stop)
-            for section, place in zip(self.sections, places, strict=True)
-        ]
+        except ModelFormatError:
+            again = []
         if again != wanted:
             reason = "the header's tables overlap, so that no section can be moved: make the bundle anew"
             raise self.source.refusal(reason)
         return bytes(header)
+
+
+def _place_content(content: Content) -> Placement:
+    """A model with its weights, or bytes as they are."""
+    if isinstance(content, bytes):
+        return Placement(bytearray(content), [], len(content))
+    return place_model(content)
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
@@ -141,16 +190,15 @@ def is_bundle(path: str | os.PathLike[str]) -> bool:
     return beginning(path, len(MAGIC)) == MAGIC
 
 
-def read_bundle(path: str | os.PathLike[str]) -> LiteRTLMBundle:
+def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     """Read a bundle's header.
 
     Raises:
-        ModelFormatError: the file is missing or no bundle, or its sections lie outside it or in one another.
+        ModelFormatError: the file is missing or not a bundle, or its sections lie outside it or in one another.
     """
     source = Source.open(path)
     try:
-        header = _header(source)
-        return LiteRTLMBundle(source, header, _sections(source, header, source.size))
+        return Bundle(source)
     except BaseException:
         source.close()
         raise
@@ -163,24 +211,23 @@ def stamp_by_content(path: Path) -> None:
     replaced, in place. A bundle without them stays as it is.
 
     Raises:
-        ModelFormatError: it is no bundle.
+        ModelFormatError: it is not a bundle.
         OSError: it cannot be written.
     """
     bundle = read_bundle(path)
-    header = _stamped(bundle.header, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
+    header = _stamped(bundle.source, bundle.header, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
     digest = hashlib.sha256(header)
     for at in range(len(header), bundle.source.size, _CHUNK):
         digest.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)).data)
-    header = _stamped(header, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest()))})
+    header = _stamped(bundle.source, header, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest()))})
     bundle.source.close()
     with path.open("r+b") as file:
         file.write(header)
 
 
-def _stamped(header: bytes, texts: Mapping[str, str]) -> bytes:
+def _stamped(source: Source, header: bytes, texts: Mapping[str, str]) -> bytes:
     """The header with other texts for these keys, wherever the old ones are as long."""
-    system = _tables(header)[0].get("system_metadata")
-    old = {} if system is None else _texts(system.get("entries"))
+    old = _HeaderReader(source, header).system()
     for key, text in texts.items():
         if len(old.get(key, "").encode()) == len(text):
             header = header.replace(old[key].encode(), text.encode())
@@ -191,7 +238,7 @@ def _header(source: Source) -> bytes:
     """The first bytes of a bundle, up to the end of the flatbuffer that says where the sections lie."""
     begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
     if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
-        raise source.refusal("this is no LiteRT-LM bundle")
+        raise source.refusal("this is not a LiteRT-LM bundle")
     major, end = int.from_bytes(begin[8:12], "little"), int.from_bytes(begin[24:32], "little")
     if major != _MAJOR_VERSION:
         newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
@@ -201,48 +248,112 @@ def _header(source: Source) -> bytes:
     return bytes(source.view(0, end))
 
 
-def _tables(header: bytes) -> tuple[Table, Reader]:
-    reader = Reader(Source(header), objects_allowed(), _SCHEMA)
-    return reader.root("LiteRTLMMetaData", _HEADER_BEGIN, 4), reader
+class _HeaderReader:
+    """Reads a header's flatbuffer where it is needed; a position outside the header is damage."""
+
+    def __init__(self, source: Source, header: bytes) -> None:
+        self._source = source
+        self._header = header
+        self._lists: dict[int, dict[str, str]] = {}
+        self._left = _MOST_ENTRIES
+
+    def system(self) -> dict[str, str]:
+        """The texts that the header says of the whole file, by key."""
+        try:
+            table = self._child(self._root(), _SYSTEM)
+            return {} if table is None else self._texts(table, 0)
+        except (struct.error, TypeError) as error:
+            raise self._source.refusal(f"its header is damaged ({error}): copy it again") from error
+
+    def sections(self) -> list[Section]:
+        """The sections as the header has them, with positions that nobody has checked yet."""
+        try:
+            metadata = self._child(self._root(), _SECTIONS)
+            return [] if metadata is None else [self._section(table) for table in self._tables(metadata, 0)]
+        except (struct.error, TypeError) as error:
+            raise self._source.refusal(f"its header is damaged ({error}): copy it again") from error
+
+    def _root(self) -> Any:
+        return self._at(HeaderTable(self._header, 0).Indirect(_HEADER_BEGIN))
+
+    def _at(self, position: int) -> Any:
+        """The table at a position; its vtable may lie on either side of it."""
+        table = HeaderTable(self._header, position)
+        vtable = position - table.Get(number_types.SOffsetTFlags, position)
+        if not 0 <= vtable < len(self._header):
+            raise struct.error(f"a vtable lies at byte {vtable}")
+        return table
+
+    def _place(self, table: Any, slot: int) -> int | None:
+        """Where the value of a field stands; None where it is absent."""
+        offset = table.Offset(4 + 2 * slot)
+        return table.Pos + offset if offset else None
+
+    def _child(self, table: Any, slot: int) -> Any:
+        place = self._place(table, slot)
+        return None if place is None else self._at(table.Indirect(place))
+
+    def _tables(self, table: Any, slot: int) -> list[Any]:
+        place = self._place(table, slot)
+        if place is None:
+            return []
+        vector = table.Indirect(place)
+        count = table.Get(number_types.UOffsetTFlags, vector)
+        self._left -= count
+        if self._left < 0:
+            raise struct.error(f"more than {_MOST_ENTRIES} sections and entries")
+        return [self._at(table.Indirect(vector + 4 + 4 * index)) for index in range(count)]
+
+    def _section(self, table: Any) -> Section:
+        begin_at, end_at = self._place(table, _BEGIN), self._place(table, _END)
+        if begin_at is None or end_at is None:
+            raise struct.error("a section has no position")
+        begin, end = (table.Get(number_types.Uint64Flags, place) for place in (begin_at, end_at))
+        kind = self._place(table, _DATA_TYPE)
+        data_type = 0 if kind is None else table.Get(number_types.Uint8Flags, kind)
+        items = self._place(table, _ITEMS)
+        key = -1 if items is None else table.Indirect(items)
+        if key not in self._lists:
+            self._lists[key] = self._texts(table, _ITEMS)
+        return Section(begin, end, data_type, self._lists[key], begin_at, end_at)
+
+    def _texts(self, table: Any, slot: int) -> dict[str, str]:
+        """The texts among the values of a list of entries, by key."""
+        texts = {}
+        for entry in self._tables(table, slot):
+            kind = self._place(entry, _VALUE_TYPE)
+            value = self._child(entry, _VALUE)
+            if kind is not None and entry.Get(number_types.Uint8Flags, kind) == _STRING_VALUE and value:
+                texts[self._text(entry, _KEY)] = self._text(value, 0)
+        return texts
+
+    def _text(self, table: Any, slot: int) -> str:
+        place = self._place(table, slot)
+        if place is None:
+            return ""
+        begin = table.Indirect(place)
+        size = table.Get(number_types.UOffsetTFlags, begin)
+        if begin + 4 + size > len(self._header) or size > _LONGEST_TEXT:
+            raise struct.error(f"a text of {size} bytes")
+        return self._header[begin + 4 : begin + 4 + size].decode("utf-8", "replace")
 
 
-def _sections(source: Source, header: bytes, size: int) -> list[LiteRTLMSection]:
+def _sections(source: Source, header: bytes, size: int) -> list[Section]:
     """Where the sections of a file of that size lie, checked to be inside the file and apart."""
-    root, reader = _tables(header)
-    metadata = root.get("section_metadata")
-    items: dict[int, dict[str, str]] = {}  # many sections may share one list
-    sections: list[LiteRTLMSection] = []
-    for index, table in enumerate((metadata and metadata.get("objects")) or ()):
-        if not (table.has("begin_offset") and table.has("end_offset")):
-            raise source.refusal(f"section {index} has no position")
-        begin, end = table.get("begin_offset"), table.get("end_offset")
+    sections = _HeaderReader(source, header).sections()
+    if not sections:
+        raise source.refusal("the bundle has no sections")
+    for index, (begin, end, *_) in enumerate(sections):
         if not len(header) <= begin <= end <= size:
             raise source.refusal(
                 f"section {index} lies at bytes {begin} to {end}, of {size}: the file is damaged, copy it again"
             )
-        pairs = table.get("items")
-        if id(pairs) not in items:
-            items[id(pairs)] = _texts(pairs)
-        places = reader.position(table, "begin_offset"), reader.position(table, "end_offset")
-        sections.append(LiteRTLMSection(begin, end, table.get("data_type") or 0, items[id(pairs)], *places))
-    if not sections:
-        raise source.refusal("the bundle has no sections")
     end = 0
     for begin, stop in sorted({section[:2] for section in sections}):
         if begin < end:
             raise source.refusal(f"sections overlap at byte {begin}")
         end = stop
     return sections
-
-
-def _texts(pairs: list[Table] | None) -> dict[str, str]:
-    """The texts among the values, by key."""
-    values = {pair.get("key"): pair.get("value") for pair in pairs or ()}
-    return {
-        key: value.get("value")
-        for key, value in values.items()
-        if key is not None and value is not None and value.has("value")
-    }
 
 
 SECTION_TYPE: Final = 9
@@ -271,18 +382,18 @@ class ExecutorMetadata(NamedTuple):
     buffers: tuple[StateBuffer, ...]
 
 
-def section_of(bundle: LiteRTLMBundle) -> int | None:
+def section_of(bundle: Bundle) -> int | None:
     """The index of the bundle's section with executor metadata; None where it has none."""
     return next((i for i, one in enumerate(bundle.sections) if one.data_type == SECTION_TYPE), None)
 
 
 def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
-    """The bundle's executor metadata; None where it has none, or is no .litertlm bundle.
+    """The bundle's executor metadata; None where it has none, or there is no bundle.
 
     Raises:
         ModelFormatError: the section is damaged.
     """
-    index = section_of(bundle) if isinstance(bundle, LiteRTLMBundle) else None
+    index = None if bundle is None else section_of(bundle)
     if bundle is None or index is None:
         return None
     source = bundle.content(index)

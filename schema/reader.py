@@ -9,22 +9,22 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.schema.data import Bytes, Data, Source, Window
+from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.table import (
     ENUMS,
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
     NUMPY_TYPES,
     STORED_AFTER,
-    TFLITE,
+    TABLES,
+    UNIONS,
     FieldSpec,
-    Schema,
     Table,
     TableSpec,
 )
@@ -44,17 +44,14 @@ _BYTES_PER_OBJECT: Final = 256
 # Writers may fill a file up to a boundary of as many bytes.
 _PADDING: Final = 64
 
-# A table far from all others costs a read of its page.
-_PAGE_COST: Final = 8
-
 _NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
 
 _OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
 _TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
 
-_u16_u16 = struct.Struct("<HH").unpack_from
-_i32 = struct.Struct("<i").unpack_from
-_u32 = struct.Struct("<I").unpack_from
+_u16_u16 = struct.Struct("<HH").unpack
+_i32 = struct.Struct("<i").unpack
+_u32 = struct.Struct("<I").unpack
 
 
 @dataclass(slots=True, eq=False)
@@ -104,8 +101,8 @@ def read_model(
     EDGE_OPT_MAX_OBJECTS says, or `MAX_OBJECTS`.
 
     Raises:
-        ModelFormatError: the file is missing, no model, malformed, or written by a newer schema.
-        UsageError: the environment variable is no number.
+        ModelFormatError: the file is missing, not a model, malformed, or written by a newer schema.
+        UsageError: the environment variable is not a number.
     """
     if max_objects is None:
         max_objects = objects_allowed()
@@ -123,7 +120,7 @@ def objects_allowed() -> int:
     """How many tables, vectors and strings a file may have.
 
     Raises:
-        UsageError: the environment variable is no number.
+        UsageError: the environment variable is not a number.
     """
     value = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
@@ -143,27 +140,24 @@ class _Shape(NamedTuple):
     """What a vtable says of its tables: how to unpack the inline values, where they lie, which are references."""
 
     size: int
-    unpack: Callable[[Any, int], tuple[Any, ...]]
+    unpack: Callable[[bytes], tuple[Any, ...]]
     places: dict[str, int]
     references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int], Any]], ...]
 
 
 class Reader:
-    """One reading of one source, by a schema."""
+    """One reading of one source."""
 
-    def __init__(self, source: Source, max_objects: int, schema: Schema = TFLITE) -> None:
+    def __init__(self, source: Source, max_objects: int) -> None:
         self.source = source
         self.end = min(source.size, MAX_FLATBUFFER_SIZE)
-        self._window = Window(source, self.end)
-        self._at = self._window.at
-        self._schema = schema
-        self._pages_paid = 0
+        self._stream = source.stream()
         self.external_start = source.size
         self._named_end = 0
         self._bytes_left = source.size
         self._objects_left = self._max_objects = max_objects
         self._shapes: dict[tuple[str, int], _Shape] = {}
-        self._tables: dict[str, dict[int, Table]] = {name: {} for name in schema.tables}
+        self._tables: dict[str, dict[int, Table]] = {name: {} for name in TABLES}
         self._values: dict[tuple[str, int], Any] = {}
         self._contents: dict[bytes, bytes] = {}
         self._regions: dict[tuple[int, int], Data] = {}
@@ -172,7 +166,6 @@ class Reader:
             "string": partial(self._shared, self._text),
             "table": self._child,
             "tables": partial(self._shared, self._children),
-            "strings": partial(self._shared, self._strings),
         }
         self._meanings: dict[str, Callable[[Table, int], None]] = {
             "Buffer": self._stored_after,
@@ -184,29 +177,25 @@ class Reader:
 
     def model(self) -> ModelFile:
         """The root table and everything below it."""
-        start = bytes(self.source.view(0, min(8, self.source.size)))
+        start = self._read(0, min(8, self.source.size))
         if start[4:8] != IDENTIFIER:
-            raise ModelFormatError(f"{self.source.name} is no TFLite model: {_what_else(start)}")
-        table = self.root("Model", 0, 8)
-        table.trailing = self._trailing()
-        return ModelFile(table, self.source, min(self.external_start, self._named_end), self._max_objects)
+            raise ModelFormatError(f"{self.source.name} is not a TFLite model: {_what_else(start)}")
+        (offset,) = _u32(start[:4])
+        if offset < 8:
+            self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
+        root = self.table(TABLES["Model"], offset)
+        root.trailing = self._trailing()
+        return ModelFile(root, self.source, min(self.external_start, self._named_end), self._max_objects)
 
-    def root(self, name: str, at: int, header: int) -> Table:
-        """The root table, of a flatbuffer that begins at byte `at` with a header of so many bytes."""
-        (offset,) = _u32(*self._at(at, 4))
-        if offset < header:
-            self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", at)
-        return self.table(self._schema.tables[name], at + offset)
-
-    def position(self, table: Table, field: str) -> int:
-        """Where a field that is present stands in the file."""
-        position = self._positions[id(table)]
-        shape = self._shape(table.spec, position, _i32(*self._at(position, 4))[0], None)
-        return position + shape.places[field]
-
-    @cached_property
-    def _positions(self) -> dict[int, int]:
-        return {id(table): at for tables in self._tables.values() for at, table in tables.items()}
+    def _read(self, position: int, length: int) -> bytes:
+        try:
+            self._stream.seek(self.source.base + position)
+            content = self._stream.read(length)
+        except OSError as error:
+            raise self.source.refusal(f"it cannot be read: {error.strerror}") from error
+        if len(content) < length:
+            raise self.source.shortened()
+        return content
 
     def _trailing(self) -> Data | None:
         """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
@@ -230,9 +219,7 @@ class Reader:
         self._named_end = max(self._named_end, offset + size)
         if self._bytes_left < 0:
             self._fail(field, "tables, vectors or weights overlap", offset)
-        pages = self._window.loaded
-        self._objects_left -= objects + (pages - self._pages_paid) * _PAGE_COST
-        self._pages_paid = pages
+        self._objects_left -= objects
         if self._objects_left < 0:
             limit = (
                 f"more than {self._max_objects} tables, vectors and strings (a long one counts as several)"
@@ -247,14 +234,11 @@ class Reader:
             return table
         if position + 4 > self.end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
-        content, start = self._at(position, 4)
-        shape = self._shape(spec, position, _i32(content, start)[0], field)
+        shape = self._shape(spec, position, _i32(self._read(position, 4))[0], field)
         if position + shape.size > self.end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
         self._spend(field, shape.size, position)
-        if start + shape.size > len(content):
-            content, start = self._at(position, shape.size)
-        values = dict(zip(shape.places, shape.unpack(content, start), strict=True))
+        values = dict(zip(shape.places, shape.unpack(self._read(position, shape.size)), strict=True))
         table = tables[position] = Table(spec, values)
         for reference, at, read in shape.references:
             target = self._target(reference, position + at, values[reference.name])
@@ -277,18 +261,16 @@ class Reader:
     def _compile(self, spec: TableSpec, vtable: int, position: int, field: FieldSpec | None) -> _Shape:
         if not 0 <= vtable <= self.end - 4:
             self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
-        length, size = _u16_u16(*self._at(vtable, 4))
+        length, size = _u16_u16(self._read(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self.end or size < 4:
             self._fail(field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable)
         self._named_end = max(self._named_end, vtable + length)
-        entries = struct.unpack_from(f"<{length // 2 - 2}H", *self._at(vtable + 4, length - 4))
+        entries = struct.unpack(f"<{length // 2 - 2}H", self._read(vtable + 4, length - 4))
         present: list[tuple[int, FieldSpec]] = []
         for slot, at in enumerate(entries):
             if at == 0:
                 continue
             field_there = spec.by_slot.get(slot)
-            if field_there is None and not self._schema.complete:
-                continue
             if field_there is None:
                 what = "a deprecated field" if slot < spec.slots else "a field we don't know"
                 self._fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
@@ -308,7 +290,7 @@ class Reader:
             reached = at + field.size
         return _Shape(
             size,
-            struct.Struct("".join(codes)).unpack_from,
+            struct.Struct(f"{''.join(codes)}{size - reached}x").unpack,
             {field.name: at for at, field in sorted(present)},
             tuple(
                 (field, at, self._readers[field.kind]) for at, field in present if field.kind in self._readers
@@ -322,7 +304,7 @@ class Reader:
         return target
 
     def _vector(self, field: FieldSpec, target: int, width: int) -> int:
-        count: int = _u32(*self._at(target, 4))[0]
+        count: int = _u32(self._read(target, 4))[0]
         if count * width > self.end - target - 4:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count
@@ -342,17 +324,8 @@ class Reader:
             self._spend(field, 4 + size, target)
             return Data.region(self.source, target + 4, size, external=False)
         self._spend(field, 4 + size, target, 1 + size // _BYTES_PER_OBJECT)
-        return self._numbers(dtype, target + 4, size)
-
-    def _numbers(self, dtype: np.dtype[Any], start: int, size: int) -> Bytes:
-        """A vector, copied out of the file: a view would keep the page around it.
-
-        Equal ones share their bytes: a quantized model says hundreds of times that thousands of zero points are zero.
-        """
-        if self.source.fd is None:
-            return self.source.view(start, size).view(dtype)
-        content, at = self._at(start, size)
-        content = content[at : at + size]
+        content = self._read(target + 4, size)
+        # Equal vectors share their bytes: a quantized model says hundreds of times that all zero points are zero.
         return np.frombuffer(self._contents.setdefault(content, content), dtype)
 
     def _text(self, field: FieldSpec, target: int) -> str:
@@ -361,35 +334,28 @@ class Reader:
         if stop >= self.end:
             self._fail(field, "is a string that does not end in a zero byte", target)
         self._spend(field, stop + 1 - target, target, 1 + (stop - start) // _TEXT_PER_OBJECT)
-        content, first = self._at(start, stop + 1 - start)
-        last = first + stop - start
-        if content[last] != 0:
+        content = self._read(start, stop + 1 - start)
+        if content[-1] != 0:
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
-            text = str(content[first:last], "utf-8")
+            text = str(content[:-1], "utf-8")
         except UnicodeDecodeError as error:
-            self._fail(field, f"is no valid UTF-8 ({error.reason})", start + error.start)
+            self._fail(field, f"is not valid UTF-8 ({error.reason})", start + error.start)
         return text
 
     def _child(self, field: FieldSpec, target: int) -> Table:
-        return self.table(self._schema.tables[field.element], target, field)
+        return self.table(TABLES[field.element], target, field)
 
     def _offsets(self, field: FieldSpec, target: int) -> list[int]:
         count = self._vector(field, target, 4)
         self._spend(field, 4 + 4 * count, target, 1 + count)
         start = target + 4
-        relative = struct.unpack_from(f"<{count}I", *self._at(start, 4 * count))
+        relative = struct.unpack(f"<{count}I", self._read(start, 4 * count))
         return [start + 4 * index + offset for index, offset in enumerate(relative)]
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
-        spec, read = self._schema.tables[field.element], self.table
-        return [read(spec, place, field) for place in self._offsets(field, target)]
-
-    def _strings(self, field: FieldSpec, target: int) -> list[str]:
-        places = self._offsets(field, target)
-        if any(place > self.end - 4 for place in places):
-            self._fail(field, "has a string beyond the end of the file", target)
-        return [self._shared(self._text, field._replace(type="string"), place) for place in places]
+        spec = TABLES[field.element]
+        return [self.table(spec, place, field) for place in self._offsets(field, target)]
 
     def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
         """Read a union by the type beside it; one needs the other."""
@@ -398,16 +364,13 @@ class Reader:
             self._fail(field, f"has a value but no {field.name}_type", at)
         if code == 0:
             return
-        member = self._schema.unions[field.element].get(code)
-        if member is None and self._schema.complete:
-            self._fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
+        member = UNIONS[field.element].get(code)
         if member is None:
-            values.pop(field.name, None)
-            return
+            self._fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
         if not is_there:
             self._fail(field, f"has the type {member} but no value", at)
         target = self._target(field, at, values[field.name])
-        values[field.name] = self.table(self._schema.tables[member], target, field)
+        values[field.name] = self.table(TABLES[member], target, field)
 
     def _external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
         """The region of weights stored after the flatbuffer, checked to lie inside the file."""
@@ -464,7 +427,7 @@ def _what_else(start: bytes) -> str:
     if start == b"LITERTLM":
         return "it is a .litertlm bundle: name a model inside it, load(path, model='prefill_decode')"
     if start.startswith(b"PK") or start[4:] == b"PK\3\4":
-        return "it is a zip archive (a .task bundle or a .keras file?), give the .tflite inside it"
+        return "it is a zip archive (a .task bundle?): unzip it, and give the TFLite model inside"
     if start == b"version ":
         return "it is a Git LFS pointer, fetch the file with `git lfs pull`"
     return f"bytes 4 to 8 are {start[4:8]!r} instead of {IDENTIFIER!r}, give a .tflite file"

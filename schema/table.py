@@ -5,7 +5,7 @@ The data is `tables.json`, which `testdata/make_tables.py` writes. Nothing here 
 
 import json
 import struct
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +50,7 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 
 
 class FieldSpec(NamedTuple):
-    """One field; `kind` is scalar(s), string(s), table(s) or union, `element` the type without brackets."""
+    """One field; `kind` is scalar(s), string, table(s) or union, `element` the type without brackets."""
 
     table: str
     name: str
@@ -76,11 +76,11 @@ class TableSpec:
 
     __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots", "unions")
 
-    def __init__(self, name: str, slots: int, rows: Sequence[Row], unions: Container[str] = UNIONS) -> None:
-        """`rows`: field, slot, type as in schema.fbs (which may be one of the `unions`), and default."""
+    def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
+        """`rows`: field, slot, type as in schema.fbs, and default."""
         self.name = name
         self.slots = slots
-        self.fields = tuple(FieldSpec(name, *row, *_kind(row[2], unions)) for row in rows)
+        self.fields = tuple(FieldSpec(name, *row, *_kind(row[2])) for row in rows)
         self.by_name = {field.name: field for field in self.fields}
         self.by_slot = {field.slot: field for field in self.fields}
         # Written in this order, fields need no padding between them.
@@ -89,11 +89,11 @@ class TableSpec:
         self.defaults = {field.name: field.default for field in self.fields}
 
 
-def _kind(type_name: str, unions: Container[str]) -> tuple[str, str]:
+def _kind(type_name: str) -> tuple[str, str]:
     element = type_name.strip("[]")
     if element in SCALAR_CODES:
         kind = "scalar"
-    elif element in unions:
+    elif element in UNIONS:
         kind = "union"
     else:
         kind = "string" if element == "string" else "table"
@@ -103,16 +103,6 @@ def _kind(type_name: str, unions: Container[str]) -> tuple[str, str]:
 TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
 """Table -> its fields."""
 
-
-class Schema(NamedTuple):
-    """The tables and unions of a format; what a schema that is not `complete` leaves out is skipped by the reader."""
-
-    tables: Mapping[str, TableSpec]
-    unions: Mapping[str, Mapping[int, str]]
-    complete: bool
-
-
-TFLITE: Final = Schema(TABLES, UNIONS, complete=True)
 
 # Table -> the field that holds bytes, and the two that say where they lie if they lie after the flatbuffer.
 STORED_AFTER: Final = {
@@ -131,8 +121,8 @@ _MEMBER_CODES = {union: {table: code for code, table in members.items()} for uni
 class Table:
     """One table; `fields` holds the present fields only, so "present with the default" is not "absent".
 
-    Values: int, float, bool; str; read-only 1-D little-endian arrays for vectors of numbers; `list[Table]`
-    and `list[str]`; a union's value is a Table, its type the int field `<name>_type` beside it; the bytes of
+    Values: int, float, bool; str; read-only 1-D little-endian arrays for vectors of numbers; `list[Table]`;
+    a union's value is a Table, its type the int field `<name>_type` beside it; the bytes of
     a buffer, and custom options stored after the flatbuffer, are `Data`. Vectors and tables may be shared.
 
     `trailing`, of a file's root: what stands behind everything that the tables name, e.g. the zip archive of TFLite

@@ -1,11 +1,6 @@
-"""Bundles for tests, built from the formats' descriptions.
+"""LiteRT-LM bundles for tests, built from the format's description: a header flatbuffer, sections at 16 KiB."""
 
-LiteRT-LM's: header flatbuffer, sections at 16 KiB. MediaPipe's: a zip archive of stored members, aligned by zeros.
-"""
-
-import io
 import struct
-import zipfile
 from collections.abc import Mapping, Sequence
 
 import flatbuffers
@@ -36,21 +31,6 @@ def bundle(
     for (begin, stop), (_, _, content) in zip(places, parts, strict=True):
         file[begin:stop] = content
     return bytes(file)
-
-
-def task(
-    members: Mapping[str, bytes], *, alignment: int = 4, zip64: bool = False, comment: bytes = b""
-) -> bytes:
-    """A .task bundle as MediaPipe's bundler writes it: 1 to 4 zeros in front of each header; `zip64` as for 4 GB."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.comment = comment
-        for name, content in members.items():
-            header = 30 + len(name) + 20 * zip64
-            archive.start_dir += alignment - (archive.start_dir + header) % alignment
-            with archive.open(zipfile.ZipInfo(name), "w", force_zip64=zip64) as member:
-                member.write(content)
-    return file.getvalue()
 
 
 def model_part(kind: str, content: bytes) -> Part:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bundles import GENERIC, bundle, model_part, task
+from bundles import GENERIC, bundle, model_part
 from schema_models import everything, pack, with_data_after, with_options_after
 from text_parser import parse
 
@@ -124,8 +124,6 @@ def handmade() -> list[Seed]:
         made += list(cuts(path))[:1]
     parts = [model_part("prefill_decode", made[0].content), (GENERIC, {"name": "words"}, b"text" * 9)]
     made.append(Seed("bundle", bundle([*parts, model_part("embedder", made[1].content)]), None))
-    members = {"TF_LITE_PREFILL_DECODE": made[2].content, "METADATA": b"text" * 9}
-    made += [Seed(f"task {wide}", task(members, zip64=wide, comment=b"c"), None) for wide in (False, True)]
     return made
 
 

@@ -125,7 +125,7 @@ def test_names_that_are_no_utf8_are_refused_with_their_place(name: str) -> None:
     for bad in (b"\xff", b"\xc0", b"\xed"):
         raw = name.encode()
         broken = content.replace(raw + b"\0", bad + raw[1:] + b"\0", 1)
-        with pytest.raises(ModelFormatError, match="no valid UTF-8") as caught:
+        with pytest.raises(ModelFormatError, match="not valid UTF-8") as caught:
             load(broken)
         assert caught.value.offset == content.index(raw + b"\0")
 
@@ -141,8 +141,8 @@ def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(tmp_path: Path)
     """Sixty thousand sections that are one table, with sixty thousand items that are one item."""
     part = (GENERIC, {"name": "words"}, b"")
     (tmp_path / "b.litertlm").write_bytes(bundle([part], repeated=60_000))
-    with fuzz.time_limit():
-        assert len(read_bundle(tmp_path / "b.litertlm").sections) == 60_000
+    with fuzz.time_limit(), pytest.raises(ModelFormatError, match="more than 4096 sections and entries"):
+        read_bundle(tmp_path / "b.litertlm")
 
 
 def test_a_bundle_whose_positions_are_stored_in_one_place_is_not_rewritten(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.generate import keep
-from edge_opt.comparison.models import find_models
+from edge_opt.comparison.models import find_parts
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.tensors import TensorInfo
@@ -254,14 +254,15 @@ def test_helpers_lie_beside_the_model(
 ) -> None:
     for name in ("m.int8.tflite", *files):
         shutil.copy(DEMO, tmp_path / name)
-    found = find_models(tmp_path / "m.int8.tflite")
-    assert found.embedder == (tmp_path / embedder if embedder else None)
-    assert found.auxiliary == (tmp_path / auxiliary if auxiliary else None)
-    chosen = find_models(tmp_path / "m.int8.tflite", b"e", b"x")
-    assert (chosen.embedder, chosen.auxiliary) == (b"e", b"x")
-    assert find_models(b"m", b"e") == (None, b"m", b"e", None)
-    assert find_models(b"m").with_helpers_of(chosen) == (None, b"m", b"e", b"x")
-    assert chosen.with_helpers_of(found)[2:] == (b"e", b"x")
+    found = find_parts(tmp_path / "m.int8.tflite")
+    given = {name: part.source for name, part in found.items()}
+    beside = {"embedder": embedder, "auxiliary": auxiliary}
+    assert given == {
+        "main": tmp_path / "m.int8.tflite",
+        **{name: tmp_path / file for name, file in beside.items() if file},
+    }
+    chosen = find_parts(tmp_path / "m.int8.tflite", b"e", b"x")
+    assert (chosen["embedder"].source, chosen["auxiliary"].source) == (b"e", b"x")
 
 
 # Golden files
@@ -318,7 +319,7 @@ def test_statistics_prove_a_difference_beyond_the_sample(
 
 def golden_of(meta: dict[str, float], **arrays: np.ndarray) -> golden._Check:
     nobody: Any = None
-    return golden._Check(meta, arrays, nobody, nobody)
+    return golden._Check(meta, arrays, nobody, nobody, "model.tflite")
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2,), "int32"), ((1, 2), "float32")])

@@ -145,12 +145,8 @@ class Worker:
         return list(self.known)
 
 
-class Opened:
-    name, model = "model.tflite", b""
-
-
 def planned(*known: SignatureInfo, count: int = 3, seed: int = 0, prompt: Any = None) -> Loop:
-    return _plan(Worker(*known), {"main": Opened()}, count, seed, prompt)  # type: ignore[arg-type, dict-item]
+    return _plan(Worker(*known), {"main": Path("model.tflite")}, "model.tflite", count, seed, prompt)  # type: ignore[arg-type]
 
 
 LENGTHS = tensor("mask", 1, 1, 1, 16)

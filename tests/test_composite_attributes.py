@@ -27,8 +27,8 @@ VALUES: list[Any] = [
     {"max_timescale": 1e6, "min_timescale": 1.0, "proportion": 0.25},
     {"activation": "gelu_tanh", "gate_size": 104},
     {},
-    {"a": [1, "two", None, [3.5, False]], "b": {"c": {}}, "d": -(2**40), "e": 2**62, "f": "ü" * 300},
-    [[], [1, 2, 3], [1.5, 0.1], ["x", "y"]],
+    {"a": [1, "two", None, 3.5, False], "b": [], "d": -(2**40), "e": 2**62, "f": "ü" * 300},
+    [1, 2, 3],
     7,
 ]
 
@@ -76,46 +76,32 @@ def test_a_float_is_shown_as_it_was_written() -> None:
     assert read_flexbuffer(content) == {"epsilon": 1e-06}
 
 
-def test_kinds_that_composites_do_not_use_are_named() -> None:
-    builder = flexbuffers.Builder()
-    with builder.Vector():
-        builder.Blob(b"12345")
-        builder.FixedTypedVectorFromElements([1, 2])
-    assert read_flexbuffer(bytes(builder.Finish())) == ["<5 bytes>", "<FlexBuffer type 16>"]
-
-
-def refusal(content: bytes) -> str:
-    with pytest.raises(ModelFormatError) as caught:
-        read_flexbuffer(content)
-    return str(caught.value)
-
-
-def nested(levels: int) -> Any:
-    return [nested(levels - 1)] if levels else 1
-
-
 # Size, elements, their types; then the root: distance back to the elements, its type, its width. A vector is type 10.
 ITSELF = bytes([1, 0, 40, 2, 40, 1])
 
 
 @pytest.mark.parametrize(
+    "content",
+    [flexbuffers.Dumps({"a": {"b": [1]}, "c": 2}), ITSELF],
+    ids=["nested", "a vector that holds itself"],
+)
+def test_nothing_nested_is_followed(content: bytes) -> None:
+    read = read_flexbuffer(bytes(content))
+    assert "<nested FlexBuffer value>" in (read.values() if isinstance(read, dict) else read)
+
+
+@pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "1 bytes at byte -1"),
-        (b"\0\0\3", "a number of 3 bytes"),
-        (bytes([9, 4, 40, 1]), "1 bytes at byte -4 of 4"),
-        (bytes([200, 0, 1, 20, 1]), "200 bytes at byte 1 of 5"),
-        (flexbuffers.Dumps(nested(9)), "more than 8 levels"),
-        (ITSELF, "more than 8 levels"),
+        (b"", "not a FlexBuffer"),
+        (bytes([9, 4, 40, 1]), "not a FlexBuffer"),
         (flexbuffers.Dumps([1] * 257), "more than 256 values"),
-        (flexbuffers.Dumps([[1] * 100] * 3), "more than 256 values"),
-        (flexbuffers.Dumps("x" * 20000), "more than 256 values"),
-        (flexbuffers.Dumps({"k" * 300: 1}), "a name at byte 0 does not end"),
-        (bytes([1, 0, 4, 1, 12, 1]), "a number of 1 bytes"),
+        (flexbuffers.Dumps("x" * 20000), "at most 16384 are read"),
     ],
 )
-def test_what_is_no_flexbuffer_or_too_large_is_refused(content: bytes, reason: str) -> None:
-    assert reason in refusal(bytes(content))
+def test_what_is_not_a_flexbuffer_or_too_large_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(ModelFormatError, match=reason):
+        read_flexbuffer(bytes(content))
 
 
 def test_damaged_bytes_end_in_values_or_in_the_typed_error() -> None:
@@ -129,7 +115,7 @@ def test_damaged_bytes_end_in_values_or_in_the_typed_error() -> None:
             read_flexbuffer(bytes(content))
         except ModelFormatError:
             refused += 1
-    assert 1_000 < refused < 19_000
+    assert 200 < refused < 19_000
 
 
 COMPOSITE = """subgraph main (%x: float32[2]) {
@@ -149,9 +135,12 @@ def test_the_text_form_shows_them(shown: str) -> None:
 
 def test_bytes_that_cannot_be_read_are_counted_and_nothing_fails() -> None:
     model = parse(COMPOSITE.replace("ATTRIBUTES", "[1, 2]"))
-    assert "composite_attributes: '<2 bytes, no FlexBuffer: 2 bytes at byte -2 of 2>'" in to_text(model)
+    assert (
+        "composite_attributes: '<2 bytes, no FlexBuffer: not a FlexBuffer (buffer is too small)>'"
+        in to_text(model)
+    )
     assert list(map(str, composites(model.subgraphs[0].operators))) == [
-        "odml.rope '<2 bytes, no FlexBuffer: 2 bytes at byte -2 of 2>'"
+        "odml.rope '<2 bytes, no FlexBuffer: not a FlexBuffer (buffer is too small)>'"
     ]
 
 

@@ -1,17 +1,14 @@
 """A real client: the LiteRT-LM runtime prints the same tokens from a bundle before and after."""
 
-import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from bundles import task
 
 from edge_opt.conversion import convert
 from edge_opt.integrations.litert_torch import export_language_model
-from edge_opt.schema.litertlm import read_bundle
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 
@@ -78,60 +75,3 @@ def test_a_bundle_says_the_same_when_all_of_its_models_are_rewritten(exported: P
     output = tmp_path / "all.litertlm"
     convert(exported / "model.litertlm", output, sections="all", inline_composites=True)
     assert tokens(output) == tokens(exported / "model.litertlm")
-
-
-@pytest.mark.slow
-def test_a_task_bundle_says_the_same_after_the_conversion(exported: Path, tmp_path: Path) -> None:
-    made = tmp_path / "model.task"
-    made.write_bytes(
-        task(
-            {
-                "TF_LITE_PREFILL_DECODE": model_in(exported / "model.litertlm"),
-                "TOKENIZER_MODEL": tokenizer(tmp_path),
-                "METADATA": metadata(),
-            }
-        )
-    )
-    result = convert(made, require_all=True)
-    before = tokens(made)
-    assert len(set("".join(before))) > 5
-    assert tokens(Path(str(result.output))) == before
-
-
-def model_in(bundle: Path) -> bytes:
-    opened = read_bundle(bundle)
-    places = [
-        index for index, section in enumerate(opened.sections) if section.model_type == "prefill_decode"
-    ]
-    content = opened.content(places[0])
-    return bytes(content.view(0, content.size))
-
-
-def tokenizer(folder: Path) -> bytes:
-    """A SentencePiece model of 512 pieces; the runtime reads no other tokenizer in a .task bundle."""
-    sentencepiece = pytest.importorskip("sentencepiece", reason="extra torch is not installed")
-    chance = random.Random(0)
-    words = [f"w{index}" for index in range(800)]
-    (folder / "text").write_text("\n".join(" ".join(chance.choices(words, k=12)) for _ in range(2000)))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"),
-        model_prefix=str(folder / "pieces"),
-        vocab_size=512,
-        model_type="bpe",
-        pad_id=0,
-        eos_id=1,
-        bos_id=2,
-        unk_id=3,
-    )
-    return (folder / "pieces.model").read_bytes()
-
-
-def metadata() -> bytes:
-    from litert_lm_builder.runtime.proto import llm_metadata_pb2
-
-    made = llm_metadata_pb2.LlmMetadata(max_num_tokens=64)
-    made.stop_tokens.add(token_str="</s>")
-    made.start_token.token_str = "<s>"
-    made.pad_token.token_str = "<pad>"
-    made.llm_model_type.gemma3.SetInParent()
-    return bytes(made.SerializeToString())

@@ -15,9 +15,8 @@ from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import from_tables, to_bytes
-from edge_opt.schema.litertlm import is_bundle, read_bundle, stamp_by_content
+from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle, stamp_by_content
 from edge_opt.schema.reader import read_model
-from edge_opt.schema.sections import Bundle
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMO = (TESTDATA / "demo_gemma3.tflite").read_bytes()
@@ -177,7 +176,7 @@ def test_a_model_in_a_section_is_read_from_where_it_lies(file: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "value", "complaint"),
     [
-        ("magic", b"LITERTLX", "no LiteRT-LM bundle"),
+        ("magic", b"LITERTLX", "not a LiteRT-LM bundle"),
         ("version", struct.pack("<I", 2), "written by a newer program"),
         ("header", struct.pack("<Q", 1 << 60), "the header ends at byte"),
         ("begin", struct.pack("<Q", 1 << 62), "lies at bytes"),

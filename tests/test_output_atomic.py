@@ -1,7 +1,6 @@
 """An output appears all at once or not at all, and nothing of ours is left lying about."""
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -27,12 +26,6 @@ def umask() -> Iterator[None]:
 def write(path: Path, content: bytes, *, overwrite: bool = False) -> None:
     with atomic.replacing(path, overwrite=overwrite) as target:
         os.write(target, content)
-
-
-def stale(folder: Path, name: str = ".model.tflite.0123456789abcdef.edge-opt-tmp") -> Path:
-    path = folder / name
-    path.write_bytes(b"half a model")
-    return path
 
 
 def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -171,37 +164,6 @@ def test_a_long_name_still_has_room_for_the_temporary_one(tmp_path: Path) -> Non
     path = tmp_path / ("ü" * 120 + ".tflite")
     write(path, b"content")
     assert path.read_bytes() == b"content"
-
-
-def test_the_next_run_removes_a_stale_file_of_ours(tmp_path: Path) -> None:
-    left = stale(tmp_path)
-    write(tmp_path / "other.tflite", b"")
-    assert not left.exists()
-
-
-def test_a_temporary_file_in_use_is_left_alone(tmp_path: Path) -> None:
-    used = stale(tmp_path)
-    with used.open("rb") as holder:
-        fcntl.flock(holder, fcntl.LOCK_EX)
-        write(tmp_path / "other.tflite", b"")
-        assert used.exists()
-    with atomic.replacing(tmp_path / "a.tflite", overwrite=False):
-        write(tmp_path / "b.tflite", b"")
-    assert (tmp_path / "a.tflite").exists()
-
-
-def test_only_files_of_ours_are_removed(tmp_path: Path) -> None:
-    kept = [
-        stale(tmp_path, "model.tflite"),
-        stale(tmp_path, ".model.tflite.tmp"),
-        stale(tmp_path, ".model.tflite.0123.edge-opt-tmp"),
-    ]
-    folder = tmp_path / ".folder.0123456789abcdef.edge-opt-tmp"
-    folder.mkdir()
-    link = tmp_path / ".link.0123456789abcdef.edge-opt-tmp"
-    link.symlink_to(kept[0])
-    atomic.remove_stale(tmp_path)
-    assert all(path.exists() for path in (*kept, folder, link))
 
 
 def test_the_file_and_its_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

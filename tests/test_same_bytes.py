@@ -1,6 +1,5 @@
 """Where a conversion changes nothing, tables and weights come out as they were: order, padding, place and alignment."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,24 +109,6 @@ def test_what_nobody_changed_stays_as_it_was(tmp_path: Path, content: bytes | Pa
     for one, other in zip(before, after, strict=True):
         assert np.array_equal(one.view(), other.view()), "in the same order"
         assert alignment(other.offset) >= alignment(one.offset)
-    for (one, next_one), (other, next_other) in zip(pairwise(before), pairwise(after), strict=True):
-        padding = next_one.offset - one.offset - one.length
-        if 0 <= padding <= 64 and next_one.offset % 16 == one.offset % 16 == 0:
-            assert next_other.offset - other.offset == next_one.offset - one.offset
-            between = one.offset + one.length
-            kept = other.offset + other.length
-            assert np.array_equal(old.source.view(between, padding), new.source.view(kept, padding)), (
-                "padding and all"
-            )
-
-
-def test_a_large_weight_keeps_its_place_in_a_page_so_that_blocks_can_be_shared(tmp_path: Path) -> None:
-    """Only whole blocks can be shared between two files."""
-    layout = ((100, 16, 0), (4 << 20, 1024, 0))
-    (tmp_path / "in.tflite").write_bytes(weights_after(layout))
-    convert(tmp_path / "in.tflite", tmp_path / "out.tflite", verify="none")
-    places = [stored(read_model(tmp_path / name))[-1].offset % 4096 for name in ("in.tflite", "out.tflite")]
-    assert places[0] == places[1]
 
 
 def test_a_weight_keeps_its_alignment_where_the_one_before_it_has_less(tmp_path: Path) -> None:

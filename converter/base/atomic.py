@@ -1,13 +1,11 @@
 """Replaces a file all at once: written beside it under another name, flushed to the disk, then renamed.
 
-It must not know what is written, and removes no file but temporary ones of ours that nobody is using.
+It must not know what is written. A process that is killed leaves the temporary file, `.NAME.*.edge-opt-tmp`.
 """
 
 import contextlib
 import errno
-import fcntl
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -15,9 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from edge_opt.base.errors import OutputError, UsageError
-
-_SUFFIX: Final = ".edge-opt-tmp"
-_OURS: Final = re.compile(r"\.[0-9a-f]{16}\.edge-opt-tmp\Z")
 
 # Some filesystems cannot flush a folder; the rename is then as durable as they make it.
 _CANNOT_FLUSH: Final = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
@@ -31,7 +26,7 @@ _REASONS: Final = {
 
 AnyPath = str | os.PathLike[str]
 """How a caller names a file."""
-Identity = tuple[int, int] | None  # device and inode; None for what is no file
+Identity = tuple[int, int] | None  # device and inode; None for what is not a file
 
 
 def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ...] = ()) -> Path:
@@ -39,7 +34,7 @@ def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ..
 
     Raises:
         UsageError: it is one of the inputs, or exists and `overwrite` is false.
-        OutputError: its folder does not exist or cannot be written to, or it is no regular file.
+        OutputError: its folder does not exist or cannot be written to, or it is not a regular file.
     """
     try:
         target = Path(path).resolve()
@@ -80,7 +75,6 @@ def replacing(
     """
     target = resolve_target(path, overwrite=overwrite, inputs=inputs)
     try:
-        remove_stale(target.parent)
         temporary, fd = _create(target)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {_reason(error)}") from error
@@ -110,51 +104,12 @@ def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool =
         file.write(content)
 
 
-def remove_stale(folder: Path) -> None:
-    """Remove our temporary files in `folder` that no running process has locked."""
-    with contextlib.suppress(PermissionError):  # a folder that we may write to but not list
-        for path in folder.iterdir():
-            if _OURS.search(path.name):
-                _remove_if_unused(path)
-
-
-def _remove_if_unused(path: Path) -> None:
-    with contextlib.suppress(OSError):  # gone, in use, or not ours to open or to remove
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(path, fd):
-                    path.unlink()
-        finally:
-            os.close(fd)
-
-
 def _create(target: Path) -> tuple[Path, int]:
-    """A locked temporary file beside the target; readable by others only if the target will be."""
+    """A temporary file beside the target; readable by others only if the target will be."""
     mode = 0o600 if target.exists() else 0o666
     stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
-    while True:
-        temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}{_SUFFIX}")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            # Between open and flock another run may have taken it for a stale one.
-            if _is_at(temporary, fd):
-                return temporary, fd
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    """Whether the open file is the one that has this name."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
+    temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.edge-opt-tmp")
+    return temporary, os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:

@@ -1,7 +1,6 @@
 """Builds a bundle: one stage after the other, each skipped where the work folder has its result."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
 from edge_opt.report import check_report_path
-from edge_opt.schema.data import copy_range
+from edge_opt.schema.data import Source, copy_range
 from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.soundness import sentences
 from edge_opt.targets import load_target, target_names
@@ -404,6 +403,8 @@ def _deliver(run: _Stages, converted: Input, output: Path, *, overwrite: bool) -
     wrong = faults(converted.path, compiled, shared=shared)
     if wrong:
         raise BuildCheckError(f"{compiled} is not as it has to be: {'; '.join(wrong)}")
-    with compiled.open("rb") as file, replacing(output, overwrite=overwrite) as target:
-        copy_range(file.fileno(), 0, target, 0, os.fstat(file.fileno()).st_size, advance=lambda _: None)
+    source = Source.open(compiled)
+    with replacing(output, overwrite=overwrite) as target:
+        copy_range(source, 0, target, 0, source.size, lambda _: None)
+    source.close()
     run.result.output = str(output)

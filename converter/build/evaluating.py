@@ -146,7 +146,9 @@ def _vocabulary(path: Path) -> int | None:
     bundle = read_bundle(path)
     if not any(section.data_type in (SENTENCEPIECE, TOKENIZER) for section in bundle.sections):
         raise UsageError(f"{path} has no tokenizer, so it takes no text: give the bundle with it")
-    logits = (t for s in Opened(path).main().signatures for name, t in s.outputs.items() if "logits" in name)
+    logits = (
+        t for s in Opened(path).main().model.signatures for name, t in s.outputs.items() if "logits" in name
+    )
     return next((int(tensor.shape[-1]) for tensor in logits), None)
 
 

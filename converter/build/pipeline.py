@@ -186,7 +186,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
         UsageError: the prompts have too little text, or an entry point was not run.
     """
     task, config, model = "ALL", _config(job), Path(job.inputs["model"])
-    signatures = [signature.key for signature in Opened(model).main().signatures]
+    signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
     tokenizer = tokenizer_of(model)
@@ -283,8 +283,8 @@ def widen_sums(model: Path, ranges: Path) -> None:
     opened = Opened(model)
     sums = {
         operator.outputs[0].name
-        for index in opened.kinds
-        for graph in opened.model(index).subgraphs
+        for part in opened.parts
+        for graph in part.model.subgraphs
         for operator in graph.operators
         if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
     }

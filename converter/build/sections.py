@@ -6,7 +6,7 @@ from edge_opt.ir import Model, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.npu.figures import constants, size_of
 from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import LiteRTLMSection, read_bundle
+from edge_opt.schema.litertlm import Section, read_bundle
 from edge_opt.schema.reader import read_model
 
 # AnySectionDataType of the format, see `edge_opt.schema.litertlm`.
@@ -115,12 +115,12 @@ def signatures(model: Model) -> dict[str, tuple[set[tuple[object, ...]], ...]]:
     }
 
 
-def name(section: LiteRTLMSection) -> str:
+def name(section: Section) -> str:
     """What a section is, for people."""
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
 
 
-def _key(section: LiteRTLMSection) -> tuple[int, str]:
+def _key(section: Section) -> tuple[int, str]:
     return section.data_type, section.model_type
 
 

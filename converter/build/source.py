@@ -131,7 +131,7 @@ def _check_shards(path: Path) -> None:
 
 def _bundle(path: Path) -> Given:
     opened = Opened(path)
-    model = opened.main()
+    model = opened.main().model
     shapes = [
         tensor.shape
         for signature in model.signatures

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ import numpy as np
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.models import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
+from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import backward_slice, cut_out
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.protocol import Array
-from edge_opt.runtime.runner import Source, Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
@@ -43,7 +45,7 @@ class Probe(NamedTuple):
     plans: tuple[Plans, Plans]
 
 
-def first_difference(worker: Worker, a: Source, b: Source, probe: Probe, measure: Measure) -> FirstDifference:
+def first_difference(worker: Worker, a: Path, b: Path, probe: Probe, measure: Measure) -> FirstDifference:
     """The first shared tensor that differs, with the operators of both models that lead to it from equal ones.
 
     Raises:
@@ -64,8 +66,8 @@ class _Side:
     output: Tensor
 
     @classmethod
-    def of(cls, source: Source, signature: SignatureInfo, output: TensorInfo) -> _Side:
-        model = load(source.model)
+    def of(cls, file: Path, signature: SignatureInfo, output: TensorInfo) -> _Side:
+        model = load(file)
         entry = next((s for s in model.signatures if s.key == signature.name), None)
         if entry is not None:
             return cls(model, entry.subgraph, dict(entry.inputs), entry.outputs[output.name])
@@ -128,8 +130,8 @@ class _Search:
         outputs = []
         for which, plans in enumerate(self.probe.plans):
             cut = self.sides[which].cut(self.probe.signature, [self.shared[place][which] for place in places])
-            with Source(cut, "cut model") as source:
-                outputs.append(self.worker.run_plans(source.model, MAIN, plans, self.probe.kernels))
+            with Part(cut).file() as file:
+                outputs.append(self.worker.run_plans(file, MAIN, plans, self.probe.kernels))
         for number, place in enumerate(places):
             one, other = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
             for ours, theirs in zip(*outputs, strict=True):

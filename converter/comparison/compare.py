@@ -23,13 +23,13 @@ from edge_opt.comparison.findings import (
     measured,
 )
 from edge_opt.comparison.generate import FilledCaches, compare_generation, keep
-from edge_opt.comparison.models import Models, agreed, find_models, keeps_state, with_facts
+from edge_opt.comparison.models import MAIN, agreed, find_parts, keeps_state, name_of, with_facts
 from edge_opt.ir import load
-from edge_opt.ir.opening import ModelLike, Readable
+from edge_opt.ir.opening import ModelLike, Part, Readable
 from edge_opt.runtime.inputs import HOSTILE, InputPlan, Kind, pair, plan
 from edge_opt.runtime.metrics import are_logits
 from edge_opt.runtime.protocol import Array
-from edge_opt.runtime.runner import Source, Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo, role_of
 
 Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
@@ -95,11 +95,11 @@ def compare(
     with ExitStack() as stack:
         running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         running.start()
-        models = [find_models(model, embedder, auxiliary) for model in (a, b)]
-        first = stack.enter_context(models[0].source("a"))
-        second = stack.enter_context(models[1].source("b"))
+        models = [find_parts(model, embedder, auxiliary) for model in (a, b)]
+        first, second = (stack.enter_context(parts[MAIN].file()) for parts in models)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        report = ComparisonReport(first.name, second.name, backend, seed, runs, hostile, atol, rtol)
+        names = name_of(a, "a"), name_of(b, "b")
+        report = ComparisonReport(*names, backend, seed, runs, hostile, atol, rtol)
         comparison = _Comparison(running, first, second, report, progress, folder, shapes or {})
         # First: what is missing for it is found before the long work.
         generation = None if generate is None else comparison.generate(models, generate, kernel_sets[0])
@@ -166,8 +166,8 @@ class _Comparison:
     """Runs both models; `report` has the settings and, as yet, no findings."""
 
     worker: Worker
-    a: Source
-    b: Source
+    a: Path
+    b: Path
     report: ComparisonReport
     progress: Progress | None
     folder: Path
@@ -181,12 +181,16 @@ class _Comparison:
     done: int = field(default=0, init=False)
     steps: int = field(default=1, init=False)
 
-    def generate(self, models: Sequence[Models], count: int, kernels: Kernels) -> GenerationComparison:
+    def generate(
+        self, models: Sequence[Mapping[str, Part]], count: int, kernels: Kernels
+    ) -> GenerationComparison:
         """Both models drive the loop of prefill and decode."""
         self._tell("generating")
         a, b = models
-        helped = a.with_helpers_of(b), b.with_helpers_of(a)
-        return compare_generation(self.worker, *helped, count=count, seed=self.report.seed, kernels=kernels)
+        helped = {**b, **a}, {**a, **b}  # an embedder or auxiliary model that is missing is the other's
+        return compare_generation(
+            self.worker, *helped, self.report.a, count=count, seed=self.report.seed, kernels=kernels
+        )
 
     def signatures(
         self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
@@ -219,14 +223,14 @@ class _Comparison:
         self._tell("compared")
         return tuple(compared)
 
-    def _describe(self, source: Source) -> dict[str, SignatureInfo]:
-        model = load(source.model)
+    def _describe(self, file: Path) -> dict[str, SignatureInfo]:
+        model = load(file)
         self.report = replace(self.report, runs=max(self.report.runs, 1 + keeps_state(model)))
-        return with_facts(self.worker.describe(source.model), model)
+        return with_facts(self.worker.describe(file), model)
 
     def _fill_caches(self, names: Sequence[str]) -> None:
         """Fill those that realistic runs read; caches of hostile runs hold what is hostile."""
-        self.caches = FilledCaches(self.worker, self.a.model, self.described, self.report.seed, self.folder)
+        self.caches = FilledCaches(self.worker, self.a, self.described, self.report.seed, self.folder)
         by_filler, without = self.caches.served(names)
         self.steps += len(by_filler)
         for prefill, served in by_filler.items():
@@ -270,9 +274,9 @@ class _Comparison:
         self._tell(f"{name}: running a on {kernels} kernels")
         path = self.folder / "outputs"
         path.unlink(missing_ok=True)
-        kept = [keep(run, path) for run in self.worker.run_plans(self.a.model, name, plans_a, kernels)]
+        kept = [keep(run, path) for run in self.worker.run_plans(self.a, name, plans_a, kernels)]
         self._tell(f"{name}: running b on {kernels} kernels", ahead=1)
-        results = self.worker.run_plans(self.b.model, name, plans_b, kernels)
+        results = self.worker.run_plans(self.b, name, plans_b, kernels)
         for ours, theirs in zip(kept, results, strict=True):
             yield [self._measure(a, b, ours[a.name], theirs.pop(b.name)) for a, b in pairs.outputs]
 
@@ -342,7 +346,7 @@ class _Comparison:
         return _Pairs(inputs, outputs, missing)
 
     def _only(self, in_a: bool) -> str:
-        return f"only in {self.a.name if in_a else self.b.name}"
+        return f"only in {self.report.a if in_a else self.report.b}"
 
     def _tell(self, stage: str, ahead: int = 0) -> None:
         if self.progress is not None:

@@ -16,13 +16,14 @@ import numpy as np
 
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import GenerationComparison, measured
-from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN, Models
+from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN
+from edge_opt.ir.opening import Part
 from edge_opt.runtime import noise
 from edge_opt.runtime.errors import RuntimeFailed
 from edge_opt.runtime.inputs import InputPlan, Stored, plan
 from edge_opt.runtime.loop import Call, Chunk, Loop, is_basic
 from edge_opt.runtime.protocol import Arrays
-from edge_opt.runtime.runner import Runnable, Source, Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import (
     Kernels,
     SignatureInfo,
@@ -48,7 +49,7 @@ class FilledCaches:
     """
 
     worker: Worker
-    model: Runnable
+    model: Path
     described: Mapping[str, SignatureInfo]
     seed: int
     folder: Path
@@ -153,9 +154,16 @@ _MOST_TOKENS = 100_000
 
 
 def compare_generation(
-    worker: Worker, a: Models, b: Models, *, count: int, seed: int = 0, kernels: Kernels = "xnnpack"
+    worker: Worker,
+    a: Mapping[str, Part],
+    b: Mapping[str, Part],
+    name: str,
+    *,
+    count: int,
+    seed: int = 0,
+    kernels: Kernels = "xnnpack",
 ) -> GenerationComparison:
-    """Generates `count` tokens with both models from the same random prompt.
+    """Generates `count` tokens with both models from the same random prompt; `name` is what messages call them.
 
     Raises:
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
@@ -165,17 +173,12 @@ def compare_generation(
         raise UsageError(f"{count!r} tokens to generate, expected 1 to {_MOST_TOKENS}")
     results = []
     prompt: Prompt | None = None
-    for role, models in (("a", a), ("b", b)):
+    for parts in (a, b):
         with ExitStack() as stack:
-            opened = {
-                name: stack.enter_context(Source(model, f"{role}: {name}"))
-                for name, model in zip((MAIN, EMBEDDER, AUXILIARY), models[1:], strict=True)
-                if model is not None
-            }
-            loop = _plan(worker, opened, count, seed, prompt)
+            files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
+            loop = _plan(worker, files, name, count, seed, prompt)
             prompt = loop.prompt
-            runnable = {name: source.model for name, source in opened.items()}
-            results.append((loop, *worker.generate(runnable, loop, kernels)))
+            results.append((loop, *worker.generate(files, loop, kernels)))
     (loop, ours, logits_a), (other, theirs, logits_b) = results
     tokens_a, tokens_b = (tuple(map(tuple, steps)) for steps in (ours, theirs))
     logits = measured(_logits(loop), _logits(other), logits_a, logits_b, logits=True)
@@ -186,16 +189,17 @@ def _logits(loop: Loop) -> TensorInfo:
     return next(info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
 
 
-def _plan(worker: Worker, opened: Mapping[str, Source], count: int, seed: int, prompt: Prompt | None) -> Loop:
-    described = {name: worker.describe(source.model) for name, source in opened.items()}
-    planner = _Planner(opened[MAIN].name, described)
+def _plan(
+    worker: Worker, files: Mapping[str, Path], name: str, count: int, seed: int, prompt: Prompt | None
+) -> Loop:
+    planner = _Planner(name, {role: worker.describe(file) for role, file in files.items()})
     decode = planner.decode()
     prefill = planner.prefill(decode)
     rows = new_tokens(prefill)
     room = (cache_length(decode) or _MOST_TOKENS) - count
     if room < 1:
         said = f"{count} tokens do not fit into a cache of {room + count}: generate fewer"
-        raise UsageError(f"{opened[MAIN].name}: {said}")
+        raise UsageError(f"{name}: {said}")
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
     steps = planner.calls(prefill), planner.calls(decode)
     if prompt is None:

@@ -22,14 +22,14 @@ from edge_opt.base.atomic import write_whole
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.compare import checked_numbers, choose
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
-from edge_opt.comparison.models import find_models, keeps_state, with_facts
+from edge_opt.comparison.models import keeps_state, name_of, with_facts
 from edge_opt.ir import load
-from edge_opt.ir.opening import ModelLike
+from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import metrics, noise
 from edge_opt.runtime.errors import GoldenError
 from edge_opt.runtime.inputs import plan
 from edge_opt.runtime.protocol import Array, Arrays
-from edge_opt.runtime.runner import Source, Worker
+from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 FORMAT = "edge-opt golden"
@@ -66,9 +66,9 @@ def record(
     runs, seed, atol, rtol = checked_numbers(runs, seed, atol, rtol)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        source = stack.enter_context(find_models(model).source("model"))
-        graph = load(source.model)
-        described = with_facts(worker.describe(source.model), graph)
+        file = stack.enter_context(Opened(model).main().file())
+        graph = load(file)
+        described = with_facts(worker.describe(file), graph)
         runs = max(runs, 1 + keeps_state(graph))
         chosen = [described[name] for name in choose(list(described), signatures)]
         count = sum(len(signature.outputs) for signature in chosen) * runs
@@ -76,7 +76,7 @@ def record(
             "format": FORMAT,
             "version": VERSION,
             "generator": noise.GENERATOR_VERSION,
-            "model": _fingerprint(model if isinstance(model, str | os.PathLike) else source.model),
+            "model": _fingerprint(model if isinstance(model, str | os.PathLike) else file),
             "seed": seed,
             "runs": runs,
             "atol": atol,
@@ -85,7 +85,7 @@ def record(
         }
         arrays: Arrays = {}
         meta["signatures"] = [
-            _record_signature(signature, _run(worker, source, meta, signature), meta["share"], arrays)
+            _record_signature(signature, _run(worker, file, meta, signature), meta["share"], arrays)
             for signature in chosen
         ]
     packed = io.BytesIO()
@@ -105,23 +105,23 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
     meta, arrays = _read(Path(path))
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        source = stack.enter_context(find_models(model).source("model"))
-        described = {signature.name: signature for signature in worker.describe(source.model)}
-        checking = _Check(meta, arrays, worker, source)
+        file = stack.enter_context(Opened(model).main().file())
+        described = {signature.name: signature for signature in worker.describe(file)}
+        checking = _Check(meta, arrays, worker, file, name_of(model, "model"))
         try:
             compared = tuple(checking.signature(described, entry) for entry in meta["signatures"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise _broken(Path(path), f"{type(error).__name__} {error}") from error
     settings = {name: meta[name] for name in ("seed", "runs", "atol", "rtol")}
     return ComparisonReport(
-        os.fspath(path), source.name, "xnnpack", hostile=False, signatures=compared, **settings
+        os.fspath(path), checking.name, "xnnpack", hostile=False, signatures=compared, **settings
     )
 
 
-def _run(worker: Worker, source: Source, meta: Mapping[str, Any], signature: SignatureInfo) -> list[Arrays]:
+def _run(worker: Worker, file: Path, meta: Mapping[str, Any], signature: SignatureInfo) -> list[Arrays]:
     """The outputs of as many runs as the file says, on the inputs that follow from its seed."""
     plans = [plan(signature, seed=meta["seed"], run=run) for run in range(meta["runs"])]
-    return worker.run_plans(source.model, signature.name, plans)
+    return worker.run_plans(file, signature.name, plans)
 
 
 def _record_signature(
@@ -145,7 +145,8 @@ class _Check:
     meta: Mapping[str, Any]
     arrays: Arrays
     worker: Worker
-    source: Source
+    file: Path
+    name: str
 
     def signature(
         self, described: Mapping[str, SignatureInfo], entry: Mapping[str, Any]
@@ -154,13 +155,13 @@ class _Check:
         golden = from_dict(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
         actual = described.get(golden.name)
         if actual is None:
-            return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {self.source.name}")
+            return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {self.name}")
         old, new = ([(i.name, i.declared, i.dtype) for i in each.inputs] for each in (golden, actual))
         if old != new:
             return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
         now = {info.name: info for info in actual.outputs}
         # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
-        results = _run(self.worker, self.source, self.meta, golden)
+        results = _run(self.worker, self.file, self.meta, golden)
         outputs = []
         for info, output in zip(golden.outputs, entry["results"], strict=True):
             compared: OutputComparison | None = None
@@ -240,9 +241,7 @@ def _statistics(array: Array, info: TensorInfo) -> dict[str, Any]:
     }
 
 
-def _fingerprint(model: str | os.PathLike[str] | bytes) -> dict[str, Any]:
-    if isinstance(model, bytes):
-        return {"sha256": hashlib.sha256(model).hexdigest(), "bytes": len(model)}
+def _fingerprint(model: str | os.PathLike[str]) -> dict[str, Any]:
     with Path(model).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"sha256": digest.hexdigest(), "bytes": file.tell()}

@@ -9,58 +9,43 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from edge_opt.ir import DType, Model, Operator, Signature, Tensor
-from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Readable, readable
+from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Part, Readable
 from edge_opt.ir.operators import KINDS, subgraph_indices
-from edge_opt.runtime.runner import Source
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
 
 EMBEDDER, AUXILIARY, MAIN = "embedder", "auxiliary", "main"
 
 
-class Models(NamedTuple):
-    """A model and the two that an export may keep apart; `name` is the path that they were given by, if any."""
-
-    name: str | None
-    main: Readable
-    embedder: Readable | None = None
-    auxiliary: Readable | None = None
-
-    def source(self, role: str) -> Source:
-        """The main model for the worker, under the name of its file, else of its role."""
-        return Source(self.main, role, self.name)
-
-    def with_helpers_of(self, other: Models) -> Models:
-        """The same; an embedder or auxiliary model that is missing is the other's."""
-        return self._replace(
-            embedder=self.embedder or other.embedder, auxiliary=self.auxiliary or other.auxiliary
-        )
-
-
-def find_models(
+def find_parts(
     given: ModelLike, embedder: Readable | None = None, auxiliary: Readable | None = None
-) -> Models:
-    """The three models: those given, else the sections of a bundle, else `embedder.tflite` beside the model.
+) -> dict[str, Part]:
+    """The main model and the two that an export may keep apart: those given, else a bundle's, else files beside it.
 
     Raises:
         ModelFormatError: a file cannot be read.
-        UsageError: a bundle holds no prefill/decode model, or a model is compiled for an NPU.
+        UsageError: a bundle holds no prefill/decode model, or it is compiled for an NPU.
     """
-    given = readable(given)
-    if not isinstance(given, str | os.PathLike):
-        return Models(None, given, embedder, auxiliary)
     opened = Opened(given)
-    main = opened.main()
-    if opened.bundle is None:
-        helpers = embedder or _beside(given, EMBEDDER), auxiliary or _beside(given, AUXILIARY)
-        return Models(opened.path, given, *helpers)
-    helpers = embedder or opened.find(EMBEDDER_SECTION), auxiliary or opened.find(AUXILIARY_SECTION)
-    return Models(opened.path, main, *helpers)
+    parts = {MAIN: opened.main()}
+    for name, kind, chosen in (
+        (EMBEDDER, EMBEDDER_SECTION, embedder), (AUXILIARY, AUXILIARY_SECTION, auxiliary)
+    ):  # fmt: skip
+        beside = None if opened.path is None or opened.bundle is not None else _beside(opened.path, name)
+        part = opened.find(kind) if chosen is None and beside is None else Part(chosen or beside or b"")
+        if part is not None:
+            parts[name] = part
+    return parts
+
+
+def name_of(given: ModelLike, role: str) -> str:
+    """A model's name for people: its path, or its role."""
+    return os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
 
 
 def _beside(given: str | os.PathLike[str], name: str) -> Path | None:

@@ -13,18 +13,18 @@ from edge_opt.attention.block import FORM_NAMES
 from edge_opt.base.atomic import resolve_target
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.words import Progress
-from edge_opt.conversion.container import Container, Sections
+from edge_opt.conversion.container import Sections
 from edge_opt.conversion.result import ConversionResult
 from edge_opt.ir import Model, Subgraph
-from edge_opt.ir.opening import Readable
+from edge_opt.ir.opening import Part, Readable
 from edge_opt.passes import PASSES, Pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
+from edge_opt.schema.writer import SUFFIXES, check_suffix
 from edge_opt.targets import Target, TargetLike, load_target
 
 Verify = Literal["regions", "exhaustive", "full", "none"]
 GENERIC: Final = "generic"
-_FORMATS = frozenset({".tflite", ".litertlm", ".task", ".onnx", ".pte", ".gguf", ".safetensors"})
 _MOST_SECONDS = 1_000_000
 """Of a proof: alarms and time limits of sockets take no number of any size."""
 
@@ -138,9 +138,9 @@ def choose_target(options: ConvertOptions, passes: Iterable[Pass]) -> Target:
     return target if TileRows.name in names else target.asked(rows_per_tile=None)
 
 
-def choose_signatures(container: Container, wanted: str | Iterable[str] | None) -> frozenset[str]:
+def choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None) -> frozenset[str]:
     """The entry points to rewrite, as `Part.signature` has them."""
-    both = [(part.signature(name), name) for part in container.parts for name, _ in part.model.entry_points()]
+    both = [(part.signature(name), name) for part in parts for name, _ in part.model.entry_points()]
     names = _listed(wanted)
     available = list(dict.fromkeys(name for pair in both for name in pair))
     for name in names:
@@ -159,10 +159,11 @@ def path_of(source: Readable) -> str | None:
     return None if isinstance(source, Model | bytes) else os.fspath(source)
 
 
-def default_output(source: str | os.PathLike[str]) -> Path:
-    """`gemma.tflite` -> `gemma.opt.tflite`, beside the input."""
+def default_output(source: str | os.PathLike[str], suffix: str = "") -> Path:
+    """`gemma.tflite` -> `gemma.opt.tflite`, beside the input; a name that promises another format gets the `suffix`."""
     path = Path(source)
-    return path.with_name(f"{path.stem}.opt{path.suffix}")
+    kept = suffix if suffix and path.suffix.lower() in SUFFIXES else path.suffix
+    return path.with_name(f"{path.stem}.opt{kept}")
 
 
 def destination_of(
@@ -176,9 +177,8 @@ def destination_of(
     if output is None:
         if path is None:
             return None
-        output = default_output(path)
-    elif Path(output).suffix.lower() in _FORMATS - {suffix}:
-        raise UsageError(f"{os.fspath(output)} cannot be written: the result is a {suffix}, name it so")
+        output = default_output(path, suffix)
+    check_suffix(output, suffix)
     status = None if path is None else Path(path).stat()
     inputs = () if status is None else ((status.st_dev, status.st_ino),)
     # Looked at before the work: nobody wants to learn of an existing output after an hour.

@@ -1,19 +1,15 @@
-"""What a conversion reads and writes: a .tflite file is one model, a .litertlm or .task bundle holds several."""
+"""The models that a conversion works on, and static shapes for their inputs."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
-from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.comparison.models import signature_info
-from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor, save, to_bytes
+from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor, to_bytes
 from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
-from edge_opt.ir.model import checked_tables
-from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, ModelLike, Opened, Readable
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, Opened, Part
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.merging import remove_dead
 from edge_opt.passes.position_table import PositionTable
@@ -30,94 +26,48 @@ OF_HELPERS = frozenset({PositionTable.name})
 """Passes that run on every model of a bundle."""
 
 
-@dataclass(slots=True)
-class Part:
-    """One model of a container, and whether anything in it was rewritten; `name` is empty where there is only one.
-
-    `index` is its place in the bundle. `is_helper`: the caller did not ask for it; only passes that run on every model
-    of a bundle run on it.
-    """
-
-    name: str
-    model: Model
-    index: int = 0
-    changed: bool = False
-    is_helper: bool = False
-
-    def signature(self, name: str) -> str:
-        """A signature's name, with the part's in front where there are several."""
-        return f"{self.name}/{name}" if self.name else name
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """Models that are read together and written together: a single one, or some of a bundle."""
-
-    opened: Opened
-    parts: list[Part]
-
-    @property
-    def positions(self) -> int | None:
-        """How many positions the longest cache of its models has room for; None where nothing tells.
-
-        Rings do not tell: positions go on behind their end. LiteRT-LM knows them by other caches that are longer, or by
-        the executor metadata.
-        """
-        metadata = read_executor_metadata(self.opened.bundle)
-        if metadata is not None and metadata.buffers and all(cache.local for cache in metadata.buffers):
-            return None
-        return positions_of(part.model for part in self.parts)
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool,
-        progress: Callable[[int, int], None] | None,
-        check: Callable[[Path], None] | None,
-    ) -> None:
-        """Write the edited models; what else is in a bundle goes over byte for byte."""
-        if self.opened.bundle is None:
-            save(self.parts[0].model, path, overwrite=overwrite, progress=progress, check=check)
-            return
-        models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
-        self.opened.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
-
-    def pairs(self, written: Path | None) -> Iterator[tuple[Readable, Readable]]:
-        """For each part, the model as it was, and as it is in the written file, or in memory where none was written."""
-        before = Opened(self.opened.source)
-        after = None if written is None else Opened(written)
-        for part in self.parts:
-            if before.bundle is None:
-                yield before.source, part.model if written is None else written
-            else:
-                yield before.model(part.index), part.model if after is None else after.model(part.index)
-
-
-def open_container(source: ModelLike, sections: Sections = "prefill-decode") -> Container:
-    """Read what a conversion works on; of a bundle the prefill/decode model, or `all` of its models.
+def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
+    """What a conversion works on; of a bundle the prefill/decode model, or `all` of its models.
 
     An auxiliary model that was not asked for comes last, as a helper.
 
     Raises:
-        ModelFormatError: it is no model and no bundle, or a damaged one.
+        ModelFormatError: a chosen model is not valid.
         UsageError: `sections` is unknown, or the bundle has no such model.
     """
     if sections not in get_args(Sections):
         raise UsageError(f"sections '{sections}' do not exist; there are: {', '.join(get_args(Sections))}")
-    opened = Opened(source)
+    main = opened.main(compiled=True)
     if opened.bundle is None:
-        return Container(opened, [Part("", opened.main(compiled=True))])
-    chosen = [index for index, kind in opened.kinds.items() if sections == "all" or kind == MAIN_SECTION]
-    if not chosen:
-        opened.main()  # says what the bundle has instead
-    names = {index: opened.kinds[index] or f"section_{index}" if len(chosen) > 1 else "" for index in chosen}
-    parts = [Part(names[index], opened.model(index), index) for index in chosen]
-    for index, kind in opened.kinds.items():
-        if index not in chosen and kind == AUXILIARY_SECTION:
-            with suppress(ModelFormatError):  # what is only copied need not be of a kind that we read
-                parts.append(Part(kind, opened.model(index), index, is_helper=True))
-    return Container(opened, parts)
+        return [main]
+    chosen = [part for part in opened.parts if sections == "all" or part.kind == MAIN_SECTION]
+    for part in chosen if len(chosen) > 1 else ():
+        part.label = part.kind or f"section_{part.index}"
+    for part in opened.parts:
+        if part not in chosen and part.kind == AUXILIARY_SECTION and is_readable(part):
+            part.label, part.is_helper = part.kind, True
+            chosen.append(part)
+    return chosen
+
+
+def is_readable(part: Part) -> bool:
+    """Whether we can read it; one that is only copied need not be of a kind that we read."""
+    try:
+        return bool(part.model)
+    except ModelFormatError:
+        return False
+
+
+def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
+    """How many positions the longest cache of these models has room for; None where nothing tells.
+
+    The length of a ring does not limit positions. LiteRT-LM knows them by other caches that are longer, or by the
+    executor metadata.
+    """
+    metadata = read_executor_metadata(opened.bundle)
+    if metadata is not None and metadata.buffers and all(cache.local for cache in metadata.buffers):
+        return None
+    return positions_of(part.model for part in parts)
 
 
 def positions_of(models: Iterable[Model]) -> int | None:
@@ -127,20 +77,19 @@ def positions_of(models: Iterable[Model]) -> int | None:
 
 
 def find_unsound(opened: Opened) -> list[Unsound]:
-    """What was ruined in a model before it came here, and in every model of a bundle."""
-    unsound: list[Unsound] = []
-    for index, kind in opened.kinds.items():
-        with suppress(ModelFormatError):  # one that is only copied need not be of a kind that we read
-            unsound += [replace(one, model=kind) for one in broken_ranges(opened.model(index))]
-    return unsound
-
-
-def find_stopped(container: Container) -> list[Unsound]:
-    """Where the models of a container, as they are now, stop counting positions before their caches are full."""
+    """What is broken in a model before a conversion, and in every model of a bundle."""
     return [
-        replace(one, model=container.opened.kinds[part.index])
-        for part in container.parts
-        for one in stopped_positions(part.model, container.positions)
+        replace(one, model=part.kind)
+        for part in opened.parts
+        if is_readable(part)
+        for one in broken_ranges(part.model)
+    ]
+
+
+def find_stopped(parts: Iterable[Part], positions: int | None) -> list[Unsound]:
+    """Where models, as they are now, stop counting positions before their caches are full."""
+    return [
+        replace(one, model=part.kind) for part in parts for one in stopped_positions(part.model, positions)
     ]
 
 
@@ -153,7 +102,7 @@ def remade(exported: Exported, model: Model) -> Exported:
     return kind(to_bytes(model))
 
 
-def fix_inputs(container: Container, shapes: Mapping[str, Sequence[int]]) -> None:
+def fix_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]]) -> None:
     """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
 
     Raises:
@@ -162,7 +111,7 @@ def fix_inputs(container: Container, shapes: Mapping[str, Sequence[int]]) -> Non
     """
     available = [
         key
-        for part in container.parts
+        for part in parts
         for signature, inputs in part.model.inputs()
         for name in inputs
         for key in _keys(part, signature, name)
@@ -170,7 +119,7 @@ def fix_inputs(container: Container, shapes: Mapping[str, Sequence[int]]) -> Non
     for key in shapes:
         if key not in available:
             raise unknown("input", key, dict.fromkeys(available))
-    for part in container.parts:
+    for part in parts:
         chosen = _chosen(part, shapes)
         if chosen:
             fix_shapes(part.model, chosen)

@@ -18,13 +18,12 @@ from edge_opt.conversion import choices
 from edge_opt.conversion.choices import ConvertOptions, path_of
 from edge_opt.conversion.container import (
     OF_HELPERS,
-    Container,
     Exported,
-    Part,
+    choose_parts,
     find_stopped,
     find_unsound,
     fix_inputs,
-    open_container,
+    positions_in,
     remade,
 )
 from edge_opt.conversion.result import (
@@ -36,7 +35,15 @@ from edge_opt.conversion.result import (
 )
 from edge_opt.ir import Constants, Model, Subgraph, cleanup
 from edge_opt.ir.model import restored_on_failure
-from edge_opt.ir.opening import ExportedModel, Readable, check_not_compiled, rare_collections, readable
+from edge_opt.ir.opening import (
+    ExportedModel,
+    Opened,
+    Part,
+    Readable,
+    check_not_compiled,
+    rare_collections,
+    readable,
+)
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
 from edge_opt.proof.regions import RegionProver
@@ -64,7 +71,7 @@ def convert(
     """Rewrite a model for an NPU, prove every rewrite, and write it.
 
     Args:
-        source: a .tflite file, its bytes, a .litertlm or .task bundle, a loaded `Model` (which is edited in place,
+        source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model` (which is edited in place,
             unless `dry_run`, and stays as it was where an error is raised), or what `litert_torch.convert` returns;
             then a model of that kind comes back, and `on_result` gets the result.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
@@ -113,14 +120,16 @@ def convert(
         stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
         prover = _start_prover(proving, options, path_of(source))
-        container = open_container(source, options["sections"])
-        model = container.parts[0].model
+        opened = Opened(source)
+        parts = choose_parts(opened, options["sections"])
+        model = parts[0].model
         check_not_compiled(model, path_of(source))
-        suffix = ".tflite" if container.opened.bundle is None else container.opened.bundle.suffix
-        destination = None if dry_run else choices.destination_of(source, output, suffix, overwrite=overwrite)
+        destination = (
+            None if dry_run else choices.destination_of(source, output, opened.suffix, overwrite=overwrite)
+        )
         result = ConversionResult(path_of(source), None, target.name, options["verify"], model=model)
         stack.enter_context(_carrying(result))
-        conversion = _Conversion(container, passes, target, options, prover, result)
+        conversion = _Conversion(source, opened, parts, passes, target, options, prover, result)
         conversion.rewrite_models()
         proving.close()  # writing needs memory too
         check_requirements(result, require_match=options["require_match"], require_all=options["require_all"])
@@ -128,7 +137,7 @@ def convert(
         if destination is not None:
             on_progress = options["progress"]
             on_bytes = None if on_progress is None else partial(on_progress, "writing")
-            container.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
+            opened.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
             result.output = str(destination)
         elif check is not None:
             check(None)
@@ -180,7 +189,9 @@ def _carrying(result: ConversionResult) -> Iterator[None]:
 class _Conversion:
     """The models of one conversion, how they are rewritten, and the result that says what was done."""
 
-    container: Container
+    source: Readable
+    opened: Opened
+    parts: list[Part]
     passes: list[Pass]
     target: Target
     options: ConvertOptions
@@ -189,18 +200,18 @@ class _Conversion:
 
     def rewrite_models(self) -> None:
         """Fix shapes, run the passes, and lay the models out as the target reads them."""
-        container, result = self.container, self.result
+        parts, result = self.parts, self.result
         require_sound = self.options["require_sound"]
-        result.soundness = find_unsound(container.opened)
+        result.soundness = find_unsound(self.opened)
         check_soundness(result, require_sound=require_sound)
         self._extract_signature()
-        fix_inputs(container, self.options["shapes"] or {})
-        signatures = choices.choose_signatures(container, self.options["signatures"])
-        for part in container.parts:
-            self._rewrite(part, signatures, container.positions)
-        result.soundness += find_stopped(container)
+        fix_inputs(parts, self.options["shapes"] or {})
+        signatures = choices.choose_signatures(parts, self.options["signatures"])
+        for part in parts:
+            self._rewrite(part, signatures, positions_in(self.opened, parts))
+        result.soundness += find_stopped(parts, positions_in(self.opened, parts))
         check_soundness(result, require_sound=require_sound)
-        for part in container.parts:
+        for part in parts:
             part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(part.model)
             part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model)
 
@@ -208,14 +219,14 @@ class _Conversion:
         key = self.options["extract_signature"]
         if key is None:
             return
-        keys = [signature.key for part in self.container.parts for signature in part.model.signatures]
+        keys = [signature.key for part in self.parts for signature in part.model.signatures]
         if key not in keys:
             raise unknown("signature", key, keys)
-        if self.container.opened.bundle is not None:
+        if self.opened.bundle is not None:
             raise UsageError(
                 "a bundle needs all signatures of its models: extract from the .tflite file instead"
             )
-        cleanup.keep_signature(self.container.parts[0].model, key)
+        cleanup.keep_signature(self.parts[0].model, key)
 
     def _rewrite(self, part: Part, signatures: frozenset[str], positions: int | None) -> None:
         """Run the passes on the chosen entry points of one model, and add what they did to the result."""
@@ -277,7 +288,8 @@ class _Conversion:
             DifferenceFoundError: an output is not as near as the rewrites' demands allow.
         """
         extracted = self.options["extract_signature"]
-        for part, (before, after) in zip(self.container.parts, self.container.pairs(written), strict=True):
+        before, after = Opened(self.source), None if written is None else Opened(written)
+        for part in self.parts:
             names = [name for name, _ in part.model.entry_points()]
             sites = {
                 name: [site for site in self.result.sites if site.signature == part.signature(name)]
@@ -290,7 +302,10 @@ class _Conversion:
             allowed = allowances(part.model, sites)
             wanted = None if extracted is None and len(compared) == len(names) else compared
             progress = self.options["progress"]
-            report = compare(before, after, signatures=wanted, locate=False, progress=progress)
+            ours, theirs = before.part(part.index), part if after is None else after.part(part.index)
+            report = compare(
+                ours.readable, theirs.readable, signatures=wanted, locate=False, progress=progress
+            )
             for comparison in report.signatures:
                 # A model without signatures is compared as `main`, whatever its subgraph is called.
                 name = comparison.name if part.model.signatures else names[0]

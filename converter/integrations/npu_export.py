@@ -145,7 +145,7 @@ def npu_optimize(
     tell("compiling as exported", 0, 1)
     before = _measured(compiler, input_litertlm, parts=False)
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
-    graphs = {} if auxiliary is None else dict(auxiliary.entry_points())
+    graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(
         convert,
         input_litertlm,

@@ -1,21 +1,24 @@
-"""Opens what users give as a model: a .tflite file, its bytes, a loaded model, or a bundle, which holds several."""
+"""Opens what users give as a model: a .tflite file, its bytes, a loaded model, or a bundle, which holds several.
+
+The content decides what a file is, not its name. Each model is read when it is first needed, and all are written
+together.
+"""
 
 import gc
 import os
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.ir.model import Model
+from edge_opt.ir.model import Model, checked_tables, save
 from edge_opt.ir.read import from_tables
-from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import is_bundle, read_bundle
+from edge_opt.schema.data import Source, copy_range
+from edge_opt.schema.litertlm import SUFFIX, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
-from edge_opt.schema.sections import Bundle
-from edge_opt.schema.task import is_task, read_task
 
 # A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
 # that soon go, and are still found among the young ones.
@@ -47,34 +50,187 @@ def rare_collections() -> Iterator[None]:
 def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None = None) -> Model:
     """Read a .tflite file or its bytes. Weights stay on disk until their numbers are needed.
 
-    Of a bundle, `model` names the one to read: `prefill_decode`, `embedder`, `aux`.
+    `model` names the one to read from a bundle: `prefill_decode`, `embedder`, `aux`.
 
     Raises:
-        UsageError: the source is no bundle, or holds no such model.
-        ModelFormatError: where the file is not a valid model; names table, field and byte offset, or subgraph,
-            operator and tensor.
+        UsageError: the source is not a bundle, or holds no such model.
+        ModelFormatError: the file is not a valid model; names table, field and byte offset, or subgraph, operator and
+            tensor.
     """
-    section = source if model is None else _section(source, model)
+    if model is not None:
+        opened = Opened(source) if isinstance(source, str | os.PathLike) else None
+        if opened is None or opened.bundle is None:
+            what = "what was given" if opened is None else opened.path
+            raise UsageError(f"{what} is not a bundle: leave model={model!r} out")
+        part = opened.find(model)
+        if part is None:
+            raise unknown("model", model, [part.kind for part in opened.parts])
+        return part.model
     with rare_collections():
         try:
-            return from_tables(read_model(section))
+            return from_tables(read_model(source))
         except ModelFormatError as error:
-            path = section.path if isinstance(section, Source) else section
+            path = source.path if isinstance(source, Source) else source
             name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
             if not str(error).startswith(name):
                 error.args = (f"{name}: {error}",)
             raise
 
 
-def _section(source: object, model: str) -> Source:
-    bundle = open_bundle(source) if isinstance(source, str | os.PathLike) else None
-    if bundle is None:
-        what = source if isinstance(source, str | os.PathLike) else "what was given"
-        raise UsageError(f"{what} is no bundle: leave model={model!r} out")
-    indices = {kind: index for index, kind in bundle.models.items()}
-    if model not in indices:
-        raise unknown("model", model, indices)
-    return bundle.content(indices[model])
+@runtime_checkable
+class ExportedModel(Protocol):
+    """What `litert_torch.convert` returns: a model that can be called, and written with `export`."""
+
+    def export(self, path: str) -> None:
+        """Write the .tflite file."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+
+
+Readable = str | os.PathLike[str] | bytes | Model
+ModelLike = Readable | ExportedModel
+
+
+def readable(given: ModelLike) -> Readable:
+    """What was given; for an exported model, its .tflite bytes.
+
+    Raises:
+        UsageError: it is not a model.
+    """
+    if isinstance(given, str | os.PathLike | bytes | Model):
+        return given
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    # litert-torch has `model_content`, ai-edge-torch had `tflite_model`.
+    for name in ("model_content", "tflite_model"):
+        reader = getattr(given, name, None)
+        if callable(reader):
+            return bytes(reader())
+    raise UsageError(
+        f"a {type(given).__module__}.{type(given).__qualname__} is not a model: give a .tflite file, its bytes, a "
+        "Model, or what litert_torch.convert returns"
+    )
+
+
+MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder", "aux"
+"""What models of a LiteRT-LM bundle are for, as their sections say."""
+
+
+class Part:
+    """One model of what was opened.
+
+    `index` is its place among a bundle's sections, and `kind` what it is for, "" for a model alone. A conversion names
+    its signatures `label/signature` where there is a label, and marks it as `changed`; a `is_helper` part was not asked
+    for, and only passes that run on every model of a bundle run on it.
+    """
+
+    __slots__ = ("_model", "changed", "index", "is_helper", "kind", "label", "source")
+
+    def __init__(self, source: Readable | Source, index: int = 0, kind: str = "") -> None:
+        self.source, self.index, self.kind, self.label = source, index, kind, ""
+        self.changed = self.is_helper = False
+        self._model = source if isinstance(source, Model) else None
+
+    @property
+    def model(self) -> Model:
+        """The model, read when it is first needed; ModelFormatError where it is not valid."""
+        if self._model is None:
+            assert not isinstance(self.source, Model)
+            self._model = load(self.source)
+        return self._model
+
+    @property
+    def readable(self) -> Readable:
+        """The model as it was given; that of a bundle loaded."""
+        return self.model if isinstance(self.source, Source) else self.source
+
+    def signature(self, name: str) -> str:
+        """A signature's name, with the label in front."""
+        return f"{self.label}/{name}" if self.label else name
+
+    @contextmanager
+    def file(self, name: str = "model.tflite") -> Iterator[Path]:
+        """A .tflite file with the model, for a runtime or a compiler: its own, or meanwhile a temporary one."""
+        source = self.source
+        if isinstance(source, str | os.PathLike):
+            yield Path(source).absolute()
+            return
+        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+            path = Path(folder) / name
+            if isinstance(source, Model):
+                save(source, path)
+            elif isinstance(source, bytes):
+                path.write_bytes(source)
+            else:
+                with path.open("wb") as file:
+                    copy_range(source, 0, file.fileno(), 0, source.size, lambda _: None)
+            yield path
+
+
+class Opened:
+    """A model alone, or a .litertlm bundle; `bundle` is None for a model alone, `path` for what is not a file.
+
+    Raises:
+        UsageError: what was given is not a model.
+        ModelFormatError: the file is a damaged bundle.
+    """
+
+    def __init__(self, given: ModelLike) -> None:
+        source = readable(given)
+        self.path = None if isinstance(source, bytes | Model) else os.fspath(source)
+        self.bundle = read_bundle(self.path) if self.path is not None and is_bundle(self.path) else None
+        self.parts = [Part(source)]
+        if bundle := self.bundle:
+            models = [(index, one.model_type) for index, one in enumerate(bundle.sections) if one.is_model]
+            self.parts = [Part(bundle.content(index), index, kind) for index, kind in models]
+
+    @property
+    def suffix(self) -> str:
+        """How the name of such a file ends."""
+        return ".tflite" if self.bundle is None else SUFFIX
+
+    def part(self, index: int) -> Part:
+        """The model at this place among the sections."""
+        return next(part for part in self.parts if part.index == index)
+
+    def find(self, kind: str) -> Part | None:
+        """The model of a bundle that is for `kind`; None where there is none."""
+        return next((part for part in self.parts if part.kind == kind and self.bundle is not None), None)
+
+    def main(self, *, compiled: bool = False) -> Part:
+        """The model alone, or a bundle's prefill/decode model; one that is compiled for an NPU only if `compiled`.
+
+        Raises:
+            ModelFormatError: it is not a valid model.
+            UsageError: the bundle has no such model, or it is compiled.
+        """
+        part = self.parts[0] if self.bundle is None else self.find(MAIN_SECTION)
+        if part is None:
+            held = ", ".join(part.kind or "unnamed" for part in self.parts) or "none"
+            raise UsageError(f"{self.path} has no {MAIN_SECTION} model, its models are: {held}")
+        if not compiled:
+            check_not_compiled(part.model, self.path)
+        return part
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        check: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Write the model, or the bundle with the parts that were changed; what else is in it goes over byte for byte.
+
+        Raises:
+            UsageError, OutputError, ModelFormatError: as `Model.save`.
+        """
+        if self.bundle is None:
+            self.parts[0].model.save(path, overwrite=overwrite, progress=progress, check=check)
+            return
+        models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
+        self.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
 
 
 CALL = "DISPATCH_OP"
@@ -103,103 +259,3 @@ def check_not_compiled(model: Model, path: str | os.PathLike[str] | None) -> Non
     instead = made_from(path) or "the bundle that it was made from"
     what = "the model" if path is None else os.fspath(path)
     raise UsageError(f"{what} is compiled for an NPU already: give {instead}")
-
-
-def open_bundle(path: str | os.PathLike[str]) -> Bundle | None:
-    """A .litertlm or .task bundle; None where the file begins like neither.
-
-    Raises:
-        ModelFormatError: it is a damaged one.
-    """
-    if is_bundle(path):
-        return read_bundle(path)
-    return read_task(path) if is_task(path) else None
-
-
-@runtime_checkable
-class ExportedModel(Protocol):
-    """What `litert_torch.convert` returns: a model that can be called, and written with `export`."""
-
-    def export(self, path: str) -> None:
-        """Write the .tflite file."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
-
-
-Readable = str | os.PathLike[str] | bytes | Model
-ModelLike = Readable | ExportedModel
-
-
-def readable(given: ModelLike) -> Readable:
-    """What was given, of an exported model its .tflite bytes.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if isinstance(given, str | os.PathLike | bytes | Model):
-        return given
-    if isinstance(given, bytearray | memoryview):
-        return bytes(given)
-    # litert-torch has `model_content`, ai-edge-torch had `tflite_model`.
-    for name in ("model_content", "tflite_model"):
-        reader = getattr(given, name, None)
-        if callable(reader):
-            return bytes(reader())
-    raise UsageError(
-        f"a {type(given).__module__}.{type(given).__qualname__} is no model: give a .tflite file, its bytes, a Model, "
-        "or what litert_torch.convert returns"
-    )
-
-
-MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder", "aux"
-"""What models of a LiteRT-LM bundle are for, as their sections say."""
-
-
-class Opened:
-    """A model alone, or a .litertlm or .task bundle; each model is read when it is first needed.
-
-    `bundle` is None for a model alone. `kinds` says by its index in the bundle what each model is for; that of a model
-    alone is {0: ""}.
-
-    Raises:
-        ModelFormatError: the file is a damaged bundle.
-    """
-
-    def __init__(self, source: ModelLike) -> None:
-        self.source = source = readable(source)
-        self.path = None if isinstance(source, bytes | Model) else os.fspath(source)
-        self.bundle = None if self.path is None else open_bundle(self.path)
-        self.kinds = {0: ""} if self.bundle is None else self.bundle.models
-        self._models = {0: source} if isinstance(source, Model) else dict[int, Model]()
-
-    def model(self, index: int) -> Model:
-        """The model at an index of `kinds`.
-
-        Raises:
-            ModelFormatError: it is no valid model.
-        """
-        if index not in self._models:
-            assert not isinstance(self.source, Model)
-            content = self.source if self.bundle is None else self.bundle.content(index)
-            self._models[index] = load(content)
-        return self._models[index]
-
-    def find(self, kind: str) -> Model | None:
-        """The model of a bundle that is for `kind`; None where there is none."""
-        return next((self.model(index) for index in self.kinds if self.kinds[index] == kind), None)
-
-    def main(self, *, compiled: bool = False) -> Model:
-        """The model alone, or a bundle's prefill/decode model; one that is compiled for an NPU only if `compiled`.
-
-        Raises:
-            ModelFormatError: it is no valid model.
-            UsageError: the bundle has no such model, or it is compiled.
-        """
-        model = self.model(0) if self.bundle is None else self.find(MAIN_SECTION)
-        if model is None:
-            held = ", ".join(kind or "unnamed" for kind in self.kinds.values()) or "none"
-            raise UsageError(f"{self.path} has no {MAIN_SECTION} model, its models are: {held}")
-        if not compiled:
-            check_not_compiled(model, self.path)
-        return model

@@ -19,9 +19,9 @@ from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import choose
 from edge_opt.comparison.findings import first_of
 from edge_opt.comparison.generate import FilledCaches
-from edge_opt.comparison.models import find_models
+from edge_opt.comparison.models import name_of
 from edge_opt.ir import Model, load, save
-from edge_opt.ir.opening import ModelLike
+from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
@@ -183,17 +183,16 @@ def compare_on_npu(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         worker.start()
-        given = ((a, "a"), (b, "b"))
-        sources = [stack.enter_context(find_models(model).source(role)) for model, role in given]
-        models = [load(source.model) for source in sources]
-        if sources[0].name == sources[1].name:
+        files = [stack.enter_context(Opened(model).main().file()) for model in (a, b)]
+        models = [load(file) for file in files]
+        if name_of(a, "a") == name_of(b, "b"):
             del models[1]  # one file is run once: how far is it from the CPU?
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        ours, theirs = ({entry.name: entry for entry in worker.describe(source.model)} for source in sources)
+        ours, theirs = ({entry.name: entry for entry in worker.describe(file)} for file in files)
         names = choose([name for name in ours if name in theirs], signatures)
         tell = progress or (lambda *_: None)
         tell("filling caches", 0, 2 * len(names))
-        caches = FilledCaches(worker, sources[0].model, ours, seed, folder)
+        caches = FilledCaches(worker, files[0], ours, seed, folder)
         for prefill, served in caches.served(names)[0].items():
             caches.fill(prefill, served, range(1))
         compared: list[NpuSignature] = []
@@ -205,8 +204,8 @@ def compare_on_npu(
             compared.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
         tell("compared", 2 * len(names), 2 * len(names))
     return NpuComparison(
-        a=sources[0].name,
-        b=sources[1].name,
+        a=name_of(a, "a"),
+        b=name_of(b, "b"),
         chip=compiler.chip,
         flags=tuple(flags),
         layers=layers,

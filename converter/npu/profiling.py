@@ -4,15 +4,15 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
-from edge_opt.comparison.models import Models, find_models
+from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN, find_parts
 from edge_opt.ir import Model, load, save
+from edge_opt.ir.opening import Part
 from edge_opt.npu import ethos, hexagon
 from edge_opt.npu.figures import RUNS, Compilation, Figures, PartFigures, Profile, SpillFigures, StepFigures
 from edge_opt.npu.layers import cut_entry_point
@@ -66,17 +66,17 @@ def profile(
     facts = compiled_target(target)
     started = time.perf_counter()
     chip = chip or COMPILERS[facts.name]
-    models, steps = find_models(path), tuple[StepFigures, ...]()
-    with model_file(path, models) as file:
+    found, steps = find_parts(path), tuple[StepFigures, ...]()
+    with found[MAIN].file(f"{Path(path).stem}.tflite") as file:
         model = load(file)
         if facts.name == "ethos-u85":
             compiled = ethos.compile_model(file, model, chip=chip, flags=flags, seconds=seconds)
         else:
             compiler = hexagon.Compiler(find_sdk(sdk), chip, flags, seconds)
             compiled = hexagon.compile_model(file, model, compiler)
-            if parts and isinstance(models.main, Model):
+            if parts and found[MAIN].kind:
                 compile_part = partial(hexagon.compile_model, compiler=compiler.judging())
-                steps = _steps(models, compiled.figures, compile_part)
+                steps = _steps(found, compiled.figures, compile_part)
     return Profile(
         model=os.fspath(path),
         target=facts.name,
@@ -90,21 +90,8 @@ def profile(
     )
 
 
-@contextmanager
-def model_file(path: AnyPath, models: Models | None = None) -> Iterator[Path]:
-    """The model as a file for a compiler: itself, or the prefill/decode model of a bundle, written apart meanwhile."""
-    main = (models or find_models(path)).main
-    if not isinstance(main, Model):
-        yield Path(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        file = Path(folder) / f"{Path(path).stem}.tflite"
-        save(main, file)
-        yield file
-
-
 def _steps(
-    models: Models, decoders: Sequence[Figures], compile_part: Callable[[Path, Model], Compilation]
+    found: Mapping[str, Part], decoders: Sequence[Figures], compile_part: Callable[[Path, Model], Compilation]
 ) -> tuple[StepFigures, ...]:
     """A step for each entry point of the decoder that others serve, with everything around the decoder.
 
@@ -116,10 +103,7 @@ def _steps(
         for figures in decoders
         if isinstance(figures, SpillFigures)
     }
-    for given in (models.embedder, models.auxiliary):
-        if given is None:
-            continue
-        model = given if isinstance(given, Model) else load(given)
+    for model in (found[role].model for role in (EMBEDDER, AUXILIARY) if role in found):
         for name, _ in model.entry_points():
             infix = _INFIX.search(name)
             step = _INFIX.sub("", name)

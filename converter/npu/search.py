@@ -22,13 +22,14 @@ from edge_opt.base.processes import end_all
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
-from edge_opt.ir import load, save
+from edge_opt.ir import save
+from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import Figures
 from edge_opt.npu.hexagon import judged_by
 from edge_opt.npu.layers import Layers, cut_layers
-from edge_opt.npu.profiling import COMPILERS, compiled_target, model_file, profile
+from edge_opt.npu.profiling import COMPILERS, compiled_target, profile
 from edge_opt.npu.sdk import (
     CompilerFailedError,
     CompilerTimeoutError,
@@ -305,7 +306,7 @@ def tune(
     facts = compiled_target(target)
     tell = progress or (lambda *_: None)
     with ExitStack() as stack:
-        layers = cut_layers(load(stack.enter_context(model_file(path))), signature, blocks=blocks)
+        layers = cut_layers(Opened(path).main().model, signature, blocks=blocks)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
         exported = Path(folder, "exported.tflite")
         save(layers.model, exported)

@@ -6,12 +6,11 @@ crashed or was stopped is replaced at the next request.
 
 import os
 import re
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,10 +18,9 @@ from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 
-from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import from_dict
-from edge_opt.ir import Model, load, save
-from edge_opt.ir.opening import Readable
+from edge_opt.ir import load
+from edge_opt.ir.opening import Part
 from edge_opt.runtime.errors import (
     BackendMissing,
     RuntimeCrashed,
@@ -193,7 +191,9 @@ class Worker:
         """One request, of models that the worker reads from files, and its answer; `where` begins every message."""
         arrays = arrays or {}
         with ExitStack() as stack:
-            files = {name: stack.enter_context(_as_file(model)) for name, model in models.items()}
+            for model in models.values():
+                check_model(model)
+            files = {name: stack.enter_context(Part(model).file()) for name, model in models.items()}
             size = sum(path.stat().st_size for path in files.values())
             size += sum(array.nbytes for array in arrays.values())
             memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
@@ -236,19 +236,6 @@ class Worker:
             if self._retired:  # by another thread, meanwhile
                 self._process.stop()
         return self._process
-
-
-@contextmanager
-def _as_file(model: Runnable) -> Iterator[Path]:
-    """Where the worker finds a model, bytes in a temporary file; no model goes out unchecked."""
-    check_model(model)
-    if not isinstance(model, bytes):
-        yield Path(model).absolute()
-        return
-    with tempfile.NamedTemporaryFile(suffix=".tflite") as file:
-        file.write(model)
-        file.flush()
-        yield Path(file.name)
 
 
 def name_of(model: Runnable) -> str:
@@ -323,37 +310,6 @@ class WorkerPool:
         finally:
             with self._lock:
                 self._users[chosen] -= 1
-
-
-class Source:
-    """A context manager; `model` is what the worker takes, `name` what messages say."""
-
-    def __init__(self, given: Readable, role: str, name: str | None = None) -> None:
-        self._given = given
-        self._role = role
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self.model: str | os.PathLike[str] | bytes = b""
-        path = os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
-        self.name = name or path
-
-    def __enter__(self) -> Self:
-        """Our own reader goes first: no file reaches the native runtime before it passed."""
-        if isinstance(self._given, Model):
-            self._folder = tempfile.TemporaryDirectory(prefix="edge-opt-")
-            self.model = Path(self._folder.name) / "model.tflite"
-            save(self._given, self.model)
-            return self
-        try:
-            check_model(self._given)
-        except EdgeOptError as error:
-            error.add_note(f"while reading {self._role}: {self.name}")
-            raise
-        self.model = self._given
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
 
 
 def check_model(model: str | os.PathLike[str] | bytes) -> None:
