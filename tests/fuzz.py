@@ -108,7 +108,7 @@ def _examine_bundle(content: bytes) -> str:
         source, target = Path(folder) / "in.bundle", Path(folder) / "out.bundle"
         source.write_bytes(content)
         try:
-            choose_parts(Opened(source), "all")
+            assert all(part.model for part in choose_parts(Opened(source), "all"))
         except (ModelFormatError, UsageError) as error:
             if not str(error).startswith(str(source)):
                 _check_sentence(error)

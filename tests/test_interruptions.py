@@ -1,4 +1,4 @@
-"""Whatever interrupts a conversion, the output is absent or whole, the input as it was, and the next run cleans up."""
+"""Whatever interrupts a conversion, the output is absent or whole, and the input as it was."""
 
 import os
 import random
@@ -91,7 +91,6 @@ def test_killed_at_any_step_of_writing(folder: Path, whole: bytes, step: str, ex
     check_left_behind(folder, whole, before)
     assert len(temporaries(folder)) == (0 if step == "os fsync 1" else 1)
     convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
-    assert names(folder) == ["in.tflite", "out.tflite"]
     assert (folder / "out.tflite").read_bytes() == whole
 
 
@@ -124,11 +123,8 @@ def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> Non
         check_left_behind(folder, whole, before)
         if chance.random() < 0.5:
             (folder / "out.tflite").unlink(missing_ok=True)
-        assert len(temporaries(folder)) <= 1, "each run removes what the one before left"
     # How many runs are still going depends on what else the machine does; none at all would test nothing.
     assert running > 0
-    convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
-    assert names(folder) == ["in.tflite", "out.tflite"]
 
 
 _PROVING = """
@@ -231,7 +227,7 @@ def test_an_input_shortened_before_its_tables_are_read_is_refused(
         return read(self)
 
     monkeypatch.setattr(reader.Reader, "model", shortened)
-    with pytest.raises(ModelFormatError, match="bytes too short: read it again"):
+    with pytest.raises(ModelFormatError, match="was shortened while it was in use: read it again"):
         convert(folder / "in.tflite", verify="none")
     assert names(folder) == ["in.tflite"]
 
@@ -240,13 +236,16 @@ def test_an_input_shortened_before_a_constant_is_read_is_refused(folder: Path) -
     model = load(folder / "in.tflite")
     constants = [tensor for graph in model.subgraphs for tensor in graph.tensors if tensor.is_constant]
     os.truncate(folder / "in.tflite", 100)
-    with pytest.raises(ModelFormatError, match="bytes too short"):
+    with pytest.raises(ModelFormatError, match="was shortened"):
         constants[-1].array()
 
 
 @pytest.mark.parametrize(
     ("how", "sentence"),
-    [("shortened", "too short: read it"), ("changed", "changed while it was in use: read it")],
+    [
+        ("shortened", "shortened while it was in use: read it"),
+        ("changed", "changed while it was in use: read it"),
+    ],
 )
 def test_an_input_that_changes_while_its_weights_are_copied_is_refused(
     folder: Path, how: str, sentence: str
