@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from text_parser import parse
 
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.passes.mha_to_sha import MhaToSha

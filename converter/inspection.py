@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge_opt.attention.block import Match, NotABlock
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.comparison.models import signature_info

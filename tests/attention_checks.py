@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.attention.block import Block
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass

@@ -22,7 +22,7 @@ import numpy as np
 from fuzz_seeds import Seed
 
 import edge_opt
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.container import choose_parts

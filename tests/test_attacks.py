@@ -16,7 +16,7 @@ from text_parser import parse
 
 import edge_opt
 from edge_opt.attention.block import NotABlock
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
 from edge_opt.ir import load

@@ -7,7 +7,7 @@ from cli_runs import run, written
 from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.attention.surroundings import between_products
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.conversion.result import entry_points

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from edge_opt.attention.block import Block
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status

@@ -7,7 +7,7 @@ from attention_checks import heads_found, only_block
 from text_parser import parse
 
 from edge_opt.attention.block import NotABlock
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Buffer, Constants, Metadata, Model
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, SiteReport, Status, run_pass

@@ -8,7 +8,7 @@ from pass_runs import refusal, run
 from text_parser import parse
 
 from edge_opt.attention.block import Block, element_bytes, logits_bytes, row_tiles
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.passes import Status
 from edge_opt.proof.regions import RegionProver
 

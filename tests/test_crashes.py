@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from text_parser import parse
 
-from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.labels import OperandFactors
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.inspection import explain, inspect

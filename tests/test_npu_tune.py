@@ -18,7 +18,7 @@ from sdk import require_qnn
 from text_parser import parse
 
 from edge_opt.attention.block import Block
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import UsageError
 from edge_opt.base.processes import _running
 from edge_opt.conversion import convert

@@ -7,8 +7,8 @@ from attention_checks import assert_same_bits, convert, only_block, random_input
 from pass_runs import Says, refusal, run
 from text_parser import parse
 
-from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.plan import tensors_above
+from edge_opt.attention.labels import OperandFactors
+
 from edge_opt.ir import Buffer, DType, Model, Operator, load, to_bytes
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Status

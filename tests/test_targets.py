@@ -8,7 +8,7 @@ import pytest
 from text_parser import parse
 
 from edge_opt.attention.block import Block, logits_bytes
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save, to_bytes

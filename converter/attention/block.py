@@ -6,7 +6,7 @@ from typing import Literal
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.labelling import OperandFactors, Weighings, trace_heads
+from edge_opt.attention.labels import OperandFactors, Weighings, trace_heads
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
 
@@ -15,15 +15,14 @@ from edge_opt.ir.refusal import Refusal, RefusedError
 class Form:
     """A choice of cut.
 
-    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`; UNPACK drops the head axis,
-    `[B,T,N,H]` -> N x `[B,T,H]`. `position`: "near" cuts right above the logits products, after the reshapes that lead
-    there; "far" cuts first and rearranges each head; "above" cuts as far up as every head can be computed on its own,
-    above RoPE and, with `composites`, above a norm over H. `sink` moves multiplications by a scalar below the cut, into
-    each head.
+    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; UNPACK drops the
+    head axis as far up as it can, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts where every head
+    can be computed on its own: above RoPE and, with `composites`, above a norm over H. `sink` moves multiplications by
+    a scalar below the cut, into each head.
     """
 
     cut: Literal["split", "unpack"] = "split"
-    position: Literal["near", "far", "above"] = "near"
+    above: bool = False
     sink: bool = True
     composites: bool = True
 
@@ -35,8 +34,8 @@ class Form:
 
 FORMS = {
     "split": Form(),
-    "unpack": Form(cut="unpack", position="far"),
-    "split-above": Form(position="above"),
+    "unpack": Form(cut="unpack"),
+    "split-above": Form(above=True),
 }
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in

@@ -7,6 +7,7 @@ head n, so a factor can be cut in two at any point and each part still knows whi
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.ir.graph import Shape
@@ -177,6 +178,11 @@ def take_outer(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
     """As `cut_axis`, where the outermost `count` steps are all labelled."""
     cut = cut_axis(axis, count)
     return cut if cut is not None and only_labels(cut[0]) else None
+
+
+def leading(axis: Axis) -> Axis:
+    """The labelled factors that an axis begins with."""
+    return tuple(takewhile(lambda factor: factor.stride, axis))
 
 
 def tells_heads(axis: Iterable[Factor]) -> bool:

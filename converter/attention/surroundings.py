@@ -4,60 +4,69 @@ Follows operators, and knows no heads.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
-from edge_opt.attention.labelling import DEEPEST, Weighing, Weighings
+from edge_opt.attention.labels import DEEPEST, Weighing, Weighings
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, data_input, is_product, multiplies_activations
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import UNARY, Effect, operators_that
-from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import moved_from
+from edge_opt.ir.refusal import Refusal
+from edge_opt.ir.walk import moved_from, producers, readers, walked
 
 JOINING = operators_that(Effect.JOINING)
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
-_PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
+SUMS = frozenset({"SUM", "MEAN"})
+PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
 _REPEATING, _CUTTING = operators_that(Effect.REPEATING), operators_that(Effect.CUTTING)
 _FOLLOWED = ELEMENTWISE | MOVEMENT | _REPEATING | _CUTTING | JOINING | operators_that(Effect.PADDING)
 _PROBABILITY_PATH = UNARY | MOVEMENT | _CUTTING | {"PACK"}
-SUMS = frozenset({"SUM", "MEAN"})
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
-OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
-"""Operators that may do anything, a value product for instance."""
+_OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
+
+
+def near(starts: Iterable[Operator], beside: Callable[[Operator], Iterable[Operator]]) -> Iterator[Operator]:
+    """These operators and those `beside` each, the nearest first; as many as real blocks have."""
+    return walked(starts, beside, DEEPEST)
 
 
 # In front of it
 
 
+def _followed_up(operator: Operator) -> list[Operator]:
+    return producers(operator) if operator.name in _FOLLOWED else []
+
+
+def products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
+    """The nearest products on the way up from these operators, as they are met, and where other ways end."""
+    met = list(near(starts, _followed_up))
+    ends = [operator for operator in met if operator.name not in _FOLLOWED and not is_product(operator)]
+    return [operator for operator in met if is_product(operator)], ends
+
+
 def last_computation(tensor: Tensor) -> Operator | None:
-    """The elementwise operator or product that a tensor is a rearrangement of; None where it is one of others."""
+    """The elementwise operator or product that a tensor is a rearrangement of; None where it is another one."""
     operator = moved_from(tensor, MOVEMENT | _REPEATING)[0].producer
     if operator is None or not (operator.name in ELEMENTWISE or multiplies_activations(operator)):
         return None
     return operator
 
 
-def products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
-    """The nearest products on the way up from these operators, as they are met, and where other ways end."""
-    met = list(walked(starts, lambda operator: producers(operator) if operator.name in _FOLLOWED else ()))
-    ends = [operator for operator in met if operator.name not in _FOLLOWED and not is_product(operator)]
-    return [operator for operator in met if is_product(operator)], ends
+def masking(softmax: Operator) -> tuple[Operator, Tensor] | None:
+    """The operator that adds a mask to the scores, or selects from them by one; and the mask."""
+    for operator in near(producers(softmax), _followed_up):
+        for tensor in operator.inputs if operator.name in MASKING else ():
+            if tensor is not None and tensor.elements > 1:
+                maker = [tensor.producer] if tensor.producer is not None else []
+                if not products_above(maker)[0]:
+                    return operator, tensor
+    return None
 
 
-def walked(
-    starts: Iterable[Operator], beside: Callable[[Operator], Iterable[Operator]]
-) -> Iterator[Operator]:
-    """These operators and those `beside` each, the nearest first; as many as real blocks have."""
-    frontier = deque(starts)
-    seen: set[Operator] = set()
-    while frontier and len(seen) < DEEPEST:
-        operator = frontier.popleft()
-        if operator not in seen:
-            seen.add(operator)
-            yield operator
-            frontier.extend(beside(operator))
+def holds_several(operator: Operator) -> bool:
+    """True where the result is more than one matrix."""
+    return math.prod(operator.outputs[0].shape[:-2]) > 1
 
 
 def between_products(softmax: Operator) -> bool:
@@ -66,41 +75,14 @@ def between_products(softmax: Operator) -> bool:
     Where it holds more than one matrix of rows, one of the two will do, or both through a projection, which may mix
     heads. Other projections and SOFTMAXes end the search.
     """
-    reached = [_meets_product(softmax, beside) for beside in (producers, readers)]
+    reached = [_meets_product(softmax, beside, 0) for beside in (producers, readers)]
     if not holds_several(softmax):
         return all(reached)
-    mixed = (_meets_product(softmax, beside, projections=1) for beside in (producers, readers))
-    return any(reached) or all(mixed)
-
-
-def products_beside(core: Collection[Operator]) -> list[Operator]:
-    """Products of several matrices that are added to the scores of a block, and that the label of its heads missed."""
-
-    def above(operator: Operator) -> Iterable[Operator]:
-        stops = operator.name in _PROJECTIONS | SOFTMAXES
-        return () if stops else [source for source in producers(operator) if source not in core]
-
-    computed = [operator for operator in core if not is_product(operator)]
-    starts = [source for operator in computed for source in producers(operator) if source not in core]
-    return [one for one in walked(starts, above) if is_product(one) and holds_several(one)]
-
-
-def holds_several(operator: Operator) -> bool:
-    """True where the result is more than one matrix."""
-    return math.prod(operator.outputs[0].shape[:-2]) > 1
-
-
-def is_residual(product: Operator) -> bool:
-    """True where a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
-    own = {moved_from(tensor, MOVEMENT)[0] for tensor in product.inputs[:2] if tensor is not None}
-    behind = walked([product], lambda one: readers(one) if one is product or one.name in MOVEMENT else ())
-    sums = [operator for operator in behind if operator.name == "ADD"]
-    added = [tensor for operator in sums for tensor in operator.inputs if tensor is not None]
-    return any(moved_from(tensor, MOVEMENT)[0] in own for tensor in added)
+    return any(reached) or all(_meets_product(softmax, beside, 1) for beside in (producers, readers))
 
 
 def _meets_product(
-    softmax: Operator, beside: Callable[[Operator], Iterable[Operator]], projections: int = 0
+    softmax: Operator, beside: Callable[[Operator], Iterable[Operator]], projections: int
 ) -> bool:
     seen: set[Operator] = set()
     frontier = [(softmax, projections)]
@@ -109,58 +91,37 @@ def _meets_product(
         for operator in beside(reached):
             if multiplies_activations(operator):
                 return True
-            further = left - (operator.name in _PROJECTIONS)
+            further = left - (operator.name in PROJECTIONS)
             if operator not in seen and operator.name not in SOFTMAXES and further >= 0:
                 seen.add(operator)
                 frontier.append((operator, further))
     return False
 
 
-def producers(operator: Operator) -> Iterable[Operator]:
-    """The operators that make what an operator reads."""
-    return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
+def products_beside(core: Collection[Operator]) -> list[Operator]:
+    """Products of several matrices that are added to the scores of a block, and that the label of its heads missed."""
 
+    def above(operator: Operator) -> Iterable[Operator]:
+        stops = operator.name in PROJECTIONS | SOFTMAXES
+        return () if stops else [source for source in producers(operator) if source not in core]
 
-def readers(operator: Operator) -> Iterable[Operator]:
-    """The operators that read what an operator makes."""
-    return [reader for tensor in operator.outputs for reader in tensor.consumers]
-
-
-def mask_between(softmax: Operator) -> Tensor | None:
-    """What is added to, or selects from, the logits of a single head."""
-    operator = moved_from(softmax.input(0), UNARY | MOVEMENT)[0].producer
-    if operator is None or operator.name not in MASKING:
-        return None
-    for tensor in operator.inputs:
-        if tensor is None or tensor.elements == 1:
-            continue
-        if tensor.producer is None or not products_above([tensor.producer])[0]:
-            return tensor
-    return None
-
-
-def softmax_behind(product: Operator) -> Operator | None:
-    """The SOFTMAX that a product of queries and keys leads to, the nearest one."""
-
-    def behind(operator: Operator) -> Iterable[Operator]:
-        return readers(operator) if operator is product or operator.name in _FOLLOWED else ()
-
-    return next((operator for operator in walked([product], behind) if operator.name == "SOFTMAX"), None)
+    computed = [operator for operator in core if not is_product(operator)]
+    starts = [source for operator in computed for source in producers(operator) if source not in core]
+    return [one for one in near(starts, above) if is_product(one) and holds_several(one)]
 
 
 # Behind it
 
 
-def is_opaque(operator: Operator) -> bool:
-    """True where nobody can say what an operator makes of what it reads."""
-    return operator.name in OPAQUE or bool(operator.shape_error)
+def is_opaque(operator: Operator | None) -> bool:
+    """True where nobody can say what an operator makes of what it reads: a value product, for instance."""
+    return operator is not None and (operator.name in _OPAQUE or bool(operator.shape_error))
 
 
-def value_products(softmax: Operator) -> Weighings:
+def value_products(softmax: Operator) -> Weighings | Refusal:
     """The products of the probabilities with the values.
 
-    Raises:
-        RefusedError: there is none; it names the operator that the probabilities are not followed through.
+    Where there is none, the operator that the probabilities are not followed through.
     """
     products: Weighings = {}
     blocked: Operator | None = None
@@ -176,7 +137,7 @@ def value_products(softmax: Operator) -> Weighings:
                 operand = 0 if operator.inputs[0] is tensor else 1
                 shape = operator.outputs[0].shape
                 if len(shape) < 2:
-                    raise RefusedError("a value product must be a matrix", operator)
+                    return Refusal("a value product must be a matrix", operator)
                 products[operator] = Weighing(operand, shape[-1 - operand])
                 continue
             # Each element of the result belongs to one of the tensor: a mask, a guard against NaN, a clip.
@@ -187,9 +148,9 @@ def value_products(softmax: Operator) -> Weighings:
                 blocked = operator
     if products:
         return products
-    if blocked is not None and is_opaque(blocked):
-        raise RefusedError("the probabilities go into an operator that nothing is known of", blocked)
-    raise RefusedError("no value product behind this SOFTMAX: not attention", blocked)
+    if is_opaque(blocked):
+        return Refusal("the probabilities go into an operator that nothing is known of", blocked)
+    return Refusal("no value product behind this SOFTMAX: not attention", blocked)
 
 
 def weighing_sum(softmax: Operator) -> Operator | None:
@@ -198,14 +159,14 @@ def weighing_sum(softmax: Operator) -> Operator | None:
     None where there is none, or where learned scores (a gate, a classifier) weigh them.
     """
     ends = products_above(producers(softmax))[1]
-    if ends and all(end.name in _PROJECTIONS for end in ends):
+    if ends and all(end.name in PROJECTIONS for end in ends):
         return None
 
     def behind(operator: Operator) -> Iterable[Operator]:
         followed = operator is softmax or operator.name in _PROBABILITY_PATH | ELEMENTWISE | _REPEATING
         return readers(operator) if followed else ()
 
-    met = list(walked([softmax], behind))
+    met = list(near([softmax], behind))
     read = [operator.inputs for operator in met if operator.name == "MUL"]
     weighs = any(all(t is not None and not t.is_constant for t in tensors) for tensors in read)
     return next((operator for operator in met if weighs and operator.name in SUMS), None)

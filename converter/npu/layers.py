@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.ir import Model, Operator, Signature, Tensor
 from edge_opt.ir.operators import Effect, operators_that

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from edge_opt.attention.block import Block, Form, Match, NotABlock, form_for, row_tiles
-from edge_opt.attention.matcher import find_blocks
+from edge_opt.attention.build import split_heads
+from edge_opt.attention.find import find_blocks
 from edge_opt.attention.rules import PRODUCTS
-from edge_opt.attention.split import split_heads
 from edge_opt.attention.surroundings import products_beside
 from edge_opt.base.words import shortened
 from edge_opt.ir import Model, Operator, Subgraph
@@ -21,7 +21,7 @@ from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.passes.spreads import attention_spreads
 from edge_opt.targets import Target
 
-_TILED = Form(cut="split", position="near", sink=False)
+_TILED = Form(sink=False)
 
 
 class TileRows(Pass):

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
-from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.labels import OperandFactors
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.walk import read_outside, reads, replaced
 

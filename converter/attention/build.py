@@ -13,10 +13,10 @@ import numpy as np
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
-from edge_opt.attention.composite_rules import with_composites
+from edge_opt.attention.composites import with_composites
+from edge_opt.attention.cut import Cut, Plan, Planner, Step
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.labelling import OperandFactors
-from edge_opt.attention.plan import Cut, Plan, Planner, Step, leading
+from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
 from edge_opt.attention.rules import keeps_order
 from edge_opt.base.words import name_below
@@ -44,8 +44,7 @@ def split_heads(
     if form.cut == "unpack" and (flat or block.heads_are_rows or block.tiles > 1):
         # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
         form = replace(form, cut="split")
-    composites = form.position == "above" and form.composites
-    operands = with_composites(model) if composites else block.operands
+    operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = Planner(subgraph, block, form, operands).plan(), Assembly(model, constants)
     splitter = Splitter(form, assembly, block.pieces, block.tiles, operands, plan)
     pieces = []
@@ -163,7 +162,7 @@ class Splitter:
         if not axes:
             return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
         axis = axes[0]
-        lead = leading(factored[axis])
+        lead = fx.leading(factored[axis])
         if not lead:  # `(rows)(heads)` becomes two axes, so that the heads can be cut off
             inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
             axes_apart = factored[axis][:inner], factored[axis][inner:]

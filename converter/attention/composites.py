@@ -5,7 +5,7 @@ from functools import partial
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.labelling import OperandFactors
+from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES
 from edge_opt.base.words import name_below

@@ -1,0 +1,422 @@
+"""Finds attention blocks and how their heads lie. Reads graphs, changes nothing.
+
+From a SOFTMAX forward to its value products, and from there back along the head label to the products of queries and
+keys. Heads are read off where they are merged, `[.., N*H]`; else off the batch axes of the products and of the SOFTMAX.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice, pairwise
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention import surroundings as around
+from edge_opt.attention.block import Block, Match, NotABlock
+from edge_opt.attention.factors import Axis, Factor, Factored
+from edge_opt.attention.labels import (
+    DEEPEST,
+    OnHeads,
+    OperandFactors,
+    Trace,
+    Weighings,
+    distrusted,
+    tells_heads,
+    trace_heads,
+)
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, multiplies_activations
+from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir.refusal import Refusal, RefusedError
+from edge_opt.ir.walk import producers
+from edge_opt.shapes.inference import doubted
+from edge_opt.shapes.rules import constants_of
+
+_SMALL = 1 << 16
+
+
+def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
+    """One match for every attention or other SOFTMAX of the subgraph, in execution order.
+
+    Where several SOFTMAXes weigh the same values together, they are one attention, told of the first. Attention without
+    a SOFTMAX stands at the operator that makes what weighs the values.
+    """
+    operands = OperandFactors()
+    with doubted([subgraph]):
+        softmaxes = [operator for operator in subgraph.operators if operator.code.name in around.SOFTMAXES]
+        anchors = {*softmaxes, *_weights_without_softmax(subgraph, softmaxes)}
+        inside: set[Operator] = set()
+        for softmax in (operator for operator in subgraph.operators if operator in anchors):
+            if softmax in inside:
+                continue
+            try:
+                match = _match(subgraph, softmax, operands)
+            except RefusedError as refused:
+                match = NotABlock(softmax, refused.refusal)
+            if isinstance(match, Block):
+                products = set(match.products)
+                is_softmax = softmax.code.name in around.SOFTMAXES
+                if match.heads == 1 and (products <= inside or not is_softmax):
+                    continue
+                inside |= match.core | products
+            yield match
+
+
+def _weights_without_softmax(subgraph: Subgraph, softmaxes: Sequence[Operator]) -> Iterator[Operator]:
+    """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
+    assigned: set[Operator] = set()
+    for softmax in softmaxes:
+        products = around.value_products(softmax)
+        assigned.update(() if isinstance(products, Refusal) else products)
+        assigned.update(around.products_above(producers(softmax))[0])
+    for product in subgraph.operators:
+        if product in assigned or not multiplies_activations(product):
+            continue
+        makers = [around.last_computation(product.input(index)) for index in (0, 1)]
+        for weights in filter(None, makers):
+            scores = [weights]
+            if not is_product(weights):
+                scores, _ = around.products_above(producers(weights))
+            if scores and assigned.isdisjoint(scores) and all(map(around.holds_several, scores)):
+                assigned.update((product, *scores))
+                yield weights
+                break
+
+
+def _match(subgraph: Subgraph, softmax: Operator, operands: OperandFactors) -> Match:
+    """What a SOFTMAX belongs to; raises RefusedError where that is attention which is not understood."""
+    if is_product(softmax):
+        raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
+    if softmax.shape_error:
+        raise RefusedError("the recorded shapes do not fit", softmax)
+    products = around.value_products(softmax)
+    if isinstance(products, Refusal):
+        return _without_values(softmax, products)
+    if not all(weighing.head_size for weighing in products.values()):
+        raise RefusedError("an empty tensor", next(iter(products)))
+    logits, ends = around.products_above(producers(softmax))
+    if not logits:
+        return _without_scores(softmax, ends)
+    if any(tensor.is_dynamic for one in (softmax, *products, *logits) for tensor in one.outputs):
+        raise RefusedError("a dimension is known only at run time", softmax)
+    return _Search(subgraph, softmax, products, logits, operands).block()
+
+
+def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
+    """A SOFTMAX behind which no value product is seen; it is attention all the same if its rows weigh something."""
+    opaque = around.is_opaque(reason.operator)
+    summed = around.weighing_sum(softmax)
+    if summed is not None:
+        raise RefusedError("the probabilities weigh values by MUL and a sum, which is not split", summed)
+    if not opaque and around.between_products(softmax):
+        raise RefusedError("the probabilities are not followed through this operator", reason.operator)
+    return NotABlock(softmax, reason, is_attention=opaque)
+
+
+def _without_scores(softmax: Operator, ends: Sequence[Operator]) -> NotABlock:
+    """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
+    blocker = ends[0] if ends else None
+    learned = all(end.name in around.PROJECTIONS for end in ends)
+    if learned and not around.between_products(softmax):
+        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
+        return NotABlock(softmax, reason, is_attention=False)
+    if blocker is None:
+        raise RefusedError("no product of queries and keys is found above this SOFTMAX")
+    raise RefusedError("the scores are not followed through this operator", blocker)
+
+
+@dataclass(eq=False)
+class _Search:
+    """The search for one block: `values` are the value products, `scores` the nearest ones in front of the SOFTMAX."""
+
+    subgraph: Subgraph
+    softmax: Operator
+    values: Weighings
+    scores: list[Operator]
+    operands: OperandFactors
+
+    def __post_init__(self) -> None:
+        self._first, self._weighing = next(iter(self.values.items()))
+        self._tail, self._ends = around.tail_of(self.values)
+        masking = around.masking(self.softmax)
+        self._masked = self.softmax if masking is None else masking[0]
+        self._mask = None if masking is None else masking[1]
+
+    def block(self) -> Block:
+        """What the SOFTMAX belongs to.
+
+        Raises:
+            RefusedError: its heads cannot be told, or not be followed.
+        """
+        beside = self._beside_head_size()
+        placed = self._on_batch_axes() if beside is None else [beside]
+        return self._with_heads(placed) if placed else self._single_head()
+
+    def _with_heads(self, outputs: Sequence[OnHeads]) -> Block:
+        heads = _head_count(outputs)
+        trace = trace_heads(outputs, self.values, self.operands)
+        trace.check(heads, self.softmax)
+        if trace.refusal is not None and any(product not in trace.logits for product in self.scores):
+            raise RefusedError(trace.refusal)
+        product, labelled = next(iter(trace.products.items()))
+        length = _plain(labelled[self.values[product].rows])
+        rows = {own: length * math.prod(map(_plain, own[:-2])) for own in trace.logits.values()}
+        made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
+        *others, (output, factored) = (made_by[one] for one in self.subgraph.operators if one in made_by)
+        axes = (axis for own in trace.logits.values() for axis in own[-2:] if axis)
+        return Block(
+            softmax=self.softmax,
+            output=output,
+            factored=factored,
+            pieces=heads,
+            kv_heads=max(self._kv_heads(value, own, heads) for value, own in trace.products.items()),
+            head_size=self.values[product].head_size,
+            query_length=length,
+            key_lengths=tuple(math.prod(map(_plain, own)) // rows[own] for own in trace.logits.values()),
+            mask=self._mask,
+            products=self.values,
+            logits=trace.logits,
+            core=frozenset(trace.core),
+            operands=self.operands,
+            heads_are_rows=any(map(fx.only_labels, axes)),
+            others=tuple(others),
+        )
+
+    def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
+        """K: how many different keys or values the heads have, before anything repeats them for several heads."""
+        side = 1 - self.values[product].operand
+        start = product.input(side), self.operands.known(product.outputs[0], factored)[side]
+        walk = self.operands.upwards([start], tells_heads)
+        sources = [own for tensor, own, ends in walk if ends and not _is_one_number(tensor)]
+        return len({tuple(fx.piece_key(own, head) for own in sources) for head in range(heads)})
+
+    # Heads beside the head size
+
+    def _beside_head_size(self) -> OnHeads | None:
+        """Heads left of the head size: in its axis, `[.., N*H]`, which a projection contracts, or `[.., N, H]`.
+
+        The nearest tensor with the most heads: `[.., K, G, H]` on the way to it has only some beside.
+        """
+        size, most, best = self._weighing.head_size, 1, None
+        if size == 1 or any(own.head_size != size for own in self.values.values()):
+            return None
+        for tensor, digits in self._arranged(self._digits):
+            *front, width = tensor.shape
+            apart = fx.cut_axis(digits[-1], width // size)
+            if width % size or apart is None or apart[1] != self._digits[self._weighing.columns]:
+                continue
+            plain, merged = fx.plain(tuple(front)), width > size
+            heads = apart[0] if merged or not front else digits[-2]
+            count = math.prod(factor.size for factor in heads)
+            if not self._are_heads(heads, merged=merged):
+                continue
+            if merged:
+                return tensor, (*plain, (Factor(count, 1), Factor(size)))
+            if count > most:
+                most, best = count, (tensor, (*plain[:-1], (Factor(count, 1),), (Factor(size),)))
+        return best
+
+    def _are_heads(self, digits: Axis, *, merged: bool) -> bool:
+        """True where digits left of the head size are heads: batch axes of a product, then a part of its rows.
+
+        In the other order they are the sequence, as in `[B, T*N*H]`. Unmerged, inner rows are the sequence, too.
+        """
+        if any(outer.stride < inner.stride for outer, inner in pairwise(digits)):
+            return False
+        if merged:
+            return True
+        for rows in self._digits[self._weighing.rows]:
+            first, end = rows.stride, rows.stride * rows.size
+            inside = [digit for digit in digits if digit.stride < end and digit.stride * digit.size > first]
+            if inside and (inside[0].stride == first or inside[0].stride * inside[0].size < end):
+                return False
+        return True
+
+    @cached_property
+    def _digits(self) -> Factored:
+        """The first product's result, each step of which is told apart by its number."""
+        shape = self._first.outputs[0].shape
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        return tuple((Factor(*axis),) if axis[0] > 1 else () for axis in zip(shape, strides, strict=True))
+
+    def _arranged(self, product: Factored) -> Iterator[OnHeads]:
+        """The tensors behind the value products, nearest first, and where digits of a product's result lie in them."""
+        pending = [(self._first.outputs[0], product)]
+        seen: set[Tensor] = set()
+        # More are reached while these are looked at.
+        for tensor, digits in islice(pending, DEEPEST):
+            if tensor in self._tail and tensor not in seen:
+                yield tensor, digits
+            seen.add(tensor)
+            for operator in tensor.consumers:
+                moved = _moved(operator, digits)
+                if moved is not None:
+                    pending.append((operator.outputs[0], moved))
+
+    # Heads in batch axes
+
+    def _on_batch_axes(self) -> list[OnHeads]:
+        """Heads in the batch axes of the products, where each index is a matrix by itself, or only of the SOFTMAX.
+
+        All are heads but the own batch of the model. Empty where there are none.
+
+        Raises:
+            RefusedError: the heads do not reach the logits.
+        """
+        summed, product = self._tail[:1], self._first.outputs[0]
+        alike = summed and summed[0].shape[:-2] == product.shape[:-2]
+        outputs = summed if alike else [value.outputs[0] for value in self.values]
+        rank = max(len(output.shape) for output in outputs)
+        heads: dict[int, int] = {}
+        for axis in range(-rank, -2):
+            size = max(_size(output, axis) for output in outputs)
+            try:
+                trace = self._traced(_labelled(outputs, {axis: size}))
+            except RefusedError:
+                if axis > -rank or rank == 3:
+                    raise
+                continue
+            if trace is not None:
+                heads[axis] = size // self._batch(trace)
+        in_rows = self._heads_in_rows()
+        placed = _labelled(outputs, heads, self._weighing.rows, in_rows)
+        if self._traced(placed) is None:
+            return []
+        if in_rows == 1:
+            self._check_rows()
+        return placed
+
+    def _heads_in_rows(self) -> int:
+        """How many heads a product's rows hold, by how they are masked: `[1,1,(G)(T),S] -> [1,G,T,S] + [1,1,T,S]`."""
+        own = math.prod(self._first.outputs[0].shape[:-2])
+        *lanes, rows, _ = (1, 1, *self._masked.outputs[0].shape)
+        mask = (1, 1, *(self._mask.shape if self._mask is not None else ()))
+        if mask[-2] != rows or math.prod(lanes) % own or (rows == 1 and math.prod(mask[:-2]) > 1):
+            return 1
+        return math.prod(lanes) // own
+
+    def _traced(self, placed: Sequence[OnHeads]) -> Trace | None:
+        """The way of the label, which all heads go; None where there is no label."""
+        heads = _head_count(placed)
+        if heads == 1:
+            return None
+        trace = trace_heads(placed, self.values, self.operands)
+        trace.check(heads, (trace.lost or placed[0][0]).producer)
+        return trace
+
+    def _batch(self, trace: Trace) -> int:
+        """How many steps of a label are the model's batch: the outermost axis of all that is computed above.
+
+        Weights alone have no batch.
+        """
+        starts = [
+            (product.input(index), labelled)
+            for product, own in (*trace.products.items(), *trace.logits.items())
+            for index, labelled in self.operands.known(product.outputs[0], own).items()
+            if product.input(index).producer not in trace.core
+        ]
+        walk = self.operands.upwards(
+            starts, lambda tensor, own: not tensor.is_constant and fx.piece_count(own) > 1
+        )
+        edges = ((tensor, own) for tensor, own, ends in islice(walk, DEEPEST * len(trace.logits)) if ends)
+        computed = [own for tensor, own in edges if fx.piece_count(own) > 1 and not tensor.is_constant]
+        return min((math.prod(factor.size for factor in fx.leading(own[0])) for own in computed), default=1)
+
+    # One head
+
+    def _single_head(self) -> Block:
+        """One head; refused where there may be several which nothing tells apart."""
+        for tensor in self._tail:
+            if tensor.producer and (refusal := distrusted(tensor.producer)):
+                raise RefusedError(refusal)
+        self._check_summed()
+        product = self._first.outputs[0]
+        rows, size = product.shape[self._weighing.rows], self._weighing.head_size
+        joined = bool(self._ends) and all(end.name in around.JOINING for end in self._ends)
+        if math.prod(product.shape[1:-2]) > 1 and not joined:
+            last = self._ends[0] if self._ends else self._first
+            actual = self._tail[-1].shape if self._tail else product.shape
+            expected = f"[.., N*{size}] or [.., N, {size}]"
+            raise RefusedError("heads never stand beside the head size", last, None, expected, actual)
+        self._check_rows()
+        lengths = tuple(
+            one.outputs[0].elements // (math.prod(product.shape[:-2]) * rows) for one in self.scores
+        )
+        output = self._tail[0] if self._tail else product
+        shape = size, rows, lengths
+        return Block(
+            self.softmax, output, fx.plain(output.shape), *shape, self._mask, self.values, self.operands
+        )
+
+    def _check_summed(self) -> None:
+        for end in self._ends:
+            axes = constants_of(end)(1) if end.name in around.SUMS else None
+            rank = len(end.input(0).shape)
+            if axes is not None and any(axis % rank < rank - 2 for axis in axes.ravel()):
+                raise RefusedError("heads are summed before they stand side by side", end)
+
+    def _check_rows(self) -> None:
+        """Raises RefusedError where rows of the value product are several heads', but nothing tells which."""
+        product, place = self._first.outputs[0], self._weighing.rows
+        if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
+            raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
+        factored = list(fx.plain(product.shape))
+        factored[place] = (Factor(product.shape[place], 1),)
+        own = tuple(factored)
+        above = (
+            (tensor, labelled) for tensor, labelled, _ in self.operands.upwards([(product, own)], tells_heads)
+        )
+        for tensor, labelled in chain(above, self._arranged(own)):
+            if len(fx.merge_neighbours(fx.labels(labelled))) > 1:
+                text = "rows of the value product are taken apart, heads or not"
+                raise RefusedError(text, tensor.producer, tensor)
+
+
+def _labelled(
+    outputs: Sequence[Tensor], heads: Mapping[int, int], rows: int = -2, in_rows: int = 1
+) -> list[OnHeads]:
+    """Tensors with so many heads innermost in these axes (from the back), and so many outermost in the rows."""
+    placed = []
+    for output in outputs:
+        factored = list(fx.plain(output.shape))
+        for axis, count in heads.items():
+            if _size(output, axis) > 1:
+                inner = math.prod(heads[other] for other in heads if other > axis)
+                parts = (Factor(output.shape[axis] // count), Factor(count, inner * in_rows))
+                factored[axis] = tuple(part for part in parts if part.size > 1)
+        if in_rows > 1:
+            factored[rows] = (Factor(in_rows, 1), *fx.plain((output.shape[rows] // in_rows,))[0])
+        placed.append((output, tuple(factored)))
+    return placed
+
+
+def _head_count(placed: Sequence[OnHeads]) -> int:
+    """One more than the highest head that the labels know."""
+    factors = [factor for _, own in placed for factor in fx.labels(own)]
+    return 1 + sum({factor.stride: (factor.size - 1) * factor.stride for factor in factors}.values())
+
+
+def _size(output: Tensor, axis: int) -> int:
+    return output.shape[axis] if -axis <= len(output.shape) else 1
+
+
+def _moved(operator: Operator, factored: Factored) -> Factored | None:
+    """Where digits lie in the result that lie so in an operand; None for an operator that does more."""
+    result = operator.outputs[0].shape if len(operator.outputs) == 1 else None
+    if operator.name == "TRANSPOSE":
+        order = constants_of(operator)(1)
+        return None if order is None else tuple(factored[axis] for axis in order.ravel())
+    if operator.name in MOVEMENT and result is not None:
+        return fx.regroup(factored, result)
+    return factored if operator.name in ELEMENTWISE and result == fx.sizes(factored) else None
+
+
+def _plain(factors: Axis) -> int:
+    return math.prod(factor.size for factor in factors if not factor.stride)
+
+
+def _is_one_number(tensor: Tensor) -> bool:
+    """True for a constant that has the same number everywhere: some exporters repeat by multiplying with ones."""
+    if not tensor.has_numbers or not 0 < tensor.elements <= _SMALL:
+        return False
+    values = tensor.array()
+    return bool((values == values.flat[0]).all())
