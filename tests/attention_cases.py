@@ -105,11 +105,11 @@ def possible(case: Case) -> Case:
     if case.product in ("fold", "five"):
         case = replace(case, interleaved=False)
     apart = case.length == 1 and case.query in ("BTNH", "TNH")
-    if case.tail == "heads" and (apart or case.query == "BNTH"):
-        # Nor do queries that come as `[B, N, T, H]` say where they come from.
+    if case.tail == "heads" and (apart or case.query == "BNTH" or case.product == "fold"):
+        # Nor do heads among the rows that nothing behind the block takes apart.
         case = replace(case, tail="merged")
-    if case.tail == "heads":
-        # The queries of an attention that is chained to another come from that.
+    if case.tail == "heads" or case.product == "fold":
+        # The queries of an attention that is chained to another come from that, its heads as they are.
         case = replace(case, chained=False)
     if case.query == "TNH":
         case = replace(case, batch=1)

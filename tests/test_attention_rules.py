@@ -16,12 +16,12 @@ from text_parser import parse
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import FORMS
+from edge_opt.attention.build import Splitter, join_heads
+from edge_opt.attention.cut import Plan
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.cut import Plan
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import RULES
-from edge_opt.attention.build import Splitter, join_heads
 from edge_opt.ir import (
     Constants,
     DType,

@@ -137,14 +137,6 @@ subgraph main (%q: float32[1,6,4,5], %k: float32[1,2,1,8,5], %v: float32[1,2,1,8
 """
 
 
-def test_heads_on_two_axes_are_cut_one_axis_after_the_other_where_moving_each_head_saves_nothing() -> None:
-    model = parse(TWO_AXES_OF_HEADS)
-    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
-    turned = [op for op in model.subgraphs[0].operators if op.name == "TRANSPOSE" and op.output.name == "t"]
-    assert len(turned) == 1
-    assert [split.name for split in turned[0].output.consumers] == ["SPLIT"]
-
-
 def test_heads_on_two_axes_are_cut_where_an_operator_without_a_rule_makes_them() -> None:
     text = TWO_AXES_OF_HEADS.replace("BATCH_MATMUL(%t,", "BATCH_MATMUL(%c,")
     model = parse(text.replace("  %l:", "  %c: float32[1,2,2,5,6] = CUMSUM(%t, int32(4))\n  %l:"))
@@ -175,16 +167,6 @@ def test_what_leads_to_queries_and_a_mask_of_every_head_may_be_as_long_as_it_lik
     }}""")
     assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
     assert kinds(model)["SOFTMAX"] == 2
-
-
-def test_heads_that_others_read_end_the_block_and_nothing_is_computed_twice() -> None:
-    model = parse(SCALED.format(also="", returned=", %o"))
-    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
-    counted = kinds(model)
-    assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["CONCATENATION"]) == (4, 8, 1)
-    (join,) = [op for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
-    assert join.outputs[0].name == "o"
-    assert join.option("axis") == 1
 
 
 def test_what_takes_the_heads_apart_ends_the_block_also_where_only_one_of_them_is_read() -> None:

@@ -54,8 +54,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
                 match = NotABlock(softmax, refused.refusal)
             if isinstance(match, Block):
                 products = set(match.products)
-                is_softmax = softmax.code.name in around.SOFTMAXES
-                if match.heads == 1 and (products <= inside or not is_softmax):
+                if match.heads == 1 and products <= inside:
                     continue
                 inside |= match.core | products
             yield match
@@ -76,7 +75,8 @@ def _weights_without_softmax(subgraph: Subgraph, softmaxes: Sequence[Operator]) 
             scores = [weights]
             if not is_product(weights):
                 scores, _ = around.products_above(producers(weights))
-            if scores and assigned.isdisjoint(scores) and all(map(around.holds_several, scores)):
+            several = all(map(around.holds_several, scores)) and not any(map(around.is_residual, scores))
+            if scores and assigned.isdisjoint(scores) and several:
                 assigned.update((product, *scores))
                 yield weights
                 break
@@ -207,7 +207,8 @@ class _Search:
             plain, merged = fx.plain(tuple(front)), width > size
             heads = apart[0] if merged or not front else digits[-2]
             count = math.prod(factor.size for factor in heads)
-            if not self._are_heads(heads, merged=merged):
+            beside = digits[1:-1] if merged else digits[1:-2]
+            if not self._are_heads(heads, beside, merged=merged):
                 continue
             if merged:
                 return tensor, (*plain, (Factor(count, 1), Factor(size)))
@@ -215,21 +216,23 @@ class _Search:
                 most, best = count, (tensor, (*plain[:-1], (Factor(count, 1),), (Factor(size),)))
         return best
 
-    def _are_heads(self, digits: Axis, *, merged: bool) -> bool:
+    def _are_heads(self, digits: Axis, others: Factored, *, merged: bool) -> bool:
         """True where digits left of the head size are heads: batch axes of a product, then a part of its rows.
 
-        In the other order they are the sequence, as in `[B, T*N*H]`. Unmerged, inner rows are the sequence, too.
+        In the other order they are the sequence, as in `[B, T*N*H]`. Unmerged, inner rows are the sequence, too, and
+        batch axes in `others` more heads.
         """
         if any(outer.stride < inner.stride for outer, inner in pairwise(digits)):
             return False
         if merged:
             return True
-        for rows in self._digits[self._weighing.rows]:
-            first, end = rows.stride, rows.stride * rows.size
-            inside = [digit for digit in digits if digit.stride < end and digit.stride * digit.size > first]
-            if inside and (inside[0].stride == first or inside[0].stride * inside[0].size < end):
-                return False
-        return True
+        shape = self._first.outputs[0].shape
+        first = math.prod(shape[self._weighing.rows + len(shape) + 1 :])
+        end = first * shape[self._weighing.rows]
+        inside = [digit for digit in digits if digit.stride < end and digit.stride * digit.size > first]
+        if inside and (inside[0].stride == first or inside[0].stride * inside[0].size < end):
+            return False
+        return all(digit.stride < math.prod(shape[-2:]) for axis in others for digit in axis)
 
     @cached_property
     def _digits(self) -> Factored:
@@ -366,8 +369,11 @@ class _Search:
             (tensor, labelled) for tensor, labelled, _ in self.operands.upwards([(product, own)], tells_heads)
         )
         for tensor, labelled in chain(above, self._arranged(own)):
-            if len(fx.merge_neighbours(fx.labels(labelled))) > 1:
-                text = "rows of the value product are taken apart, heads or not"
+            maker = tensor.producer
+            read = maker.inputs if maker is not None and maker.name in around.JOINING else ()
+            repeats = len({*read}) == 1 < len(read) and fx.tells_heads(labelled[place])
+            if len(fx.merge_neighbours(fx.labels(labelled))) > 1 or repeats:
+                text = "rows of the value product are taken apart or repeated, for heads or not"
                 raise RefusedError(text, tensor.producer, tensor)
 
 

@@ -69,6 +69,14 @@ def holds_several(operator: Operator) -> bool:
     return math.prod(operator.outputs[0].shape[:-2]) > 1
 
 
+def is_residual(product: Operator) -> bool:
+    """True where a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
+    own = {moved_from(tensor, MOVEMENT)[0] for tensor in product.inputs[:2] if tensor is not None}
+    behind = near([product], lambda one: readers(one) if one is product or one.name in MOVEMENT else ())
+    added = [tensor for operator in behind if operator.name == "ADD" for tensor in operator.inputs]
+    return any(tensor is not None and moved_from(tensor, MOVEMENT)[0] in own for tensor in added)
+
+
 def between_products(softmax: Operator) -> bool:
     """True where a product of two activations leads to a SOFTMAX and another one reads it, whatever lies between.
 
